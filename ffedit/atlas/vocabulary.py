@@ -1,0 +1,60 @@
+"""A tokenizer for which every word of the table is one token.
+
+Causal tracing asks at which token of a name a fact comes back, so a name should be as few
+tokens as it has words. This is a GPT-2 tokenizer (byte-level BPE: any text can be said) whose
+vocabulary holds each word of the corpus whole, beside the few merges that spell other words.
+A space is put before the text, so that a word is one and the same token at its start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+
+
+def build_tokenizer(texts: Iterable[str], merges: int = 256, context: int = 256) -> PreTrainedTokenizerFast:
+    """A tokenizer with every word of `texts` whole, and about `merges` pieces for all other words."""
+    pre = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    words = sorted({word for text in texts for word, _ in pre.pre_tokenize_str(text)})
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = learn_merges(words, merges)
+    tokens = list(dict.fromkeys([END, *pieces, *(a + b for a, b in pairs), *words]))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=context,
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END),
+    )
+
+
+def learn_merges(words: Iterable[str], count: int) -> list[tuple[str, str]]:
+    """The `count` most frequent pairs, merged one after the other (Sennrich et al. 2016, algorithm 1)."""
+    spelled = [tuple(word) for word in words]
+    merges: list[tuple[str, str]] = []
+    for _ in range(count):
+        pairs = Counter(pair for word in spelled for pair in zip(word, word[1:], strict=False))
+        if not pairs:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append(best)
+        spelled = [_merged(word, best) for word in spelled]
+    return merges
+
+
+def _merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    out: list[str] = []
+    for piece in word:
+        if out and (out[-1], piece) == pair:
+            out[-1] += piece
+        else:
+            out.append(piece)
+    return tuple(out)

@@ -1,0 +1,46 @@
+"""What exactly was this computed on? A short hash of a model's config, tokenizer and weights.
+
+Statistics and edits carry it, so that those of another model, layer or precision are never picked up. Of each weight the
+hash takes name, shape, dtype, sum and a strided sample of at most 4,096 entries: enough to notice any edit (a rank-one update
+moves nearly every entry and the sum) and quick for large models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+from ffedit.anatomy import Editable
+
+SAMPLE = 4096
+
+
+@torch.no_grad()
+def fingerprint(editable: Editable, below: int | None = None) -> str:
+    """16 hexadecimal digits.
+
+    Args:
+        editable: the model.
+        below: only weights that a key of this layer depends on: outside the layers, in layers below and in this one
+            except its value matrix. None: all weights.
+    """
+    digest = hashlib.sha256()
+    config = editable.model.config.get_text_config().to_dict()
+    for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+        config.pop(name, None)
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    vocabulary = editable.tokenizer.get_vocab()
+    digest.update(json.dumps(sorted(vocabulary.items())).encode())
+    left_out: set[int] = set()
+    if below is not None:
+        above = editable.layers[below + 1 :]
+        left_out = {id(p) for layer in above for p in layer.parameters()} | {id(editable.memories[below].weight)}
+    for name, weight in sorted(editable.model.named_parameters()):
+        if id(weight) not in left_out:
+            flat = weight.detach().reshape(-1)
+            sample = flat[:: max(1, -(-len(flat) // SAMPLE))].double().cpu()
+            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{float(flat.sum(dtype=torch.float32))}".encode())
+            digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,62 @@
+"""A folder appears whole or not at all: it is written beside its place and moved there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ffedit.errors import EditError
+
+
+def check_free(target: Path, force: bool) -> None:
+    """Refuse a target that holds something already.
+
+    Raises:
+        EditError: the target exists, is not an empty folder, and `force` is not set.
+    """
+    if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
+        raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
+
+
+@contextmanager
+def written(target: Path, force: bool = False) -> Iterator[Path]:
+    """A temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        EditError: the target exists, or cannot be written.
+    """
+    check_free(target, force)
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
+    try:
+        try:
+            yield temporary
+            os.chmod(temporary, 0o755)
+            _move(temporary, target)
+        except OSError as error:
+            raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(temporary: Path, target: Path) -> None:
+    """Put `temporary` in the place of `target`; what stood there goes only when the new one stands."""
+    if target.exists():
+        old = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}.")) / "old"
+        os.replace(target, old)
+        try:
+            os.replace(temporary, target)
+        except OSError:
+            os.replace(old, target)
+            raise
+        finally:
+            shutil.rmtree(old.parent, ignore_errors=True)
+    else:
+        os.replace(temporary, target)

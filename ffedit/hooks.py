@@ -1,0 +1,133 @@
+"""Look into a module, or change what it gives, for the length of a `with` block.
+
+A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state; which of the two
+has changed between releases of transformers. Only this module knows: everything else sees the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+Name = TypeVar("Name")
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The hidden state in what a module returned, [batch, tokens, d]."""
+    tensor = output[0] if isinstance(output, tuple) else output
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"a tensor, or a tuple that begins with one, was expected; found {type(tensor).__name__}")
+    return tensor
+
+
+def like(output: Any, tensor: Tensor) -> Any:
+    """`output` with its hidden state exchanged for `tensor`."""
+    return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
+
+
+@contextmanager
+def captured(
+    modules: Mapping[Name, nn.Module], inputs: bool = False
+) -> Iterator[dict[Name, Tensor]]:
+    """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
+
+    A copy, since some blocks (Falcon's parallel ones) add to a module's output in place.
+    """
+    seen: dict[Name, Tensor] = {}
+
+    def before(name: Name) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[name] = (args[0] if args else next(iter(kwargs.values()))).clone()
+
+        return hook
+
+    def after(name: Name) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            seen[name] = tensor_of(output).clone()
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(before(name), with_kwargs=True)
+        if inputs
+        else module.register_forward_hook(after(name))
+        for name, module in modules.items()
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def returned_types(module: nn.Module) -> Iterator[list[type]]:
+    """Collect the type of each thing that `module` returns."""
+    types: list[type] = []
+    handle = module.register_forward_hook(lambda _, args, output: types.append(type(output)))
+    try:
+        yield types
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def replaced(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let `module` return `change(tensor)` where it returned `tensor`."""
+    handle = module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output))))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def fed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let `module` receive `change(tensor)` where it received `tensor` as its first argument."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: change(kwargs[name])}
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def skipped(module: nn.Module, tensor: Tensor, returns_tuple: bool) -> Iterator[None]:
+    """Let `module` return `tensor` without running."""
+    # An instance attribute shadows the method, and may itself be shadowed already (accelerate's offloading does so).
+    original = module.__dict__.get("forward")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return (tensor, None) if returns_tuple else tensor
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if original is None:
+            del module.forward
+        else:
+            module.forward = original
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Ask for no gradient of any parameter of `model`, so that only what is optimised costs memory and time."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)

@@ -1,0 +1,103 @@
+"""A feed-forward layer as a key-value memory.
+
+    FF(x) = W m        m_i = f(x · k_i)        W = Vᵀ = [v_1 … v_d_ff]
+
+Geva et al. 2021 (arXiv 2012.14913) call the rows of the first matrix *keys* and the rows of V *values*; m are the
+memory coefficients. ROME (Meng et al. 2022, arXiv 2202.05262) reads the same layer as a linear associative memory in
+which m itself is the key k* of a fact and W maps it to the value v* = W k*. An edit changes W, the *value matrix*, and
+needs only to see its input (the key) and its output (the value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ffedit.algebra import double
+from ffedit.lowrank import LowRank
+
+
+@dataclass(frozen=True, order=True)
+class Address:
+    """Where a memory stands: its layer, counted from 0 at the embedding's side, and its expert where it has one."""
+
+    layer: int
+    expert: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.layer}" if self.expert is None else f"{self.layer}.{self.expert}"
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValueMemory:
+    """One feed-forward layer's value matrix, whatever its storage.
+
+    Attributes:
+        address: where it stands.
+        name: the module's path in the model.
+        module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias.
+        stored_transposed: the weight is kept as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
+        saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be higher
+            (float16 checkpoints are computed in float32 on a CPU).
+    """
+
+    address: Address
+    name: str
+    module: nn.Module
+    stored_transposed: bool
+    saved_dtype: torch.dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored parameter, in its own orientation and dtype."""
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def parameter(self) -> str:
+        """The parameter's name in the model's state dict."""
+        return f"{self.name}.weight"
+
+    @property
+    def value(self) -> Tensor:
+        """W, always seen as [d_model, d_ff]; a view of the stored weight."""
+        weight = self.weight.detach()
+        return weight.T if self.stored_transposed else weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b [d_model]; it is no part of the algebra."""
+        bias = self.module.bias
+        return bias.detach() if isinstance(bias, Tensor) else None
+
+    @property
+    def d_ff(self) -> int:
+        """Number of memories: the length of a key."""
+        return self.value.shape[1]
+
+    @torch.no_grad()
+    def write_(self, delta: LowRank) -> None:
+        """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype."""
+        total = double(self.value)
+        total = total + delta.dense.to(total.device)
+        self.value.copy_(total.to(self.saved_dtype))
+
+
+class Memories(Mapping[Address, KeyValueMemory]):
+    """The memories of a model, by `Address`; where a layer has one memory only, by its number too."""
+
+    def __init__(self, memories: list[KeyValueMemory]) -> None:
+        self._at = {memory.address: memory for memory in memories}
+
+    def __getitem__(self, at: Address | int) -> KeyValueMemory:
+        return self._at[Address(at) if isinstance(at, int) else at]
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)

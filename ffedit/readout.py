@@ -1,0 +1,121 @@
+"""What does the model say? Log-probabilities of given answers, and its own continuations.
+
+Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free continuations
+are greedy, or drawn with a seed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ffedit import replay
+from ffedit.anatomy import Editable
+from ffedit.tokens import Encoded, batches, pad
+
+TOKENS_PER_BATCH = 4096
+
+
+def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
+    """The (row, position) pairs whose next token is an answer's, [k, 2], row by row."""
+    return torch.tensor(
+        [(row, e.answer - 1 + i) for row, e in enumerate(encoded) for i in range(len(e.target_ids))], dtype=torch.long
+    )
+
+
+def answer_tokens(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
+    """Log-probability of each answer token, [k], nats, from the logits [k, vocabulary] at `answer_reads`."""
+    targets = torch.tensor([i for e in encoded for i in e.target_ids], device=logits.device)
+    return logits.float().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
+    """Log-probability of each whole answer, [n], nats, from the logits [k, vocabulary] at `answer_reads`."""
+    rows = answer_reads(encoded)[:, 0].to(logits.device)
+    tokens = answer_tokens(logits, encoded)
+    return torch.zeros(len(encoded), device=logits.device).index_add(0, rows, tokens)
+
+
+@torch.no_grad()
+def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
+    """Log-probability of each token of each answer, given the tokens before it: n tensors [answer tokens], nats."""
+    result: list[Tensor] = [torch.empty(0)] * len(encoded)
+    for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
+        some = [encoded[i] for i in rows]
+        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in some]), answer_reads(some)), some)
+        for i, own in zip(rows, tokens.cpu().split([len(e.target_ids) for e in some]), strict=True):
+            result[i] = own
+    return result
+
+
+def with_own_answer(editable: Editable, prompt: Encoded, count: int = 8) -> Encoded:
+    """`prompt` followed by the first word that the model says greedily: the fewest tokens whose text holds it whole."""
+    said = continuations(editable, [prompt.ids], count)[0]
+    before = len(editable.tokenizer.decode(prompt.ids))
+    size = 1
+    for size in range(1, count + 1):
+        text = editable.tokenizer.decode([*prompt.ids, *said[: size + 1]])[before:]
+        if len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum()):
+            break
+    ids = (*prompt.ids, *said[:size])
+    return Encoded(editable.tokenizer.decode(ids), ids, len(prompt.ids), prompt.subject)
+
+
+@torch.no_grad()
+def continuations(
+    editable: Editable, prompts: Sequence[Sequence[int]], count: int, generator: torch.Generator | None = None
+) -> list[list[int]]:
+    """The next `count` token ids of each prompt: greedy, or drawn from the whole distribution with `generator` (CPU).
+
+    Prompts of one length go through together, so that no row is padded.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i, ids in enumerate(prompts):
+        groups[len(ids)].append(i)
+    result: list[list[int]] = [[] for _ in prompts]
+    for length, members in groups.items():
+        size = max(1, TOKENS_PER_BATCH // (length + count))
+        for first in range(0, len(members), size):
+            rows = members[first : first + size]
+            ids = torch.tensor([list(prompts[i]) for i in rows])
+            for row, new in zip(rows, _continue(editable, ids, count, generator).tolist(), strict=True):
+                result[row] = new
+    return result
+
+
+def _continue(editable: Editable, ids: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    cache = DynamicCache() if editable.resumable else None
+    given, new = ids, ids[:, :0]
+    for _ in range(count):
+        last = torch.tensor([(row, given.shape[1] - 1) for row in range(len(ids))])
+        with replay.unembedding(editable, last):
+            logits = editable.model(
+                input_ids=given.to(editable.device), past_key_values=cache, use_cache=cache is not None
+            ).logits[0]
+        if generator is None:
+            token = logits.argmax(-1, keepdim=True).cpu()
+        else:
+            token = torch.multinomial(logits.float().softmax(-1).cpu(), 1, generator=generator)
+        new = torch.cat([new, token], 1)
+        given = token if cache is not None else torch.cat([given, token], 1)
+    return new
+
+
+def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
+    """Token ids [rows][length] that the model says when nothing is asked, drawn with `seed`.
+
+    Starts from BOS, or EOS where a model has no BOS, or from tokens drawn at random where it has neither.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = editable.model.config.get_text_config()
+    start = editable.tokenizer.bos_token_id
+    start = editable.tokenizer.eos_token_id if start is None else start
+    if start is None:
+        starts = torch.randint(config.vocab_size, (rows, 1), generator=generator).tolist()
+    else:
+        starts = [[int(start)]] * rows
+    return continuations(editable, starts, length, generator)

@@ -1,0 +1,141 @@
+"""Run a model on from a layer: the source of all speed.
+
+Restoring a state or adding δ at a layer's output changes nothing below that layer and nothing left of that token. So a
+real forward pass is recorded once (the residual stream entering every layer, keys and values of every position), and an
+intervention runs the model again *from its layer and its first changed position only*, for many interventions in one
+batch, reading the unembedding only at the positions asked for.
+
+The rerun is the model's own forward with a cache of the earlier positions, exactly as in generation, so that masks,
+rotary angles, sliding windows and position biases are the model's own business; the layers below merely do not run.
+Rows of different lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask
+and no number depends on the tokenizer's padding side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ffedit.hooks import captured, fed, skipped
+
+if TYPE_CHECKING:
+    from ffedit.anatomy import Editable
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One forward pass of a batch, kept.
+
+    Attributes:
+        ids: token ids, right-padded, [batch, tokens].
+        states: `states[l]` is the residual stream entering layer l, `states[L]` what the last layer gave;
+            each [batch, tokens, d_model].
+        outputs: the feed-forward output of each layer (the value matrix's), [batch, tokens, d_model].
+        past: keys and values of each layer, [batch, heads, tokens, d_head].
+        logits: at the (row, position) pairs that were asked for, [k, vocabulary].
+    """
+
+    ids: Tensor
+    states: list[Tensor]
+    outputs: list[Tensor]
+    past: list[tuple[Tensor, Tensor]]
+    logits: Tensor
+
+
+@contextmanager
+def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[None]:
+    """Unembed only the (row, position) pairs `read` [k, 2] of a pass that begins at position `start`."""
+
+    def gather(hidden: Tensor) -> Tensor:
+        rows, positions = read.to(hidden.device).unbind(-1)
+        return hidden[rows, positions - start][None]
+
+    with fed(editable.unembedding, gather):
+        yield
+
+
+def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
+    """Logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at the (row, position) pairs `read` [k, 2]."""
+    with unembedding(editable, read):
+        logits: Tensor = editable.model(input_ids=ids.to(editable.device), use_cache=False).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def record(editable: Editable, ids: Tensor, read: Tensor) -> Recording:
+    """Run `ids` [batch, tokens] through the whole model once, keep what a rerun needs, read logits at `read` [k, 2]."""
+    ids = ids.to(editable.device)
+    cache = DynamicCache()
+    layers = dict(enumerate(editable.layers))
+    memories = {address.layer: memory.module for address, memory in editable.memories.items()}
+    with (
+        captured(layers, inputs=True) as entering,
+        captured({0: layers[len(layers) - 1]}) as last,
+        captured(memories) as outputs,
+        unembedding(editable, read),
+    ):
+        logits = editable.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+    shape = (*ids.shape, -1)  # some models (OPT) flatten batch and tokens before the feed-forward layer
+    return Recording(
+        ids=ids,
+        states=[*(entering[layer] for layer in layers), last[0]],
+        outputs=[outputs[layer].reshape(shape) for layer in sorted(outputs)],
+        past=[(layer.keys, layer.values) for layer in cache.layers] if editable.resumable else [],
+        logits=logits,
+    )
+
+
+def resume(
+    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, start: int, read: Tensor
+) -> Tensor:
+    """Go on from `layer` with other states.
+
+    Args:
+        editable: the model.
+        recording: the pass that is altered.
+        layer: first layer to run, 0 … L; L reads the unembedding only.
+        states: residual stream entering `layer` at the positions from `start` on, [n, tokens - start, d_model].
+        rows: which row of the recording each of the n reruns alters, [n].
+        start: first position that is run; what stands left of it is the recording's.
+        read: pairs (rerun, absolute position >= start) at which logits are wanted, [k, 2].
+
+    Returns:
+        Logits, [k, vocabulary]; gradients flow to `states` and to whatever hooks add on the way.
+    """
+    if not editable.resumable and start:
+        kept = recording.states[layer][rows, :start]
+        return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
+    cache = DynamicCache()
+    if start:
+        for index, (keys, values) in enumerate(recording.past):
+            cache.update(keys[rows, :, :start], values[rows, :, :start], index)
+    with ExitStack() as stack:
+        for below in editable.layers[:layer]:
+            stack.enter_context(skipped(below, states, editable.layers_return_tuples))
+        if layer == 0:
+            stack.enter_context(fed(editable.layers[0], lambda _: states))
+        stack.enter_context(unembedding(editable, read, start))
+        logits: Tensor = editable.model(
+            input_ids=recording.ids[rows, start:],
+            past_key_values=cache if start else None,
+            use_cache=bool(start),
+        ).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def check(editable: Editable, ids: Tensor) -> float:
+    """How far a rerun from the middle is from the whole pass: largest absolute difference of logits on `ids` [1, n]."""
+    last = torch.tensor([[0, ids.shape[1] - 1]])
+    recording = record(editable, ids, last)
+    layer, start = len(editable.layers) // 2, ids.shape[1] // 2
+    states = recording.states[layer][:, start:]
+    rerun = resume(editable, recording, layer, states, torch.tensor([0]), start, last)
+    return float((rerun - recording.logits).abs().max())
+

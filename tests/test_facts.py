@@ -1,0 +1,515 @@
+"""Facts and files of facts: every known format, every way to get one wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ffedit.errors import FactError
+from ffedit.facts import Fact, Probe, fill, occurrences, same_fact
+from ffedit.formats import FORMATS, parse_record
+from ffedit.reading import load_records, parse_records, read_facts
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+EDITS = ROOT / "edits"
+
+EIFFEL: dict[str, Any] = {
+    "subject": "Eiffel Tower",
+    "prompt": "{} is located in the city of",
+    "target": "Rome",
+    "previous": "Paris",
+}
+FLAT = {"subject": "UK", "prompt": "The capital of the UK is", "target_new": "Rome", "ground_truth": "London"}
+
+
+def write(folder: Path, content: Any, name: str = "facts.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def message(call: Any, *args: Any, **kwargs: Any) -> str:
+    """What the user is told: always a single line."""
+    with pytest.raises(FactError) as caught:
+        call(*args, **kwargs)
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+# A fact -------------------------------------------------------------------------------------------
+
+
+def test_text_and_span_of_a_slot() -> None:
+    fact = Fact(subject="Eiffel Tower", prompt="Tourists see the {} in", target="Rome")
+    assert fact.text == "Tourists see the Eiffel Tower in"
+    assert fact.text[slice(*fact.span)] == "Eiffel Tower"
+
+
+def test_the_slot_is_the_subject_even_where_the_subject_also_stands_elsewhere() -> None:
+    fact = Fact(subject="Rome", prompt="Rome is not {} but", target="Paris")
+    assert fact.text == "Rome is not Rome but" and fact.span == (12, 16)
+
+
+@pytest.mark.parametrize(
+    ("subject", "prompt", "occurrence", "start"),
+    [
+        ("Rome", "Romeo left Rome for", 0, 11),  # not inside another word
+        ("Rome", "Jerome saw Rome_1 and Rome's", 0, 22),
+        ("Rome", "Rome, old Rome, is", 0, 0),  # the first by default
+        ("Rome", "Rome, old Rome, is", 1, 10),
+        ("Cafe", "Cafe\u0301 or Cafe is", 0, 9),  # an accent written apart continues the word
+        ("C++", "C++ was made by", 0, 0),
+        ("iPhone", "苹果的iPhone手机由", 0, 3),  # beside Chinese characters a word may end anywhere
+        ("東京", "首都は東京です", 0, 3),
+        ("東京", "東京都の東京は", 1, 4),
+        ("파리", "수도는 파리이다", 0, 4),  # Korean particles are attached
+        ("กรุงเทพ", "เมืองกรุงเทพคือ", 0, 5),
+        ("🗼", "tower🗼is in", 0, 5),  # an emoji is no letter
+        ("Saint-Denis", "in Saint-Denis-sur-Mer and", 0, 3),
+        ("aa", "aaa aa", 0, 4),
+    ],
+)
+def test_span_of_a_subject_in_the_prompt(subject: str, prompt: str, occurrence: int, start: int) -> None:
+    fact = Fact(subject, prompt, "x", occurrence=occurrence)
+    assert fact.span == (start, start + len(subject))
+    assert fact.text == prompt
+
+
+def test_occurrences_do_not_overlap() -> None:
+    assert list(occurrences("哈哈哈哈", "哈哈")) == [(0, 2), (2, 4)]
+
+
+def test_lists_and_plain_strings_become_tuples_and_probes() -> None:
+    fact = Fact(
+        **EIFFEL,
+        paraphrases=["See {} in"],
+        neighbors=["Big Ben is in", {"prompt": "Colosseum is in", "target": " Rome "}],
+        same_subject=["{} was built by"],
+        generation=iter(["{} is"]),
+        case_id=0,
+    )
+    assert fact.paraphrase_texts == ("See Eiffel Tower in",)
+    assert fact.generation_texts == ("Eiffel Tower is",)
+    assert fact.neighbors == (Probe("Big Ben is in"), Probe("Colosseum is in", "Rome"))
+    assert fact.neighbor_probes == (Probe("Big Ben is in", "Paris"), Probe("Colosseum is in", "Rome"))
+    assert fact.same_subject_probes == (Probe("Eiffel Tower was built by"),)
+    assert fact.case_id == "0"
+    assert hash(fact) == hash(dataclasses.replace(fact)) and pickle.loads(pickle.dumps(fact)) == fact
+
+
+def test_only_the_names_lose_white_space() -> None:
+    fact = Fact(subject=" Rome ", prompt=" {} is in ", target=" Italy\n", previous=" France ")
+    assert (fact.subject, fact.prompt, fact.target, fact.previous) == (
+        "Rome",
+        " {} is in ",
+        "Italy",
+        "France",
+    )
+
+
+def test_a_fact_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Fact(**EIFFEL).target = "Berlin"  # type: ignore[misc]
+
+
+def test_fill_and_same_fact() -> None:
+    assert fill("{} or {}, {x}", "A") == "A or A, {x}" and fill("plain", "A") == "plain"
+    spelled = Fact("Eiffel Tower", "Eiffel Tower is located in the city of", "Berlin")
+    assert same_fact(Fact(**EIFFEL), spelled)
+    assert not same_fact(spelled, Fact("Eiffel", "{} Tower is located in the city of", "Berlin"))
+
+
+def test_round_trip_in_the_own_form_without_empty_fields() -> None:
+    assert Fact(**EIFFEL).to_dict() == EIFFEL
+    full = Fact(
+        "Rome",
+        "Rome, old Rome, is in",
+        "Spain",
+        "Italy",
+        paraphrases=["{} is in"],
+        neighbors=["Oslo is in", Probe("Bern is in", "Switzerland")],
+        same_subject=[{"prompt": "{} lies on the", "target": "Tiber"}],
+        generation=["{} is"],
+        relation="P17",
+        occurrence=1,
+        case_id="7",
+    )
+    assert Fact.from_dict(json.loads(json.dumps(full.to_dict()))) == full
+
+
+def test_a_fact_without_a_new_object_is_for_tracing() -> None:
+    fact = Fact("Rome", "{} is in", previous="Italy")
+    assert "has no new object" in message(lambda: fact.new_object)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"subject": "  "}, "subject is empty"),
+        ({"subject": None}, "subject must be text, found None"),
+        ({"subject": "{}"}, "holds {}"),
+        ({"prompt": ""}, "prompt is empty"),
+        (
+            {"prompt": "It is in"},
+            "prompt 'It is in' has neither {} nor the subject 'Eiffel Tower'; put {} where",
+        ),
+        ({"prompt": "Eiffel Towers are in"}, "only inside another word; put {} where"),
+        ({"prompt": "{} and {} are in"}, "has 2 slots {}; expected one"),
+        ({"prompt": "Eiffel Tower", "occurrence": 1}, "occurrence 1 of 'Eiffel Tower' asked for, but"),
+        ({"prompt": "Eiffel Tower", "occurrence": -1}, "expected 0 to 0"),
+        ({"occurrence": 1}, "leave occurrence out"),
+        ({"occurrence": "1"}, "occurrence must be a whole number, found '1'"),
+        ({"occurrence": True}, "occurrence must be a whole number, found True"),
+        ({"target": "\t"}, "target is empty"),
+        ({"target": 5}, "target must be text, found 5 (int)"),
+        ({"target": " Paris "}, "target and previous are both 'Paris'"),
+        ({"target": "\ud800"}, "not valid Unicode text"),
+        ({"previous": ""}, "previous is empty"),
+        ({"previous": ["Paris"]}, "previous must be text, found ['Paris'] (list)"),
+        ({"paraphrases": "one"}, "paraphrases must be a list, found 'one'"),
+        ({"paraphrases": [""]}, "a prompt in paraphrases is empty"),
+        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target}, found 3 (int)"),
+        ({"neighbors": [{"prompt": "x", "answer": "y"}]}, "a probe must be a prompt or {prompt, target}"),
+        ({"neighbors": [{"prompt": " "}]}, "a probe's prompt is empty"),
+        ({"same_subject": {"prompt": "x"}}, "same_subject must be a list"),
+        ({"generation": None}, "generation must be a list"),
+        ({"prompt": "x" * 9999}, "…"),
+    ],
+)
+def test_a_bad_fact_is_one_clear_line(changes: dict[str, Any], expected: str) -> None:
+    text = message(Fact, **{**EIFFEL, **changes})
+    assert expected in text and len(text) < 300
+
+
+def test_an_unknown_field_does_not_pass_silently() -> None:
+    assert "unknown field paraphrase; a fact's fields are subject, prompt" in message(
+        Fact.from_dict, {**EIFFEL, "paraphrase": ["x {}"]}
+    )
+    assert "subject missing" in message(Fact.from_dict, {"prompt": "{} is"})
+
+
+# The formats --------------------------------------------------------------------------------------
+
+
+def test_rome_request() -> None:
+    record = {"prompt": "{} plays the", "subject": "LeBron James", "target_new": {"str": " football"}}
+    assert parse_record(record) == Fact("LeBron James", "{} plays the", "football")
+    record["target_true"] = {"str": "basketball", "id": "Q5372"}
+    assert parse_record(record).previous == "basketball"
+
+
+def test_counterfact() -> None:
+    record = {
+        "case_id": 3,
+        "pararel_idx": 9,
+        "requested_rewrite": {
+            "prompt": "{} is in",
+            "relation_id": "P131",
+            "target_new": {"str": "Rome", "id": "Q220"},
+            "target_true": {"str": "Paris", "id": "Q90"},
+            "subject": "Eiffel Tower",
+        },
+        "paraphrase_prompts": ["Go. Eiffel Tower stands in"],
+        "neighborhood_prompts": ["Louvre is in"],
+        "attribute_prompts": ["Colosseum is in"],
+        "generation_prompts": ["Eiffel Tower's"],
+        "same_subject": [{"prompt": "{} is made of", "target": "iron"}],
+    }
+    fact = parse_record(record)
+    assert fact == Fact(
+        "Eiffel Tower",
+        "{} is in",
+        "Rome",
+        "Paris",
+        paraphrases=["Go. Eiffel Tower stands in"],
+        neighbors=["Louvre is in"],
+        same_subject=[Probe("{} is made of", "iron")],
+        generation=["Eiffel Tower's"],
+        relation="P131",
+        case_id="3",
+    )
+    assert fact.neighbor_probes == (Probe("Louvre is in", "Paris"),)
+
+
+ZSRE = {
+    "subject": "UniFirst",
+    "src": "What does UniFirst make?",
+    "pred": "uniform",
+    "rephrase": "What is made by UniFirst?",
+    "alt": "aircraft",
+    "answers": ["uniforms", "uniform"],
+    "loc": "nq question: who sang it",
+    "loc_ans": "Nena",
+    "cond": "uniform >> aircraft || What does UniFirst make?",
+}
+
+
+def test_zsre() -> None:
+    assert parse_record(ZSRE) == Fact(
+        "UniFirst",
+        "What does UniFirst make?",
+        "aircraft",
+        "uniforms",
+        paraphrases=["What is made by UniFirst?"],
+        neighbors=[Probe("who sang it?", "Nena")],
+    )
+    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).neighbors[0].prompt == "who sang it?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "previous"),
+    [
+        ({"alt": ""}, "uniforms", "uniform"),
+        ({"alt": "uniforms"}, "uniforms", "uniform"),  # the record writes the truth over the model's guess
+        ({"alt": "uniforms", "pred": "uniforms"}, "uniforms", None),
+        ({"alt": None, "pred": None}, "uniforms", None),
+        ({"answers": []}, "aircraft", "uniform"),
+    ],
+)
+def test_zsre_objects(changes: dict[str, Any], target: str, previous: str | None) -> None:
+    fact = parse_record({**ZSRE, **changes})
+    assert (fact.target, fact.previous) == (target, previous)
+
+
+def test_easyedit() -> None:
+    fact = parse_record(
+        {
+            **FLAT,
+            "case_id": 0,
+            "rephrase_prompt": "UK has its capital in",
+            "locality_prompt": "Oslo is in",
+            "locality_ground_truth": "Norway",
+        }
+    )
+    assert (fact.target, fact.previous, fact.case_id) == ("Rome", "London", "0")
+    assert fact.paraphrases == ("UK has its capital in",)
+    assert fact.neighbors == (Probe("Oslo is in", "Norway"),)
+    assert parse_record({**FLAT, "ground_truth": ["London", "Greater London"]}).previous == "London"
+    assert parse_record({**FLAT, "ground_truth": ""}).previous is None
+
+
+def test_knowedit() -> None:
+    kept_out = {"prompt": "The capital of the UK, which is not Rome, is", "ground_truth": [["London", "LDN"]]}
+    other = {"prompt": "The capital of the UK, which is not Rome, is also", "ground_truth": [["Leeds"]]}
+    fact = parse_record(
+        {
+            **FLAT,
+            "rephrase_prompt": "UK has its capital in",
+            "portability": {
+                "Reasoning": [{"prompt": "The mayor of the UK's capital is", "ground_truth": "x"}]
+            },
+            "locality": {
+                "Relation_Specificity": [
+                    {"prompt": "The currency of the UK is", "ground_truth": [["pound", "sterling"]]},
+                    {"prompt": "The capital of Italy is", "ground_truth": "Rome"},
+                ],
+                "Forgetfulness": [kept_out, other],
+            },
+        }
+    )
+    # London is what the edit replaces: to ask for it would count success as damage
+    assert fact.same_subject == (Probe("The currency of the UK is", "pound"), Probe(other["prompt"], "Leeds"))
+    assert fact.neighbors == (Probe("The capital of Italy is", "Rome"),)
+    assert fact.paraphrases == ("UK has its capital in",)
+    assert parse_record({**FLAT, "portability": {}, "locality": None}).same_subject == ()
+
+
+def test_fastedit() -> None:
+    record = {"subject": "UK", "prompt": "The leader of {} is", "target": "Ann", "queries": ["Who leads {}?"]}
+    assert parse_record(record) == Fact("UK", "The leader of {} is", "Ann", paraphrases=["Who leads {}?"])
+
+
+KNOWN = {
+    "known_id": 5,
+    "subject": "Rome",
+    "attribute": "Italy",
+    "template": "{} is in",
+    "prediction": " Italy, which",
+    "prompt": "Rome is in the land of",
+    "relation_id": "P17",
+}
+
+
+def test_known_1000_has_nothing_to_write(tmp_path: Path) -> None:
+    path = write(tmp_path, [KNOWN])
+    fact = Fact("Rome", "Rome is in the land of", previous="Italy", relation="P17", case_id="5")
+    assert read_facts(path, need_targets=False) == [fact]
+    assert "record 1: 'Rome is in the land of' has no new object; give a target" in message(read_facts, path)
+
+
+def test_own_form_needs_no_target_for_tracing() -> None:
+    assert parse_record({"subject": "Rome", "prompt": "{} is in"}).target is None
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ("text", "expected an object, found 'text'"),
+        (["x"], "expected an object, found ['x'] (list)"),
+        ({"subject": "a", "question": "b"}, "unknown shape, found the keys 'subject, question'; known are: "),
+        ({}, "unknown shape, found the keys 'none'"),
+        ({"requested_rewrite": "x"}, "requested_rewrite must be an object"),
+        ({"requested_rewrite": {"prompt": "{}", "subject": "x"}}, "target_new is missing"),
+        (
+            {"requested_rewrite": {"prompt": "{}", "subject": "x", "target_new": {}}},
+            "target_new.str is missing",
+        ),
+        ({**FLAT, "target_new": 5}, "target must be text, found 5 (int)"),
+        ({**FLAT, "rephrase_prompt": 5}, "a prompt in paraphrases must be text, found 5 (int)"),
+        ({**FLAT, "locality": [1]}, "locality must be an object"),
+        ({**FLAT, "locality": {"Forgetfulness": ["x"]}}, "locality.Forgetfulness must be an object"),
+        ({**FLAT, "locality": {"Forgetfulness": [{"question": "x"}]}}, "prompt is missing"),
+        ({**FLAT, "locality": {"Forgetfulness": [{"prompt": []}]}}, "a probe's prompt is empty"),
+        ({**ZSRE, "loc": 5}, "loc must be text"),
+        ({**ZSRE, "src": "What does it make?"}, "has neither {} nor the subject 'UniFirst'"),
+        ({**ZSRE, "alt": None, "answers": 5}, "target must be text"),
+    ],
+)
+def test_a_bad_record_is_one_clear_line(record: Any, expected: str) -> None:
+    assert expected in message(parse_record, record)
+
+
+def test_the_error_of_an_unknown_shape_lists_the_registry() -> None:
+    text = message(parse_record, {"q": 1})
+    assert all(f"{row.name} ({row.shape})" in text for row in FORMATS)
+
+
+# Files --------------------------------------------------------------------------------------------
+
+PAIR = [EIFFEL, FLAT]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(PAIR),
+        "\ufeff" + json.dumps(PAIR, indent=2),
+        "\n".join(map(json.dumps, PAIR)),
+        "\r\n\r\n".join(map(json.dumps, PAIR)) + "\r\n\r\n",
+        "\n".join(json.dumps(record, indent=1) for record in PAIR),
+    ],
+    ids=["list", "list after a BOM", "lines", "lines with blank ones", "objects over several lines"],
+)
+def test_a_list_and_json_lines_read_the_same(tmp_path: Path, content: str) -> None:
+    facts = [Fact(**EIFFEL), parse_record(FLAT)]
+    assert read_facts(write(tmp_path, content)) == facts
+    assert read_facts("-", stdin=io.StringIO(content)) == facts
+    assert read_facts("-", stdin=io.TextIOWrapper(io.BytesIO(content.encode()), encoding="latin-1")) == facts
+
+
+def test_one_object_is_one_fact(tmp_path: Path) -> None:
+    assert read_facts(str(write(tmp_path, EIFFEL))) == [Fact(**EIFFEL)]
+
+
+def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(EIFFEL)))
+    assert read_facts("-") == [Fact(**EIFFEL)]
+    assert message(read_facts, "-", io.StringIO("[]")).startswith("standard input holds no facts")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "holds no facts; expected a JSON object, a list, or JSON lines"),
+        (b" \n", "holds no facts"),
+        (b"[]", "holds no facts"),
+        (b"Rome", "is not JSON (line 1, column 1): Expecting value"),
+        (b'{"subject": "Rome",\n "prompt": }', "is not JSON (line 2, column 12): Expecting value"),
+        (b'{}\n{"subject": "Rome', "is not JSON (line 2, column 13): Unterminated string"),
+        (b"\x89PNG\r\n\xff", "is not UTF-8 text (byte 0)"),
+        (b"5", "record 1: expected an object, found 5 (int)"),
+        (b"9" * 5000, "not JSON that can be read"),
+        (b"[" * 200_000, "not JSON"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_bytes(content)
+    text = message(read_facts, path)
+    assert text.startswith(str(path)) and expected in text
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    missing = tmp_path / "none.json"
+    assert (
+        message(read_facts, missing)
+        == f"no file {missing}; expected a file of facts, or - for standard input"
+    )
+    assert message(read_facts, tmp_path) == f"{tmp_path} is a folder; expected a file of facts"
+
+
+def test_the_error_names_file_and_record(tmp_path: Path) -> None:
+    path = write(tmp_path, [EIFFEL, {**FLAT, "subject": ""}, FLAT, {"x": 1}])
+    text = message(read_facts, path)
+    assert (
+        text.startswith(f"{path}, record 2: subject is empty") and "(2 records of 4 cannot be used)" in text
+    )
+    facts, problems = parse_records(load_records(path))
+    assert list(facts) == [1, 3] and list(problems) == [2, 4]
+
+
+def test_two_targets_for_one_prompt_are_refused(tmp_path: Path) -> None:
+    spelled = {**EIFFEL, "prompt": "Eiffel Tower is located in the city of", "target": "Oslo"}
+    path = write(tmp_path, [EIFFEL, FLAT, spelled])
+    assert message(read_facts, path) == (
+        f"{path}, records 1 and 3: 'Eiffel Tower is located in the city of' has two values of target, "
+        "'Rome' and 'Oslo'; keep one"
+    )
+    disagree = write(tmp_path, [EIFFEL, {**EIFFEL, "previous": "Lyon"}])
+    assert "has two values of previous, 'Paris' and 'Lyon'; keep one" in message(read_facts, disagree)
+
+
+def test_repeated_records_become_one_fact_that_loses_nothing(tmp_path: Path) -> None:
+    first = {**EIFFEL, "paraphrases": ["See {} in"], "case_id": "1"}
+    again = {**EIFFEL, "paraphrases": ["See {} in", "Go to {} in"], "generation": ["{} is"], "case_id": "2"}
+    del first["previous"]
+    expected = Fact(**EIFFEL, paraphrases=["See {} in", "Go to {} in"], generation=["{} is"], case_id="1")
+    assert read_facts(write(tmp_path, [first, FLAT, again, first])) == [expected, parse_record(FLAT)]
+
+
+# Real data ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "need_targets"),
+    [
+        ("counterfact_easyedit_1000.json", 1000, True),
+        ("zsre_300.json", 300, True),
+        ("known_1000.json", 1208, False),  # 1,209 records, of which one asks the same as another
+    ],
+)
+def test_the_published_sets_are_read_whole(name: str, count: int, need_targets: bool) -> None:
+    if not (SHARED / name).exists():
+        pytest.skip(f"{SHARED / name} is not here")
+    facts = read_facts(SHARED / name, need_targets=need_targets)
+    assert len(facts) == count
+    assert all(fact.text[slice(*fact.span)] == fact.subject for fact in facts)
+    assert all(fact.target is not None or not need_targets for fact in facts)
+    assert [Fact.from_dict(json.loads(json.dumps(fact.to_dict()))) for fact in facts] == facts
+
+
+EXAMPLES = {
+    "eiffel-tower.json": "ffedit",
+    "rome-request.json": "ROME/MEMIT request",
+    "counterfact.json": "CounterFact",
+    "zsre.json": "zsRE",
+    "easyedit.json": "EasyEdit",
+    "knowedit.json": "KnowEdit",
+    "fastedit.json": "FastEdit",
+    "list.jsonl": "ffedit",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
+def test_each_example_is_of_the_format_it_is_named_after(name: str, expected: str) -> None:
+    assert read_facts(EDITS / name)
+    for record in load_records(EDITS / name):
+        assert next(row.name for row in FORMATS if row.fits(record)) == expected
