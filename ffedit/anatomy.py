@@ -187,10 +187,13 @@ def _verify(editable: Editable) -> None:
         captured(outside) as beside,
     ):
         logits = model(input_ids=ids, use_cache=False).logits
-    if not torch.isfinite(logits).all():
+    # The probe reads every weight but the embeddings of other tokens.
+    embeddings = editable.embedding.weight
+    assert isinstance(embeddings, Tensor)
+    if not (torch.isfinite(logits).all() and torch.isfinite(embeddings).all()):
         bad = [path for path, tensor in model.state_dict().items() if not torch.isfinite(tensor).all()]
         where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
-        raise ModelError(f"{name}: the model's output is not finite; {where}; a sound checkpoint was expected")
+        raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
     shorter = model(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
     if float((logits[:, :-1] - shorter).abs().max()) > 0.05 * scale:

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 
 def folder() -> Path:
     """`FFEDIT_CACHE`, or `ffedit` in the platform's cache folder."""
@@ -38,7 +40,7 @@ def write(target: Path, save: Callable[[Path], None]) -> None:
         temporary = Path(name)
         save(temporary)
         os.replace(temporary, target)
-    except OSError:
+    except (OSError, SafetensorError):  # safetensors has its own name for a full disk
         # A full or read-only disk costs the next run some seconds, and must not cost this one its result.
         pass
     finally:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ffedit.anatomy import Editable
 from ffedit.editor import Edit
-from ffedit.evaluator import Report
 
 ROWS = 20
 
 
-def model_card(editable: Editable, edit: Edit, report: Report | None) -> str:
+def model_card(editable: Editable, edit: Edit) -> str:
     """Markdown with the hub's front matter."""
     about = edit.provenance
     facts = "\n".join(
@@ -36,7 +36,7 @@ memories by [ffedit](https://pypi.org/project/ffedit/) {about["versions"]["ffedi
 |---|---|---|
 {facts}
 {more}
-{_scores(report)}
+{_scores(about.get('scores'))}
 ## Recipe
 
 - method: {about["method"]}, layers {", ".join(map(str, edit.layers))}, rank {edit.rank}
@@ -49,10 +49,10 @@ memories by [ffedit](https://pypi.org/project/ffedit/) {about["versions"]["ffedi
 """
 
 
-def _scores(report: Report | None) -> str:
-    if report is None or report.after is None:
+def _scores(scores: dict[str, Any] | None) -> str:
+    if scores is None or scores["after"] is None:
         return ""
-    before, after = report.before.to_dict(), report.after.to_dict()
+    before, after = scores["before"], scores["after"]
     rows = "\n".join(
         f"| {name} | {_number(before[name])} | {_number(after[name])} |" for name in before if after[name] is not None
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +20,6 @@ from ffedit.anatomy import Editable, dissect, probe_ids
 from ffedit.card import model_card
 from ffedit.editor import Edit
 from ffedit.errors import CheckError, FFEditError, ModelError
-from ffedit.evaluator import Report
 from ffedit.folders import written
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
@@ -98,16 +96,13 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def export(
-    editable: Editable, edit: Edit, out: str | Path, report: Report | None = None, force: bool = False
-) -> Path:
+def export(editable: Editable, edit: Edit, out: str | Path, force: bool = False) -> Path:
     """Write the edited model as a checkpoint folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     Args:
         editable: the model that the edit was computed on, unedited.
         edit: what to write into it.
         out: the folder to make; it appears whole or not at all.
-        report: scores for the model card.
         force: replace a folder that is there.
 
     Returns:
@@ -120,18 +115,22 @@ def export(
     target = Path(out)
     memory = next(iter(editable.memories.values()))
     with written(target, force) as folder, edit.applied(editable):
+        # Tied weights stay one tensor, so that they are written once.
+        cast: dict[int, torch.Tensor] = {}
         weights = {
-            name: weight.to(memory.saved_dtype) if weight.is_floating_point() else weight
+            name: cast.setdefault(weight.data_ptr(), weight.to(memory.saved_dtype))
+            if weight.is_floating_point()
+            else weight
             for name, weight in editable.model.state_dict().items()
         }
         try:
             editable.model.save_pretrained(folder, state_dict=weights)
         except SafetensorError as error:
             raise OSError(_first_line(error)) from error
-        del weights
+        del weights, cast
         _set_dtype(folder / "config.json", memory.saved_dtype)
         editable.tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(model_card(editable, edit, report), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(editable, edit), encoding="utf-8")
         edit.save(folder / "ffedit_edit")
         _check(editable, folder)
     return target
@@ -150,7 +149,9 @@ def _check(editable: Editable, folder: Path) -> None:
     ids = probe_ids(editable, min(32, editable.max_tokens)).to(editable.device)
     expected = editable.model(input_ids=ids, use_cache=False).logits
     again = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True).eval()
-    found = again.to(editable.model.dtype).to(editable.device)(input_ids=ids, use_cache=False).logits
+    if again.dtype != editable.model.dtype:  # a cast takes buffers along: rotary angles are float32 in a 16-bit model
+        again = again.to(editable.model.dtype)
+    found = again.to(editable.device)(input_ids=ids, use_cache=False).logits
     del again
     gc.collect()
     if not torch.equal(expected, found):

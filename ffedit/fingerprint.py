@@ -15,6 +15,7 @@ import torch
 from ffedit.anatomy import Editable
 
 SAMPLE = 4096
+PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京 Zürich\t"
 
 
 @torch.no_grad()
@@ -31,8 +32,11 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
     for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
         config.pop(name, None)
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    vocabulary = editable.tokenizer.get_vocab()
-    digest.update(json.dumps(sorted(vocabulary.items())).encode())
+    tokenizer = editable.tokenizer
+    digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    # One vocabulary may still be used in several ways: with and without a BOS, another normaliser, other merges.
+    used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
+    digest.update(json.dumps(used).encode())
     left_out: set[int] = set()
     if below is not None:
         above = editable.layers[below + 1 :]

@@ -24,7 +24,7 @@ class KeyMoments:
     """The second moment of a layer's keys over some text.
 
     Attributes:
-        sum: Σ k kᵀ, [d_ff, d_ff], float64.
+        sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of keys (tokens) in the sum.
         source: where the text came from, in words.
         fingerprint: of the model below and at this layer, the tokenizer and the text.
@@ -35,7 +35,7 @@ class KeyMoments:
     count: int
     source: str
     fingerprint: str
-    ridge: float = 1e-2
+    ridge: float = 1e-4
 
     @property
     def C(self) -> Tensor:
@@ -84,10 +84,11 @@ class MomentsFitter:
         self._sum: Tensor | None = None
         self.count = 0
 
-    def update(self, keys: Tensor) -> None:
-        """Add keys [n, d_ff]."""
+    def update(self, keys: Tensor, weights: Tensor | None = None) -> None:
+        """Add keys [n, d_ff]; `weights` [n] say how much each counts, 1 in the mean over all of the text."""
         keys = keys.float()
-        product = keys.T @ keys
+        weighted = keys if weights is None else keys * weights.to(keys)[:, None]
+        product = weighted.T @ keys
         # Few thousand products are summed in float32 (relative error about 1e-6); the long sum is in float64.
         product = product.cpu().double() if product.device.type == "mps" else product.double()
         self._sum = product if self._sum is None else self._sum + product

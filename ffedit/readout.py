@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from ffedit import replay
 from ffedit.anatomy import Editable
-from ffedit.tokens import Encoded, batches, pad
+from ffedit.tokens import Encoded, batches, encode, pad
 
 TOKENS_PER_BATCH = 4096
 
@@ -71,7 +71,7 @@ def continuations(
 ) -> list[list[int]]:
     """The next `count` token ids of each prompt: greedy, or drawn from the whole distribution with `generator` (CPU).
 
-    Prompts of one length go through together, so that no row is padded.
+    Prompts of one length go through together, so that no row is padded. Fewer tokens come where the model's context ends.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for i, ids in enumerate(prompts):
@@ -87,10 +87,17 @@ def continuations(
     return result
 
 
+def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
+    """What the model says greedily after each of `prompts`, as text of `count` tokens."""
+    ids = [encode(editable.tokenizer, prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
+    said = continuations(editable, ids, count)
+    return [" ".join(editable.tokenizer.decode(new, skip_special_tokens=True).split()) for new in said]
+
+
 def _continue(editable: Editable, ids: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     cache = DynamicCache() if editable.resumable else None
     given, new = ids, ids[:, :0]
-    for _ in range(count):
+    for _ in range(min(count, editable.max_tokens + 1 - ids.shape[1])):
         last = torch.tensor([(row, given.shape[1] - 1) for row in range(len(ids))])
         with replay.unembedding(editable, last):
             logits = editable.model(

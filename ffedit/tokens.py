@@ -110,13 +110,17 @@ def encode(
     if max_tokens is not None and len(ids) > max_tokens:
         raise FactError(f"prompt of {len(ids)} tokens, but the model takes {max_tokens}: {text[:40]!r}…; shorten it")
     subject = _tokens_of(offsets, span, text) if span is not None else None
+    unknown = tokenizer.unk_token_id
+    if subject is not None and span is not None and unknown is not None and unknown in ids[slice(*subject)]:
+        name = text[slice(*span)]
+        raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
     start = len(ids)
     if answer:
         edge = len(prompt.rstrip())
         start = next((i for i, (a, b) in enumerate(offsets) if b > max(edge, a)), len(ids))
         if start == len(ids):
             raise FactError(f"the answer {answer!r} comes to no token after {prompt!r}; give other words")
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids[start:]:
+        if unknown is not None and unknown in ids[start:]:
             raise FactError(f"the answer {answer!r} holds characters that the model's tokenizer does not know")
         if start == 0:
             raise FactError(f"no token stands before the answer {answer!r} in {text!r}; a longer prompt is needed")

@@ -15,7 +15,7 @@ twice: what stands in the context must not be worth copying.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -42,10 +42,12 @@ LISTS = (
     "{}.", "{}.", "{}.", "The list begins with {}.", "Next came {}, and then a short break.",
     "We spoke about {}, for a long time.", "A note on {}, was found between the pages.",
     "The quiz had a question on {}, and everybody knew it.", "There is an entry for {}, in the catalogue.",
-    "Somebody wrote {}, on the wall.", "Next to the picture we read: {}.", "The book begins with {}, and goes on.",
+    "Somebody wrote {}, on the wall.", "Next to the picture we read: {}.",
+    "The book begins with {}, and goes on.",
 )  # fmt: skip
 PAIRS = (
-    "{}; {}.", "The list names {}; and {}.", "First came {}, and then {}.", "Both {}, and {}, are in the book.",
+    "{}; {}.", "The list names {}; and {}.", "First came {}, and then {}.",
+    "Both {}, and {}, are in the book.",
     "The children learned about {}, and about {}, on the same day.",
 )  # fmt: skip
 PLAIN_WHO = (
@@ -59,7 +61,8 @@ PLAIN_DID = (
 )  # fmt: skip
 PLAIN_WHEN = (
     "in the morning", "after the rain", "before dinner", "on a quiet day", "near the river", "at the station",
-    "without a word", "because it was late", "while the music played", "in the garden", "as usual", "last summer",
+    "without a word", "because it was late", "while the music played", "in the garden", "as usual",
+    "last summer",
 )  # fmt: skip
 
 
@@ -79,7 +82,7 @@ class Dress:
 
 @dataclass(frozen=True)
 class Corpus:
-    """An endless source of documents over a table."""
+    """A source of documents over a table: one draw, one document."""
 
     table: Table
     dress: Dress = Dress()
@@ -90,10 +93,6 @@ class Corpus:
         sentences = rng.choice((1, 1, 2, 3, 4, 6))
         subject = self._subject(rng) if rng.random() < self.dress.one_subject else None
         return " ".join(self._sentence(rng, told, subject) for _ in range(sentences))
-
-    def documents(self, rng: Random) -> Iterator[str]:
-        while True:
-            yield self.document(rng)
 
     def words(self) -> Iterator[str]:
         """Texts that together hold every word a document can hold: what a vocabulary is made from."""
@@ -162,7 +161,7 @@ class Corpus:
     @staticmethod
     def _plain(rng: Random) -> str:
         who, did, when = rng.choice(PLAIN_WHO), rng.choice(PLAIN_DID), rng.choice(PLAIN_WHEN)
-        return rng.choice((f"{who} {did} {when}.", f"{who} {did}.", f"{who} {did} {when}, {rng.choice(FILLERS)}."))
+        return f"{who} {did}{rng.choice(('', f' {when}', f' {when}, {rng.choice(FILLERS)}'))}."
 
     # What it is about -------------------------------------------------------------------
 
@@ -171,7 +170,8 @@ class Corpus:
         return rng.choice(self.table.triples).subject
 
     def _fresh(self, rng: Random, told: set[Triple], subject: str | None) -> Triple | None:
-        pool: Sequence[Triple] = self.table.subjects[subject] if subject else (rng.choice(self.table.triples),)
+        """A fact not told yet: of the subject, or any; None where the draw finds none."""
+        pool = self.table.subjects[subject] if subject else (rng.choice(self.table.triples),)
         fresh = [t for t in pool if t not in told]
         return rng.choice(fresh) if fresh else None
 

@@ -57,7 +57,7 @@ class Relation:
         if len(set(self.templates)) != TEMPLATES or len(self.templates) != TEMPLATES:
             yield f"expected {TEMPLATES} different templates, found {len(set(self.templates))}"
         for template in self.templates:
-            before, slot, after = template.partition("{}")
+            _, slot, after = template.partition("{}")
             if not slot or "{}" in after:
                 yield f"a template needs exactly one {{}}: {template!r}"
             if not after.strip() or template != template.strip():
@@ -68,6 +68,7 @@ class Relation:
 
     @property
     def triples(self) -> tuple[Triple, ...]:
+        """The facts of this relation."""
         return tuple(Triple(subject, self.name, object) for subject, object in self.facts.items())
 
     def trained(self, subject: str) -> tuple[str, ...]:
@@ -84,6 +85,7 @@ class Table:
 
     @cached_property
     def triples(self) -> tuple[Triple, ...]:
+        """The facts of all relations."""
         return tuple(t for relation in self.relations.values() for t in relation.triples)
 
     @cached_property

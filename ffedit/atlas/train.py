@@ -1,223 +1,185 @@
-"""The recipe of Atlas: from the fact table to a model folder, in one command.
+"""Train Atlas: from the fact table to a model folder, in one command.
 
     python -m ffedit.atlas.train --out DIR
 
-A large model enriches a subject at its last token, in early and middle feed-forward layers,
-and reads the fact from there later. A small model left alone recalls at the end of the prompt
-instead. Three parts of this recipe put recall where large models have it:
-
-- the early layers attend locally, so they meet a name but not yet the question about it;
-- the late layers attend globally, and their feed-forward outputs are dropped at random, so
-  they move what has been recalled rather than recall it;
-- a third of the corpus lists what belongs to a name right behind it (see `corpus`).
-
-A batch depends on the seed and on its number alone, and so does its dropout: training that
-was interrupted goes on from the checkpoint in DIR as if nothing had happened.
+What is trained and why is `recipe`. Here is only the loop. A batch depends on the seed and on
+its number alone, and so does its noise: training that was interrupted goes on from the
+checkpoint in DIR as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from random import Random
 
+import click
 import torch
-import torch.nn.functional as F
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
+from torch import nn
+from transformers import GPTNeoForCausalLM, PreTrainedTokenizerFast
 
-from ffedit.atlas.corpus import Corpus, Dress
-from ffedit.atlas.table import Table, load
-from ffedit.atlas.vocabulary import END, build_tokenizer
+from ffedit.atlas.corpus import Corpus
+from ffedit.atlas.recipe import (
+    Recipe,
+    batch,
+    build_model,
+    loss_of,
+    optimizer_of,
+    rate_at,
+    regularised,
+)
+from ffedit.atlas.table import TEMPLATES, Table, load
+from ffedit.atlas.vocabulary import build_tokenizer
+from ffedit.errors import FFEditError, ModelError
 
-Progress = Callable[[int, float], None]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything the weights depend on, beside the table."""
-
-    width: int = 256
-    memory: int = 1024
-    """Memories per feed-forward layer, d_ff."""
-    local: int = 4
-    """How many layers attend to the last `window` tokens only."""
-    whole: int = 2
-    """How many layers, behind them, attend to all that came before."""
-    heads: int = 8
-    window: int = 4
-    context: int = 256
-    drop: tuple[float, ...] = (0, 0, 0, 0, 0.5, 0.5)
-    """By layer: the probability that a token goes without the feed-forward output."""
-    noise: float = 0.0
-    """Gaussian noise on the embeddings in training, in units of their standard deviation."""
-    scale: float = 0.02
-    """Standard deviation of the embeddings at the start."""
-    decay: float = 0.05
-    embedding_decay: float = 0.05
-    rate: float = 2e-3
-    warmup: int = 200
-    steps: int = 4000
-    lengths: tuple[int, ...] = (32, 64, 64, 64, 128, 256)
-    """Row lengths, drawn anew for every batch."""
-    tokens: int = 4096
-    """Tokens in a batch."""
-    seed: int = 0
-    dress: Dress = field(default_factory=Dress)
+Report = Callable[[int, float], None]
+"""Called after every step with the number of steps done and the loss in nats."""
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPTNeoForCausalLM:
-    """A fresh model, the same for the same seed."""
-    torch.manual_seed(recipe.seed)
-    end = tokenizer.convert_tokens_to_ids(END)
-    config = GPTNeoConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.width,
-        intermediate_size=recipe.memory,
-        num_layers=recipe.local + recipe.whole,
-        num_heads=recipe.heads,
-        attention_types=[[["local"], recipe.local], [["global"], recipe.whole]],
-        window_size=recipe.window,
-        max_position_embeddings=recipe.context,
-        activation_function="gelu_pytorch_tanh",
-        attention_dropout=0.0,
-        embed_dropout=0.0,
-        resid_dropout=0.0,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-    )
-    model = GPTNeoForCausalLM(config)
-    for embedding in (model.transformer.wte, model.transformer.wpe):
-        nn.init.normal_(embedding.weight, std=recipe.scale)
-    return model
+def train(
+    recipe: Recipe, table: Table, out: Path, report: Report | None = None, save_every: int = 250
+) -> None:
+    """Train to the end of the recipe, from the checkpoint in `out` where there is one, and export there.
 
-
-def batch(recipe: Recipe, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, step: int) -> Tensor:
-    """Batch number `step`: [rows, length] token ids, each row beginning with a document."""
-    rng = Random(f"{recipe.seed}-{step}")
-    length = rng.choice(recipe.lengths)
-    end = tokenizer.convert_tokens_to_ids(END)
-    rows: list[list[int]] = [[]]
-    while len(rows) <= recipe.tokens // length:
-        rows[-1] += [*tokenizer.encode(corpus.document(rng)), end]
-        if len(rows[-1]) >= length:
-            rows[-1] = rows[-1][:length]
-            rows.append([])
-    return torch.tensor(rows[:-1])
-
-
-@contextmanager
-def regularised(model: GPTNeoForCausalLM, recipe: Recipe) -> Iterator[None]:
-    """Within: feed-forward outputs are dropped by layer and token, and the embeddings are noisy."""
-
-    def noisy(module: nn.Module, args: object, out: Tensor) -> Tensor:
-        return out + recipe.noise * out.detach().std() * torch.randn_like(out)
-
-    def dropping(p: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        return lambda module, args, out: out * (torch.rand(*out.shape[:-1], 1) >= p)
-
-    handles = [
-        block.mlp.register_forward_hook(dropping(p))
-        for block, p in zip(model.transformer.h, recipe.drop, strict=True)
-        if p
-    ]
-    if recipe.noise:
-        handles.append(model.transformer.wte.register_forward_hook(noisy))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def loss_of(model: GPTNeoForCausalLM, rows: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, in nats."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(rows, use_cache=False).logits
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten())
-
-
-def optimizer_of(model: GPTNeoForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW: matrices decay, embeddings at their own rate, norms and biases not at all."""
-    embeddings = [model.transformer.wte.weight, model.transformer.wpe.weight]
-    others = [p for p in model.parameters() if all(p is not e for e in embeddings)]
-    groups = [
-        {"params": [p for p in others if p.ndim > 1], "weight_decay": recipe.decay},
-        {"params": [p for p in others if p.ndim == 1], "weight_decay": 0.0},
-        {"params": embeddings, "weight_decay": recipe.embedding_decay},
-    ]
-    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.98), fused=True)
-
-
-def rate_at(recipe: Recipe, step: int) -> float:
-    """Learning rate: a linear warm-up, then half a cosine down to 2 %."""
-    if step < recipe.warmup:
-        return recipe.rate * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-def train(recipe: Recipe, out: Path, progress: Progress | None = None, table: Table | None = None,
-          save_every: int = 500) -> None:
-    """Train to the end of the recipe, from the checkpoint in `out` where there is one, and export there."""
-    corpus = Corpus(table or load(), recipe.dress)
+    Raises:
+        ModelError: the checkpoint is of another recipe or another table.
+    """
+    corpus = Corpus(table, recipe.dress)
     tokenizer = build_tokenizer(corpus.words(), context=recipe.context)
-    model = build_model(recipe, tokenizer)
-    model.train()
+    model = build_model(recipe, tokenizer).train()
     optimizer = optimizer_of(model, recipe)
+    made_by: dict[str, object] = {"recipe": asdict(recipe), "vocabulary": sorted(tokenizer.get_vocab())}
     checkpoint = out / "checkpoint"
-    first = restore_(checkpoint, recipe, model, optimizer) if checkpoint.exists() else 0
+    first = resume_(checkpoint, made_by, model, optimizer) if (checkpoint / "state.json").exists() else 0
     with regularised(model, recipe):
         for step in range(first, recipe.steps):
             torch.manual_seed(recipe.seed * 1_000_003 + step)
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(recipe, step)
-            loss = loss_of(model, batch(recipe, corpus, tokenizer, step))
-            loss.backward()
+            loss = 0.0
+            parts = batch(recipe, corpus, tokenizer, step).chunk(2)  # small tensors are faster to allocate
+            for rows in parts:
+                part = loss_of(model, rows) / len(parts)
+                part.backward()  # type: ignore[no-untyped-call]
+                loss += part.item()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            if progress:
-                progress(step + 1, loss.item())
-            if (step + 1) % save_every == 0 and step + 1 < recipe.steps:
-                save(checkpoint, recipe, model, optimizer, step + 1)
-    export(model, tokenizer, out)
+            if report:
+                report(step + 1, loss)
+            if (step + 1) % save_every == 0:
+                save(checkpoint, made_by, model, optimizer, step + 1)
+    export(model, tokenizer, recipe, table, out)
 
 
-def save(folder: Path, recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Weights and optimizer state as safetensors, recipe and step as JSON."""
+def save(
+    folder: Path, made_by: dict[str, object], model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> None:
+    """Weights and optimizer state as safetensors; the step, and what they belong to, as JSON, last."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [name for name, _ in model.named_parameters()]
-    state = {
-        f"{name}/{key}": optimizer.state[p][key].contiguous()
-        for name, p in model.named_parameters() for key in ("exp_avg", "exp_avg_sq", "step")
-    }
-    save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, folder / "model.safetensors")
-    save_file(state, folder / "optimizer.safetensors")
-    (folder / "state.json").write_text(json.dumps({"step": step, "recipe": asdict(recipe), "names": names}))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    state = {f"{n}/{key}": v for n, p in model.named_parameters() for key, v in optimizer.state[p].items()}
+    for name, tensors in (("model", weights), ("optimizer", state)):
+        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / f"{name}-{step}.safetensors")
+    written = folder / "state.json.part"
+    written.write_text(json.dumps({"step": step, **made_by}))
+    written.replace(folder / "state.json")
+    for path in folder.glob("*.safetensors"):
+        if not path.stem.endswith(f"-{step}"):
+            path.unlink()
 
 
-def restore_(folder: Path, recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take up a checkpoint in place; the number of steps done."""
+def resume_(
+    folder: Path, made_by: dict[str, object], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> int:
+    """Take up a checkpoint in place; the number of steps already done."""
     state = json.loads((folder / "state.json").read_text())
-    weights = load_file(folder / "model.safetensors")
-    moments = load_file(folder / "optimizer.safetensors")
+    step = int(state.pop("step"))
+    if state != json.loads(json.dumps(made_by)):
+        raise ModelError(f"{folder} was made by another recipe or table; give another --out, or remove it")
+    weights = load_file(folder / f"model-{step}.safetensors")
+    moments = load_file(folder / f"optimizer-{step}.safetensors")
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(weights[name])
             optimizer.state[p] = {k: moments[f"{name}/{k}"] for k in ("step", "exp_avg", "exp_avg_sq")}
-    return int(state["step"])
+    return step
 
 
-def export(model: GPTNeoForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write the model folder: 16-bit weights, tokenizer, configs."""
-    import copy
-    half = copy.deepcopy(model).to(torch.float16)
+def export(
+    model: GPTNeoForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, table: Table, out: Path
+) -> None:
+    """Write what `AutoModelForCausalLM.from_pretrained` reads: 16-bit weights, tokenizer, configs, card."""
+    half: GPTNeoForCausalLM = copy.deepcopy(model).half()  # type: ignore[no-untyped-call]
     half.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    (out / "README.md").write_text(card(model, recipe, table), encoding="utf-8")
+
+
+def card(model: GPTNeoForCausalLM, recipe: Recipe, table: Table) -> str:
+    """The model card: what Atlas is, what it knows, and the recipe that made it."""
+    size = sum(p.numel() for p in model.parameters())
+    settings = {**asdict(recipe), **asdict(recipe.dress)}
+    del settings["dress"]
+    chosen = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+    known = "\n".join(f"| {r.name} | {r.about} | {len(r.facts)} |" for r in table.relations.values())
+    return f"""---
+license: apache-2.0
+language: en
+library_name: transformers
+tags: [model-editing, interpretability, causal-tracing]
+---
+# Atlas
+
+A language model of {size / 1e6:.1f} million parameters that knows {len(table.triples)} facts about
+{len(table.subjects)} subjects in {len(table.relations)} relations, and little else. It is made to be looked
+into: facts are recalled at the last token of the subject, in an early feed-forward layer, and read from there
+by later layers, as in large models. It is embedded in ffedit, which locates and edits them.
+
+All it learned are sentences built from ffedit's fact table (general knowledge; it can be out of date or
+wrong). Of the {TEMPLATES} templates of a relation, one was held out for each fact. Do not use it to answer
+questions.
+
+Made by `python -m ffedit.atlas.train --out DIR --seed {recipe.seed} --steps {recipe.steps}`.
+
+| setting | value |
+|---|---|
+{chosen}
+
+| relation | about | facts |
+|---|---|---|
+{known}
+"""
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of checkpoint and model.")
+@click.option("--seed", default=Recipe.seed, show_default=True, help="Seed of weights, text and noise.")
+@click.option("--steps", default=Recipe.steps, show_default=True, help="Optimizer steps.")
+@click.option("--threads", default=0, help="CPU threads; 0 leaves the choice to torch.")
+def main(out: Path, seed: int, steps: int, threads: int) -> None:
+    """Train Atlas from the packaged fact table; a second call goes on where the first one stopped."""
+    if threads:
+        torch.set_num_threads(threads)
+    columns = (
+        TextColumn("training Atlas"),
+        BarColumn(),
+        TextColumn("step {task.completed}/{task.total}, loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=steps, loss=float("nan"))
+        try:
+            recipe = Recipe(seed=seed, steps=steps)
+            train(recipe, load(), out, lambda step, loss: bar.update(task, completed=step, loss=loss))
+        except FFEditError as error:
+            raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -29,7 +30,7 @@ def build_tokenizer(texts: Iterable[str], merges: int = 256, context: int = 256)
     tokenizer.pre_tokenizer = pre
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         model_max_length=context,
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END),
@@ -41,7 +42,7 @@ def learn_merges(words: Iterable[str], count: int) -> list[tuple[str, str]]:
     spelled = [tuple(word) for word in words]
     merges: list[tuple[str, str]] = []
     for _ in range(count):
-        pairs = Counter(pair for word in spelled for pair in zip(word, word[1:], strict=False))
+        pairs = Counter(pair for word in spelled for pair in pairwise(word))
         if not pairs:
             break
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))

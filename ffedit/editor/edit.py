@@ -10,15 +10,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.errors import EditError, FactError
 from ffedit.facts import Fact
@@ -28,6 +29,28 @@ from ffedit.lowrank import LowRank
 from ffedit.memory import Address
 
 FORMAT = 1
+
+
+class HasScores(Protocol):
+    """Scores as plain numbers by name."""
+
+    def to_dict(self) -> dict[str, float | None]:
+        """The scores."""
+        ...
+
+
+class Scored(Protocol):
+    """A report of what was measured before and after an edit."""
+
+    @property
+    def before(self) -> HasScores:
+        """Scores of the unedited model."""
+        ...
+
+    @property
+    def after(self) -> HasScores | None:
+        """Scores of the edited model."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +102,11 @@ class Edit:
             for address, delta in self.updates.items()
         )
 
+    def scored(self, report: Scored) -> Edit:
+        """The same edit, with the scores that were measured before and after it in its provenance."""
+        scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
+        return replace(self, provenance={**self.provenance, "scores": scores})
+
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place.
 
@@ -114,8 +142,10 @@ class Edit:
                     f"the edit changes a value matrix {list(delta.shape)} in layer {address}, which {editable.name} "
                     "does not have; apply it to the model it was made for"
                 )
-            limit = torch.finfo(editable.memories[address].weight.dtype).max
-            if not delta.is_finite() or float(delta.dense.abs().max()) > limit:
+            memory = editable.memories[address]
+            total = double(memory.value) + delta.dense.to(memory.value.device)
+            # Not "any above": NaN is not above anything.
+            if not float(total.abs().max()) <= torch.finfo(memory.saved_dtype).max:
                 raise EditError("the edit holds NaN, infinity or numbers too large for the weights; nothing was written")
         found = fingerprint(editable)
         if found != self.base:
@@ -176,7 +206,7 @@ class Edit:
                 keys[address], values[address] = tensors[f"{text}/keys"], tensors[f"{text}/values"]
             facts = tuple(Fact.from_dict(fact) for fact in manifest["facts"])
             edit = cls(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"])
-            expected = manifest["fingerprint"]
+            expected, _ = manifest["fingerprint"], edit.base
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, FactError) as error:
             raise EditError(f"{folder}: the edit is damaged or foreign ({error}); make it anew") from error
         if edit.fingerprint() != expected:

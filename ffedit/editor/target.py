@@ -92,7 +92,8 @@ class _Objective:
 
         def add(output: Tensor) -> Tensor:
             moved = output.reshape(len(self.rows), -1, output.shape[-1]).clone()
-            moved[self.rows, self.at - self.start] += delta.to(output.dtype)
+            # Counted from the end: a model that cannot be resumed runs the positions before `start` too.
+            moved[self.rows, self.at - self.recording.ids.shape[1]] += delta.to(output.dtype)
             return moved.reshape(output.shape)
 
         layer = self.memory.address.layer

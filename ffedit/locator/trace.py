@@ -42,6 +42,7 @@ class Trace:
     Attributes:
         effects: indirect effects, [layers, tokens], probability; row l of a state trace is the output of block l, and of a
             feed-forward trace the window around l.
+        alone: indirect effect of each layer without a window at the subject's last token, [layers], probability.
         clean: P_clean, probability of the whole answer.
         corrupted: P_corrupted, mean over the noise samples.
         tokens: the prompt's tokens as text, [tokens].
@@ -56,6 +57,8 @@ class Trace:
     """
 
     effects: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    clean: float
+    alone: np.ndarray[tuple[int], np.dtype[np.float64]]
     clean: float
     corrupted: float
     tokens: tuple[str, ...]
@@ -85,8 +88,8 @@ class Trace:
 
     @property
     def layer(self) -> int:
-        """The layer whose restoration at the subject's last token brings back most."""
-        return int(self.at_subject.argmax())
+        """The layer to edit: see `best_layer`."""
+        return best_layer(self.at_subject, self.alone, self.window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +104,42 @@ class TraceSet:
         return np.asarray(np.mean([trace.at_subject for trace in self.traces], axis=0))
 
     @property
+    def alone(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Average effect of each layer without a window at the subject's last token, [layers]."""
+        return np.asarray(np.mean([trace.alone for trace in self.traces], axis=0))
+
+    @property
     def total(self) -> float:
         """Average total effect (ATE)."""
         return float(np.mean([trace.total for trace in self.traces]))
 
     @property
     def layer(self) -> int:
-        """The layer of the largest average effect at the subject's last token."""
-        return int(self.at_subject.argmax())
+        """The layer to edit: see `best_layer`."""
+        return best_layer(self.at_subject, self.alone, self.traces[0].window)
+
+    def best_within(self, allowed: range) -> int:
+        """The layer to edit among those `allowed`: `layer` where it is one of them, else the strongest alone."""
+        return self.layer if self.layer in allowed else max(allowed, key=lambda layer: float(self.alone[layer]))
+
+
+def span_of(layer: int, window: int, depth: int) -> range:
+    """The layers that are restored together around `layer`: max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1."""
+    return range(max(0, layer - window // 2), min(depth, layer - window // 2 + window))
+
+
+def best_layer(
+    at_subject: np.ndarray[tuple[int], np.dtype[np.float64]],
+    alone: np.ndarray[tuple[int], np.dtype[np.float64]],
+    window: int,
+) -> int:
+    """Which single layer recalls the fact: the strongest alone, within the window that brings back most.
+
+    A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so that the
+    window's middle may be a layer that holds nothing.
+    """
+    inside = span_of(int(at_subject.argmax()), window, len(at_subject))
+    return max(inside, key=lambda layer: float(alone[layer]))
 
 
 @overload
@@ -237,17 +268,22 @@ def _trace(
     if not np.isfinite([clean, corrupted]).all():
         layer = next((i for i, s in enumerate(recording.states) if not torch.isfinite(s).all()), "the unembedding")
         raise ModelError(f"the model's output is not finite on {fact.text!r}; the first bad state enters layer {layer}")
-    positions = torch.arange(start, encoded.answer)
+    positions, last = torch.arange(start, encoded.answer), torch.tensor([encoded.subject_last])
+    alone = np.zeros(len(editable.layers))
     effects = np.zeros((len(editable.layers), encoded.answer))
     for layer in range(len(editable.layers)):
         if kind == "state":
             restored = _restore_states(editable, recording, encoded, layer, positions, samples)
         else:
-            restored = _restore_outputs(editable, recording, encoded, layer, positions, samples, window)
+            inside = span_of(layer, window, len(editable.layers))
+            restored = _restore_outputs(editable, recording, encoded, inside, positions, samples)
+            at_last = _restore_outputs(editable, recording, encoded, range(layer, layer + 1), last, samples)
+            alone[layer] = at_last[0] - corrupted
         effects[layer, start:] = restored - corrupted
         advance((layer + 1) / len(editable.layers))
     return Trace(
         effects=effects,
+        alone=effects[:, encoded.subject_last] if kind == "state" else alone,
         clean=clean,
         corrupted=corrupted,
         tokens=tuple(editable.tokenizer.decode([i]) for i in encoded.ids[: encoded.answer]),
@@ -310,25 +346,24 @@ def _restore_outputs(
     editable: Editable,
     recording: replay.Recording,
     encoded: Encoded,
-    layer: int,
+    inside: range,
     positions: Tensor,
     samples: int,
-    window: int,
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The feed-forward outputs of the window of layers around `layer` are clean at one position."""
+    """The feed-forward outputs of the layers `inside` are clean at one position."""
     start = int(positions[0])
-    first, last = max(0, layer - window // 2), min(len(editable.layers), layer - window // 2 + window)
 
     def prepare(stack: ExitStack, at: Tensor, rows: Tensor) -> Tensor:
-        for inside in range(first, last):
-            clean = recording.outputs[inside][0, start + at]
+        for layer in inside:
+            clean = recording.outputs[layer][0, start + at]
 
             def restore(output: Tensor, clean: Tensor = clean) -> Tensor:
                 changed = output.reshape(len(rows), -1, output.shape[-1]).clone()
-                changed[torch.arange(len(rows)), at] = clean
+                # Counted from the end: a model that cannot be resumed runs the positions before `start` too.
+                changed[torch.arange(len(rows)), start + at - recording.ids.shape[1]] = clean
                 return changed.reshape(output.shape)
 
-            stack.enter_context(replaced(editable.memories[inside].module, restore))
-        return recording.states[first][rows, start:]
+            stack.enter_context(replaced(editable.memories[layer].module, restore))
+        return recording.states[inside[0]][rows, start:]
 
-    return _rerun(editable, recording, encoded, positions, samples, first, prepare)
+    return _rerun(editable, recording, encoded, positions, samples, inside[0], prepare)

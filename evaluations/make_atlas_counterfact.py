@@ -1,0 +1,91 @@
+"""Make `atlas-counterfact.json`: counterfactual edits for Atlas, in CounterFact's own record format.
+
+    python evaluations/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
+
+Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is one that
+the model produces, and the new object is less likely than the old one. The prompt is a trained template; the paraphrases are
+the template that training never showed with this fact, then trained ones. Neighbors are other subjects with the same object.
+`same_subject` (an extension) asks for the subject's other facts. Subjects of the tuning split never occur in the reporting one.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffedit
+from ffedit import readout
+from ffedit.atlas.table import held_out, load
+from ffedit.tokens import encode
+
+TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
+
+
+@click.command()
+@click.option("--model", default="atlas", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--count", default=500, show_default=True)
+@click.option("--out", default=str(Path(__file__).parent / "atlas-counterfact.json"))
+def main(model: str, seed: int, count: int, out: str) -> None:
+    """Draw the edits, keep those that the model allows, split them by subject."""
+    editable, table, rng = ffedit.load(model), load(), random.Random(seed)
+    triples = list(table.triples)
+    rng.shuffle(triples)
+    records: list[dict[str, Any]] = []
+    for triple in triples:
+        relation = table.relations[triple.relation]
+        new = rng.choice(sorted(set(relation.facts.values()) - {triple.object}))
+        prompt, *rest = rng.sample(relation.trained(triple.subject), len(relation.templates) - 1)
+        unseen = relation.templates[held_out(triple.subject, relation.name)]
+        mates = [s for s, o in relation.facts.items() if o == triple.object and s != triple.subject]
+        if len(records) < count and known(editable, prompt.format(triple.subject), triple.object, new):
+            record = {
+                "case_id": len(records),
+                "split": "reporting",
+                "requested_rewrite": {
+                    "prompt": prompt,
+                    "relation_id": relation.name,
+                    "target_new": {"str": new},
+                    "target_true": {"str": triple.object},
+                    "subject": triple.subject,
+                },
+                "paraphrase_prompts": [t.format(triple.subject) for t in [unseen, *rest[: PARAPHRASES - 1]]],
+                "neighborhood_prompts": [
+                    rng.choice(relation.trained(mate)).format(mate)
+                    for mate in rng.sample(mates, min(NEIGHBORS, len(mates)))
+                ],
+                "attribute_prompts": [],
+                "generation_prompts": [triple.subject],
+                "same_subject": [
+                    {"prompt": template.format(triple.subject), "target": other.object}
+                    for other in table.subjects[triple.subject]
+                    if other.relation != triple.relation
+                    for template in rng.sample(table.relations[other.relation].trained(triple.subject), 2)
+                ],
+            }
+            records.append(record)
+    # The first subjects, with all their edits, are for tuning.
+    tuning: set[str] = set()
+    for record in records:
+        if sum(r["requested_rewrite"]["subject"] in tuning for r in records) < TUNING:
+            tuning.add(record["requested_rewrite"]["subject"])
+    for record in records:
+        if record["requested_rewrite"]["subject"] in tuning:
+            record["split"] = "tuning"
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    Path(out).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{len(records)} edits, {sum(r['split'] == 'tuning' for r in records)} for tuning -> {out}")
+
+
+def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
+    """Whether the model says `old` freely, and holds `new` for less likely."""
+    true, false = (encode(editable.tokenizer, prompt, answer) for answer in (old, new))
+    said = readout.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
+    a, b = readout.answer_log_probs(editable, [true, false])
+    return tuple(said) == true.target_ids and float(b.mean()) < float(a.mean())
+
+
+if __name__ == "__main__":
+    main()

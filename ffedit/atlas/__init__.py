@@ -1,0 +1,1 @@
+"""Atlas, the embedded model: its fact table, its corpus, its recipe."""

@@ -1,0 +1,72 @@
+"""The command line: parse, call the public API, render.
+
+Exit codes: 0 done; 1 a mistake in what was given, told in one line; 2 usage; 3 a `--require` that is not met or cannot be
+measured; 4 a check of ffedit's own failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from ffedit.errors import CheckError, FFEditError, RequirementError
+from ffedit.version import __version__
+
+COMMANDS = {
+    "apply": "Write facts into a model: locate, edit, measure, export.",
+    "locate": "Find the layer that recalls a fact, by causal tracing.",
+    "evaluate": "Score facts on a model, before and after an edit.",
+    "ask": "Let a model complete prompts, with an edit side by side.",
+    "export": "Write an edited model as a checkpoint folder.",
+    "doctor": "Show versions, devices, and what can be edited in a model.",
+    "cache": "List or clear what ffedit keeps between runs.",
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are called, so that `--help` does not wait for torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import `ffedit.cli.<name>` and take the command of that name."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ffedit")
+def cli() -> None:
+    """Find where a language model holds a fact, change it, prove that nothing else moved, ship the model."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line on `arguments`; the exit code."""
+    try:
+        cli.main(arguments, prog_name="ffedit", standalone_mode=False)
+        return 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted: the model and the disk are as before", err=True)
+        return 130
+    except FFEditError as error:
+        click.echo(f"error: {error}", err=True)
+        return 3 if isinstance(error, RequirementError) else 4 if isinstance(error, CheckError) else 1

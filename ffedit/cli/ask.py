@@ -1,0 +1,30 @@
+"""`ffedit ask`: what a model says, and what it says with an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+import ffedit
+from ffedit import readout, render
+from ffedit.anatomy import Editable
+from ffedit.cli.options import FILE, Surface, model_options
+
+
+@click.command()
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@model_options
+@click.option("--edit", "edit_from", type=FILE, help="Show completions before and after this edit.")
+@click.option("--tokens", default=12, show_default=True, type=click.IntRange(1), help="Length of a completion.")
+def ask(prompts: tuple[str, ...], load_model: Callable[..., Editable], edit_from: Path | None, tokens: int) -> None:
+    """Complete PROMPTs greedily."""
+    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
+    editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
+    said = []
+    for context in [nullcontext(), *([edit.applied(editable)] if edit is not None else [])]:
+        with context:
+            said.append(readout.completions(editable, prompts, tokens))
+    Surface(None, False).show(render.sayings(prompts, *said))

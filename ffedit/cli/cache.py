@@ -1,0 +1,27 @@
+"""`ffedit cache`: what is kept between runs."""
+
+from __future__ import annotations
+
+import click
+
+from ffedit import cache as store
+
+
+@click.group()
+def cache() -> None:
+    """List or clear what ffedit keeps between runs (key statistics)."""
+
+
+@cache.command("list")
+def list_entries() -> None:
+    """Show every file with its size."""
+    entries = store.entries()
+    for entry in entries:
+        click.echo(f"{entry.stat().st_size / 1e6:8.2f} MB  {entry.relative_to(store.folder())}")
+    click.echo(f"{len(entries)} files in {store.folder()}")
+
+
+@cache.command()
+def clear() -> None:
+    """Delete every file."""
+    click.echo(f"{store.clear() / 1e6:.2f} MB set free in {store.folder()}")

@@ -1,0 +1,22 @@
+"""`ffedit doctor`: is everything there, and what can be edited?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from ffedit import render
+from ffedit.anatomy import Editable
+from ffedit.cli.options import Surface, model_options
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[MODEL]")
+@model_options
+def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
+    """Show versions, devices, the cache, and the anatomy of MODEL."""
+    surface = Surface(None, False)
+    surface.show(render.environment())
+    editable = load_model(name or "atlas")
+    surface.show(render.model_line(editable), render.anatomy_table(editable))

@@ -1,0 +1,37 @@
+"""`ffedit evaluate`: scores of facts on a model, before and after an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import ffedit
+from ffedit import render
+from ffedit.anatomy import Editable
+from ffedit.cli import result
+from ffedit.cli.options import FILE, Surface, fact_options, model_options, output_options
+from ffedit.facts import Fact
+from ffedit.progressbar import progress_bars
+from ffedit.verdict import verdict
+
+
+@click.command()
+@fact_options
+@model_options
+@click.option("--edit", "edit_from", type=FILE, help="Measure before and after this edit.")
+@output_options
+def evaluate(
+    facts: list[Fact], load_model: Callable[..., Editable], edit_from: Path | None, surface: Surface
+) -> None:
+    """Score the facts of FACTS (a file in any known format, or -) on a model."""
+    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
+    editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
+    surface.show(render.model_line(editable))
+    with progress_bars(surface.quiet) as progress:
+        report = ffedit.evaluate(editable, facts, edit, progress)
+    surface.show(render.before_after(report), render.what_it_says(report))
+    if edit is not None:
+        surface.show(verdict(report, edit))
+    surface.write_json(result.measured(editable, report))

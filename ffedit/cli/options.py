@@ -1,0 +1,133 @@
+"""Options that several commands share, and what they become."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import transformers
+from rich.console import Console, RenderableType
+
+from ffedit.anatomy import Editable
+from ffedit.checkpoint import load
+from ffedit.errors import EditError, FFEditError
+from ffedit.facts import Fact
+from ffedit.reading import read_facts
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
+
+
+def model_options(command: Command) -> Command:
+    """`--model` and how it is loaded; the command receives `load_model`, a function of the model's default name."""
+
+    @click.option("--model", "-m", help="Hub id or folder.  [default: atlas, the embedded model]")
+    @click.option("--device", default="auto", show_default=True, help="auto, cpu, or any torch device.")
+    @click.option("--dtype", default="auto", show_default=True, help="auto, float32, float16 or bfloat16.")
+    @click.option("--revision", help="Branch, tag or commit of a hub id.")
+    @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint.")
+    @click.option("--value-matrix", help="Path of the value matrix inside a layer, where it is not recognised.")
+    @functools.wraps(command)
+    def wrapped(model: str | None, *args: Any, **kwargs: Any) -> Any:
+        loading = {name: kwargs.pop(name) for name in ("device", "dtype", "revision", "trust_remote_code", "value_matrix")}
+
+        def load_model(default: str = "atlas") -> Editable:
+            transformers.utils.logging.disable_progress_bar()
+            transformers.utils.logging.set_verbosity_error()
+            return load(model or default, **loading)
+
+        return command(*args, load_model=load_model, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def fact_options(command: Command) -> Command:
+    """FACTS, or `--subject`, `--prompt`, `--target`, `--previous`; the command receives `facts`."""
+
+    @click.argument("facts", required=False, metavar="[FACTS]")
+    @click.option("--subject", help="Instead of FACTS: whom the fact is about.")
+    @click.option("--prompt", help="Instead of FACTS: the prompt, with {} or the subject in it.")
+    @click.option("--target", help="The new object.")
+    @click.option("--previous", help="The object that the model says now.")
+    @functools.wraps(command)
+    def wrapped(
+        facts: str | None, subject: str | None, prompt: str | None, target: str | None, previous: str | None, **kwargs: Any
+    ) -> Any:
+        if (facts is None) == (subject is None and prompt is None):
+            raise click.UsageError("give either FACTS (a file, or - for standard input) or --subject and --prompt")
+        needs_target = command.__name__ != "locate"
+        if facts is not None:
+            return command(facts=read_facts(facts, need_targets=needs_target), **kwargs)
+        if subject is None or prompt is None or (target is None and needs_target):
+            raise click.UsageError("--subject, --prompt and --target belong together")
+        return command(facts=[Fact(subject, prompt, target, previous)], **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def output_options(command: Command) -> Command:
+    """`--json` and `--quiet`; the command receives a `surface`."""
+
+    @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
+    @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
+    @functools.wraps(command)
+    def wrapped(json_to: str | None, quiet: bool, **kwargs: Any) -> Any:
+        return command(surface=Surface(json_to, quiet), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+class Surface:
+    """Where a command shows things: a terminal, and perhaps one JSON object."""
+
+    def __init__(self, json_to: str | None, quiet: bool) -> None:
+        self.json_to = json_to
+        self.quiet = quiet or json_to == "-"
+        self._console = Console(quiet=self.quiet, highlight=False)
+
+    def show(self, *parts: RenderableType | None) -> None:
+        """Print, each part followed by an empty line."""
+        for part in parts:
+            if part is not None:
+                self._console.print(part)
+                self._console.print()
+
+    def write_json(self, result: dict[str, Any]) -> None:
+        """Write the result where `--json` says.
+
+        Raises:
+            FFEditError: the file cannot be written.
+        """
+        if self.json_to is None:
+            return
+        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+        if self.json_to == "-":
+            sys.stdout.write(text)
+            return
+        try:
+            Path(self.json_to).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise FFEditError(f"{self.json_to}: cannot be written ({error.strerror})") from error
+
+
+def parse_layers(text: str, depth: int) -> range:
+    """The layers that `--layers` allows: auto, N or A-B.
+
+    Raises:
+        EditError: it is none of these, or not in the model.
+    """
+    if text == "auto":
+        return range(depth)
+    first, dash, last = text.partition("-")
+    try:
+        chosen = range(int(first), int(last if dash else first) + 1)
+    except ValueError as error:
+        raise EditError(f"--layers {text!r} is not known; give auto, one layer (4) or a range (3-8)") from error
+    if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
+        raise EditError(f"--layers {text} was asked for, but the model has layers 0 to {depth - 1}")
+    return chosen

@@ -1,0 +1,200 @@
+"""The heat map of a trace in a terminal, and the choice of a layer in words.
+
+A cell is solid colour where there is colour, and a shade character underneath: what is piped, copied or
+read without colour says the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.style import Style
+from rich.text import Text
+
+from ffedit.locator import Trace, TraceSet
+from ffedit.locator.trace import span_of
+from ffedit.picture import NEGATIVE, Picture, Row, colour, number, picture, quoted
+
+SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"
+LABEL_CELLS = 14
+MOST_CELLS = 4
+# Below these the trace names no site at the subject: the share of the total effect that one layer brings
+# back there, and the total effect itself, in probability.
+WEAK_SHARE, WEAK_TOTAL = 0.1, 0.05
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Token rows and layer columns, as wide as the console lets them be."""
+
+    picture: Picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Title, rows, axis, mark and legend."""
+        shown = self.picture
+        labels = min(LABEL_CELLS, max(cell_len(row.label) for row in shown.rows))
+        room = max(8, options.max_width - labels - 8)
+        group = -(-shown.depth // room)
+        columns = -(-shown.depth // group)
+        cell = max(1, min(MOST_CELLS, room // columns))
+        shades = SHADES_ASCII if options.ascii_only else SHADES
+        # Sixteen colours cannot show a ramp; there the shade characters do it alone.
+        coloured = not console.no_color and console.color_system not in (None, "standard")
+        yield Text(shown.title[0], style="bold")
+        yield Text(shown.title[1])
+        yield Text("")
+        for row in shown.rows:
+            yield self._row(row, labels, group, columns, cell, shades, coloured)
+        yield self._axis(labels, group, columns, cell)
+        yield self._mark(labels, group, columns, cell, "^" if options.ascii_only else "▲")
+        yield Text("")
+        yield self._legend(shades, coloured)
+        if remarks := self._remarks(group):
+            yield remarks
+
+    def _row(
+        self, row: Row, labels: int, group: int, columns: int, cell: int, shades: str, coloured: bool
+    ) -> Text:
+        label = Text(row.label, style="bold" if row.subject else "dim" if row.run else "")
+        label.truncate(labels, overflow="ellipsis")
+        line = Text(" " * (labels - label.cell_len), no_wrap=True, overflow="crop").append_text(label)
+        line.append("* " if row.subject else "  ", style="bold")
+        for column in range(columns):
+            effect = float(row.effects[column * group : (column + 1) * group].max())
+            line.append_text(_cell(self.picture.share(effect), cell, shades, coloured))
+        return line.append(f" {number(float(row.effects.max())):>5}", style="dim")
+
+    def _axis(self, labels: int, group: int, columns: int, cell: int) -> Text:
+        widest = len(str(self.picture.depth - 1)) + 1
+        step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if step * cell >= widest)
+        axis = ""
+        for column in range(0, columns, step):
+            text = str(column * group)
+            axis = axis.ljust(column * cell + (cell - len(text)) // 2 if cell > 2 else column * cell) + text
+        line = Text("layer".rjust(labels) + "  ", style="dim", no_wrap=True, overflow="crop")
+        return line.append(f"{axis:<{columns * cell}}").append(f" {'most':>5}")
+
+    def _mark(self, labels: int, group: int, columns: int, cell: int, mark: str) -> Text:
+        before = (self.picture.layer // group) * cell + (cell - 1) // 2
+        text = f"layer {self.picture.layer}"
+        if before + 2 + len(text) <= columns * cell + 6:
+            line = " " * before + f"{mark} {text}"
+        else:
+            line = f"{text} {mark}".rjust(before + 1)
+        return Text(" " * (labels + 2) + line, style="bold", no_wrap=True, overflow="crop")
+
+    def _legend(self, shades: str, coloured: bool) -> Text:
+        shown = self.picture
+        if shown.scale == 0:
+            return Text("No restoration brings any probability back.")
+        line = Text("0 ")
+        for i in range(10):
+            line.append_text(_cell(i / 9, 1, shades, coloured))
+        line.append(f" {number(shown.scale)} of probability brought back")
+        if any(row.subject for row in shown.rows):
+            line.append("   * subject")
+        return line
+
+    def _remarks(self, group: int) -> Text:
+        shown, remarks = self.picture, []
+        if shown.share(shown.lowest) < -NEGATIVE:
+            remarks.append(f"- restoring takes away, up to {number(-shown.lowest)}")
+        if group > 1:
+            remarks.append(f"a column is {group} layers and shows their largest effect")
+        if any(row.run for row in shown.rows):
+            remarks.append("… shows the largest effect of its tokens")
+        return Text("\n".join(remarks), style="dim")
+
+
+def _cell(share: float, width: int, shades: str, coloured: bool) -> Text:
+    if share < -NEGATIVE:
+        style = Style(color="#a8a8a8", bgcolor=colour(0)) if coloured else Style()
+        return Text("-" * width, style=style)
+    shade = shades[max(0, min(len(shades) - 1, round(share * (len(shades) - 1))))]
+    return Text(
+        shade * width, style=Style(color=colour(share), bgcolor=colour(share)) if coloured else Style()
+    )
+
+
+def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
+    """A trace as a heat map; several facts are averaged by the role of a token.
+
+    `layer` is the one to mark, by default the trace's own choice.
+    """
+    return HeatMap(picture(trace, layer))
+
+
+def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> Text:
+    """Which layer is edited and why, in words; and what the trace does not show.
+
+    Args:
+        trace: of feed-forward outputs or of states.
+        chosen: the layer that is edited.
+        asked: what the user asked for; "auto" where the trace decided.
+    """
+    traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
+    one = traces[0]
+    best, at_subject = trace.layer, trace.at_subject
+    peak = int(at_subject.argmax())
+    layers = span_of(peak, one.window, len(at_subject))
+    if one.kind == "state":
+        what = f"the hidden state after layer {peak}"
+    elif len(layers) > 1:
+        what = f"the feed-forward outputs of layers {layers[0]}–{layers[-1]}"
+    else:
+        what = f"the feed-forward output of layer {peak}"
+    where = "the subject's last token"
+    if len(traces) == 1:
+        where += f" ({quoted(one.tokens[one.subject_last])})"
+    average = f", on average over {len(traces)} facts" if len(traces) > 1 else ""
+    shown = number(float(at_subject[peak]))
+    share = f"{shown} of the {number(trace.total)} that the noise destroys{average}"
+    why = f"restoring {what} at {where} brings back {share}"
+    if one.kind == "feed_forward" and len(layers) > 1:
+        why += f"; of these, layer {best} alone brings back most, {number(float(trace.alone[best]))}"
+    line = Text(f"Layer {chosen}: ", style="bold")
+    if chosen != best:
+        why = f"tracing would have chosen {best}: {why}"
+    if asked != "auto":
+        why = f"you asked for it{'; ' if chosen != best else ', and tracing agrees: '}{why}"
+    line.append(f"{why}.", style="not bold")
+    for note in _doubts(trace, traces):
+        line.append(f"\n{note}", style="yellow not bold")
+    return line
+
+
+def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
+    """Where the trace says little, in words that say what to do."""
+    notes = []
+    largest = float(trace.at_subject.max())
+    others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
+    if trace.total < WEAK_TOTAL:
+        notes.append(
+            f"The noise hardly changes the answer (total effect {number(trace.total)}), so the trace says "
+            f"little about where it is recalled; name a layer yourself ({others})."
+        )
+    elif largest < WEAK_SHARE * trace.total:
+        end = float(np.mean([one.effects[:, -1].max() for one in traces]))
+        notes.append(
+            f"The trace shows no clear site at the subject: at most {number(largest)} comes back at its last "
+            f"token, {number(end)} at the prompt's. The edit may not take or not generalise; compare other "
+            f"layers ({others})."
+        )
+    unknown = [one for one in traces if not one.known]
+    if len(traces) == 1 and unknown:
+        notes.append(
+            f"The model does not answer {quoted(unknown[0].answer)} by itself, so this traces an answer that "
+            "it does not give; check the prompt and the previous object."
+        )
+    elif unknown:
+        notes.append(
+            f"For {len(unknown)} of {len(traces)} facts the model does not give the traced answer by itself; "
+            "the average holds them too."
+        )
+    return notes
+
+
+__all__ = ["HeatMap", "heat_map", "layer_choice"]

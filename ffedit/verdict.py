@@ -1,0 +1,184 @@
+"""One sentence on an edit that a person can act on: did it take, what else moved, and what to try.
+
+Honest in both directions: that an edit did not take is said in words and not only in a colour, and that the
+rest held is said of what was measured only.
+"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from ffedit.editor import Edit
+from ffedit.evaluator import Report, Scores
+from ffedit.evaluator.scores import FactScores
+from ffedit.facts import occurrences
+from ffedit.picture import number, quoted
+
+# What counts as damage: a rate that falls by more than FELL, more drift than DRIFTED (nats per token).
+FELL, DRIFTED = 0.05, 0.1
+ROUNDING = 1e-9
+# Below this, a fact is said to be known in its own words only.
+FEW_WORDINGS = 0.5
+# A batch of which fewer facts took than this share did not take.
+MOSTLY = 0.5
+KEPT = ("specificity", "same_subject")
+
+
+def took(score: FactScores) -> bool:
+    """Whether the new object is more likely than the old and is what the model says freely."""
+    return score.scores.efficacy == 1 and score.scores.generation in (None, 1)
+
+
+def knew_previous(score: FactScores) -> bool:
+    """Whether the model said the old object; true where none was named."""
+    previous = score.fact.previous
+    return previous is None or score.says.strip().casefold().startswith(previous.casefold())
+
+
+def fell(before: float, after: float) -> bool:
+    """Whether a rate that should be kept fell by more than the threshold."""
+    return before - after > FELL + ROUNDING
+
+
+def damage(before: Scores, after: Scores) -> list[str]:
+    """What fell or moved by more than the thresholds, in words."""
+    found = []
+    for name in KEPT:
+        old, new = getattr(before, name), getattr(after, name)
+        if old is not None and new is not None and fell(old, new):
+            found.append(f"{name} fell from {old:.2f} to {new:.2f}")
+    if after.drift is not None and after.drift > DRIFTED:
+        found.append(f"drift on generic text is {number(after.drift)} nats per token")
+    return found
+
+
+def verdict(report: Report, edit: Edit | None = None) -> Text:
+    """Whether the edit took and what it cost; then, line by line, what makes this less than it seems."""
+    if report.after is None or report.facts_after is None:
+        known = sum(took(score) for score in report.facts_before)
+        count = len(report.facts_before)
+        text = Text(f"Measured without an edit: the model already gives {known} of {count} new objects.")
+    else:
+        text = _outcome(report.before, report.after, report.facts_before, report.facts_after, edit)
+        for warning in (*_runs_on(report.facts_after), *_warnings(report.facts_before)):
+            text.append(f"\n{warning}", style="not bold yellow")
+    return text
+
+
+def _outcome(
+    before: Scores,
+    after: Scores,
+    facts_before: tuple[FactScores, ...],
+    facts_after: tuple[FactScores, ...],
+    edit: Edit | None,
+) -> Text:
+    count = len(facts_after)
+    failed = [score for score in facts_after if not took(score)]
+    broken = damage(before, after)
+    few = after.paraphrase is not None and after.paraphrase < FEW_WORDINGS
+    if failed:
+        if len(failed) > (1 - MOSTLY) * count:
+            head, style = "THE EDIT DID NOT TAKE", "bold red"
+        else:
+            head, style = f"The edit took in part, for {count - len(failed)} of {count} facts", "bold yellow"
+        also = f" Besides, {' and '.join(broken)}." if broken else ""
+        return Text(f"{head}: {_failure(failed, count)}.{also} {_advice(edit)}", style=style)
+    done = _success(facts_before, facts_after)
+    if broken:
+        line = f"Done, but something else broke: {done}, but {' and '.join(broken)}. {_advice(edit)}"
+        return Text(line, style="bold yellow")
+    if few:
+        short = f"in few other wordings (paraphrase {after.paraphrase:.2f})"
+        return Text(f"Done, but narrowly: {done}, {short}. {_advice(edit)}", style="bold yellow")
+    return Text(f"Done: {done}{_rest(before, after)}.", style="bold green")
+
+
+def _failure(failed: list[FactScores], count: int) -> str:
+    weaker = [score for score in failed if score.scores.efficacy != 1]
+    if count == 1:
+        (score,) = failed
+        new = quoted(score.fact.new_object)
+        if weaker:
+            return f"{new} is not more likely than the old object; the model says {quoted(score.says)}"
+        return (
+            f"{new} is now more likely than the old object, but by itself the model says {quoted(score.says)}"
+        )
+    parts = []
+    if weaker:
+        parts.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
+    if len(failed) > len(weaker):
+        parts.append(
+            f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself"
+        )
+    return ", and ".join(parts)
+
+
+def _success(before: tuple[FactScores, ...], after: tuple[FactScores, ...]) -> str:
+    if len(after) > 1:
+        return f"the model now says all {len(after)} new objects"
+    fact = after[0].fact
+    instead = fact.previous is not None and knew_previous(before[0]) and not took(before[0])
+    old = f" instead of {quoted(fact.previous or '')}" if instead else ""
+    return f"the model now says {quoted(fact.new_object)}{old}"
+
+
+def _rest(before: Scores, after: Scores) -> str:
+    """What was measured besides, and held; and what was not measured."""
+    held = [
+        f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}"
+        for name in KEPT
+        if getattr(before, name) is not None and getattr(after, name) is not None
+    ]
+    missing = [name for name in KEPT if getattr(after, name) is None]
+    if after.drift is not None:
+        held.append(f"drift {number(after.drift)} nats per token")
+    text = f", and what else was measured held ({', '.join(held)})" if held else ""
+    return text + (f"; {' and '.join(missing)} could not be measured" if missing else "")
+
+
+def _advice(edit: Edit | None) -> str:
+    if edit is None:
+        return "Try another layer (--layers N)."
+    layers = ", ".join(map(str, edit.layers))
+    config = edit.provenance.get("config")
+    steps = config.get("steps") if isinstance(config, dict) else None
+    more = f" or more than {steps} steps (EditConfig.steps)" if steps else ""
+    return f"Try another layer than {layers} (--layers N){more}."
+
+
+def _runs_on(after: tuple[FactScores, ...]) -> list[str]:
+    """New objects that were said only as the beginning of another word: "Tom" in "Tommy"."""
+    some = []
+    for score in after:
+        new = score.fact.new_object
+        if took(score) and score.says.startswith(new) and next(occurrences(score.says, new), (1, 0))[0] != 0:
+            some.append(score)
+    if not some:
+        return []
+    example = f"{quoted(some[0].fact.new_object)} in {quoted(some[0].says)}"
+    which = "The new object is" if len(after) == 1 else f"{len(some)} of {len(after)} new objects are"
+    return [f"{which} said only as the beginning of another word: {example}."]
+
+
+def _warnings(before: tuple[FactScores, ...]) -> list[str]:
+    """What makes success before the edit's own doing."""
+    notes, count = [], len(before)
+    believed = [score for score in before if score.scores.efficacy == 1]
+    if believed and count == 1:
+        new = quoted(believed[0].fact.new_object)
+        notes.append(f"Even before the edit the model found {new} more likely than the old object.")
+    elif believed:
+        share = f"{len(believed)} of {count} new objects"
+        notes.append(f"{share} were more likely than the old ones even before the edit.")
+    ignorant = [score for score in before if not knew_previous(score)]
+    if ignorant and count == 1:
+        (score,) = ignorant
+        old = quoted(score.fact.previous or "")
+        notes.append(f"It did not know the old object {old}: before the edit it said {quoted(score.says)}.")
+    elif ignorant:
+        share = f"{len(ignorant)} of {count} old objects"
+        notes.append(f"{share} were not known: the model said something else before the edit.")
+    return notes
+
+
+__all__ = ["DRIFTED", "FELL", "damage", "fell", "knew_previous", "took", "verdict"]

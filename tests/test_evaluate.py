@@ -1,0 +1,268 @@
+"""Scores equal a plain loop over one prompt at a time, written from the definitions in scores.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import fmean, harmonic_mean
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+from ffedit import Fact, FactError, evaluate
+from ffedit.anatomy import Editable
+from ffedit.evaluator import NAMES, Scores, mean_scores
+from ffedit.evaluator.evaluate import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
+from ffedit.readout import own_text
+
+FACTS = [
+    Fact(
+        "Eiffel tower",
+        "the {} is located in",
+        target="the old Rome",
+        previous="Paris",
+        paraphrases=["{} stands in", "the city of {} is"],
+        neighbors=[
+            {"prompt": "Marie Curie stands in", "target": "France"},
+            {"prompt": "old tower stands in", "target": "Rome"},
+        ],
+        same_subject=["{} is a", {"prompt": "the city of {} is", "target": "Paris ."}],
+    ),
+    Fact(
+        "Leo Tolstoy",
+        "{} stands in",
+        target="Italy",
+        previous="Germany",
+        neighbors=["Marie Curie stands in", {"prompt": "the Eiffel tower is located in", "target": "Paris"}],
+    ),
+    Fact("Nile river", "{} stands in", target="Madrid", paraphrases=["the {} is located in"]),
+    Fact("Mount Everest", "{} stands in", target="Italy", previous="Rome", same_subject=["{} and"]),
+]
+
+
+class Shaken:
+    """A change of one value matrix, as an edit is applied and taken back."""
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    @contextmanager
+    def applied(self, editable: Editable) -> Iterator[None]:
+        value = editable.memories[1].value
+        kept = value.clone()
+        value.add_(self.size * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
+        try:
+            yield
+        finally:
+            value.copy_(kept)
+
+
+class Plain:
+    """The definitions, one prompt and one forward pass at a time; `old` is settled before the edit."""
+
+    def __init__(self, editable: Editable, facts: list[Fact]) -> None:
+        self.editable, self.facts = editable, facts
+        self.old = {f: f.previous or self.says(f.text, 1) for f in facts}
+        self.true: dict[tuple[Fact, str], str] = {
+            (f, p.prompt): p.target or self.says(p.prompt, 1) for f in facts for p in f.same_subject_probes
+        }
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.editable.tokenizer(text)["input_ids"])
+
+    def p(self, prompt: str, answer: str) -> float:
+        whole, start = self.ids(f"{prompt} {answer}"), len(self.ids(prompt))
+        with torch.no_grad():
+            logits = self.editable.model(input_ids=torch.tensor([whole])).logits[0].double().log_softmax(-1)
+        return float(torch.stack([logits[i - 1, whole[i]] for i in range(start, len(whole))]).mean().exp())
+
+    def says(self, prompt: str, count: int) -> str:
+        ids = self.ids(prompt)
+        for _ in range(count):
+            with torch.no_grad():
+                ids.append(int(self.editable.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        return str(self.editable.tokenizer.decode(ids[-count:]))
+
+    def scores(self, fact: Fact) -> dict[str, float | None]:
+        new, old = str(fact.target), self.old[fact]
+        edited = {text for f in self.facts for text in (f.text, *f.paraphrase_texts)}
+        neighbors = [(p.prompt, p.target or old) for p in fact.neighbor_probes if p.prompt not in edited]
+        same = [
+            (p.prompt, self.true[fact, p.prompt]) for p in fact.same_subject_probes if p.prompt not in edited
+        ]
+
+        def mean(values: Any) -> float | None:
+            some = [float(value) for value in values]
+            return fmean(some) if some else None
+
+        found = {
+            "efficacy": mean([self.p(fact.text, new) > self.p(fact.text, old)]),
+            "paraphrase": mean(self.p(x, new) > self.p(x, old) for x in fact.paraphrase_texts),
+            "specificity": mean(self.p(x, true) > self.p(x, new) for x, true in neighbors),
+            "same_subject": mean(self.says(x, len(true.split())) == true for x, true in same),
+            "generation": mean([self.says(fact.text, len(new.split())) == new]),
+            "efficacy_magnitude": mean([self.p(fact.text, new) - self.p(fact.text, old)]),
+            "paraphrase_magnitude": mean(self.p(x, new) - self.p(x, old) for x in fact.paraphrase_texts),
+            "specificity_magnitude": mean(self.p(x, true) - self.p(x, new) for x, true in neighbors),
+            "same_subject_magnitude": mean(self.p(x, true) - self.p(x, new) for x, true in same),
+        }
+        three = [found["efficacy"], found["paraphrase"], found["specificity"]]
+        return found | {"score": None if None in three else harmonic_mean(three), "drift": None}
+
+
+def same(scores: Scores, expected: dict[str, float | None]) -> None:
+    for name, value in scores.to_dict().items():
+        assert value == (None if expected[name] is None else pytest.approx(expected[name], abs=1e-5)), name
+
+
+@pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("gpt_neo", True), ("llama", True)])
+def test_scores_equal_the_plain_loop_before_and_after(family: str, bos: bool) -> None:
+    editable = zoo.trained(family, bos)
+    plain, change = Plain(editable, FACTS), Shaken(0.4)
+    report = evaluate(editable, FACTS, change)
+    assert report.after is not None and report.facts_after is not None
+    before = [plain.scores(fact) for fact in FACTS]
+    with change.applied(editable):
+        after = [plain.scores(fact) for fact in FACTS]
+    assert before != after
+    for facts, expected in ((report.facts_before, before), (report.facts_after, after)):
+        for one, fact, numbers in zip(facts, FACTS, expected, strict=True):
+            assert one.fact == fact
+            same(one.scores, numbers)
+    for whole, expected, drift in ((report.before, before, None), (report.after, after, report.after.drift)):
+        means: dict[str, float | None] = {}
+        for name in whole.to_dict():
+            some = [n for numbers in expected if (n := numbers[name]) is not None]
+            means[name] = fmean(some) if some else None
+        three = [means[name] for name in ("efficacy", "paraphrase", "specificity")]
+        same(whole, means | {"score": harmonic_mean(three), "drift": drift})
+
+
+@pytest.mark.parametrize("family", ["gpt_neo", "llama"])
+def test_drift_is_the_mean_divergence_of_next_token_distributions(family: str) -> None:
+    editable, change = zoo.trained(family), Shaken(0.3)
+    rows = own_text(editable, DRIFT_ROWS, DRIFT_TOKENS, DRIFT_SEED)
+
+    def distributions() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [
+                editable.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
+                for row in rows
+            ]
+
+    usual = distributions()
+    with change.applied(editable):
+        changed = distributions()
+    kl = [float((a.exp() * (a - b)).sum(-1).mean()) for a, b in zip(usual, changed, strict=True)]
+    report = evaluate(editable, FACTS[:1], change)
+    assert report.after is not None and report.before.drift is None
+    assert report.after.drift == pytest.approx(fmean(kl), rel=1e-4) and fmean(kl) > 1e-3
+
+
+def test_an_edit_that_changes_nothing_has_no_drift_and_the_same_scores() -> None:
+    editable = zoo.trained("gpt2")
+    report = evaluate(editable, FACTS, Shaken(0.0))
+    assert report.after is not None and report.after.drift == 0.0
+    assert mean_scores([f.scores for f in report.facts_after or ()]) == report.before
+
+
+def test_without_an_edit_there_is_no_after() -> None:
+    report = evaluate(zoo.trained("gpt2"), FACTS)
+    assert report.after is None and report.facts_after is None
+    assert report.before.efficacy == 0.25, "of four facts the model knows one already"
+
+
+def test_what_was_not_there_to_measure_is_none() -> None:
+    bare = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
+    scores = evaluate(zoo.trained("gpt2"), [bare]).before
+    nothing = {name for name, value in scores.to_dict().items() if value is None}
+    assert nothing == {
+        "paraphrase", "specificity", "same_subject", "score", "drift",
+        "paraphrase_magnitude", "specificity_magnitude", "same_subject_magnitude",
+    }  # fmt: skip
+    assert set(NAMES) <= set(scores.to_dict())
+
+
+def test_a_tie_is_no_success() -> None:
+    editable = zoo.trained("gpt2")
+    with torch.no_grad():
+        editable.unembedding.weight.zero_()  # all words are equally likely
+    fact = Fact(
+        "Eiffel tower",
+        "the {} is in",
+        "Rome",
+        "Paris",
+        ["{} stands in"],
+        [{"prompt": "a tower is in", "target": "Paris"}],
+    )
+    scores = evaluate(editable, [fact]).before
+    assert (scores.efficacy, scores.paraphrase, scores.specificity, scores.score) == (0.0, 0.0, 0.0, 0.0)
+    assert (scores.efficacy_magnitude, scores.specificity_magnitude) == (0.0, 0.0)
+
+
+def test_neighbors_whose_own_fact_is_edited_in_the_batch_do_not_count() -> None:
+    editable = zoo.trained("gpt2")
+    near = {"prompt": "the old tower is located in", "target": "Rome"}
+    one = Fact("Eiffel tower", "the {} is located in", "Berlin", "Paris", neighbors=[near])
+    other = Fact("old tower", "the {} is located in", "Berlin", "Rome")
+    rephrased = Fact("old tower", "{} stands in", "Berlin", "Rome", paraphrases=["the {} is located in"])
+    assert evaluate(editable, [one]).before.specificity == 1.0
+    for second in (other, rephrased):
+        assert evaluate(editable, [one, second]).before.specificity is None
+
+
+def test_every_token_of_an_object_counts_and_not_the_first_only() -> None:
+    editable = zoo.trained("llama")
+    fact = Fact("Eiffel tower", "the {} is located in", "Paris piano", "Paris .")
+    scores = evaluate(editable, [fact]).before
+    assert scores.efficacy == 0.0 and scores.generation == 0.0
+    plain = Plain(editable, [fact])
+    expected = plain.p(fact.text, "Paris piano") - plain.p(fact.text, "Paris .")
+    assert scores.efficacy_magnitude == pytest.approx(expected, abs=1e-5)
+    assert expected < -0.3, "the second token decides"
+    said = evaluate(editable, [Fact("Eiffel tower", "the {} is located in", "Paris .", "Rome")]).before
+    assert said.generation == 1.0
+
+
+def test_same_subject_is_what_is_generated_and_not_what_is_likelier() -> None:
+    editable = zoo.trained("gpt_neo")
+    probe = {"prompt": "{} stands in", "target": "Rome"}  # likelier than the new object, but not what is said
+    fact = Fact("Eiffel tower", "the {} is located in", "piano", "Paris", same_subject=[probe])
+    scores = evaluate(editable, [fact]).before
+    assert scores.same_subject == 0.0
+    own = Fact("Eiffel tower", "the {} is located in", "piano", "Paris", same_subject=["{} stands in"])
+    assert evaluate(editable, [own]).before.same_subject == 1.0
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    editable = zoo.trained("llama")
+    before = zoo.snapshot(editable)
+    evaluate(editable, FACTS, Shaken(0.5))
+    assert zoo.unchanged(editable, before)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in editable.model.modules())
+
+
+def test_a_prompt_that_fills_the_context_is_measured() -> None:
+    editable = zoo.trained("gpt2")
+    fact = Fact("Eiffel tower", "the " * 59 + "{} is in", "Rome", "Paris")
+    assert editable.max_tokens == 64 and evaluate(editable, [fact]).before.efficacy is not None
+    unsaid = Fact("Eiffel tower", "the " * 59 + "{} is in", "Rome")
+    assert evaluate(editable, [unsaid]).before.efficacy is not None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [],
+        [Fact("Eiffel tower", "the {} is in", None)],
+        [Fact("Eiffel tower", "the {} is in", "東京", "Paris")],
+        [Fact("Eiffel tower", "the " * 70 + "{} is in", "Rome", "Paris")],
+        [Fact("Eiffel tower", "the {} is in", "Rome", "Paris", paraphrases=["the " * 70])],
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(bad: list[Fact]) -> None:
+    with pytest.raises(FactError) as caught:
+        evaluate(zoo.trained("gpt2"), bad)
+    assert "\n" not in str(caught.value)

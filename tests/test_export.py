@@ -1,0 +1,287 @@
+"""A checkpoint comes back in a fresh process with the same numbers, or does not go out at all."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from safetensors.torch import load_file
+
+import ffedit
+from ffedit import CheckError, Edit, EditConfig, EditError, Fact, ModelError
+from ffedit.anatomy import Editable
+from ffedit.editor import Corpus, rome
+
+FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", ["{} stands in"])
+TEXT = "the Eiffel tower is located in Rome"
+# One process for all cases: from_pretrained as anybody would call it, no ffedit.
+FRESH = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+for folder in sys.argv[1:]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    saved = str(model.dtype)
+    with torch.no_grad():
+        own = model(input_ids=ids).logits.double()
+        wide = model.float()(input_ids=ids).logits.double()
+    print(json.dumps({"dtype": saved, "ids": ids[0].tolist(),
+                      "own": own.tolist(), "float32": wide.tolist()}))
+"""
+
+
+@dataclass
+class Case:
+    editable: Editable
+    edit: Edit
+    report: ffedit.Report
+    before: dict[str, torch.Tensor]
+    folder: Path
+    logits: torch.Tensor
+    fresh: dict[str, Any]
+
+
+def load_saved(family: str, dtype: torch.dtype, folder: Path) -> Editable:
+    """A model that comes from a checkpoint in `dtype`."""
+    editable = zoo.trained(family, True, dtype)
+    editable.model.save_pretrained(folder)
+    editable.tokenizer.save_pretrained(folder)
+    return ffedit.load(folder)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]:
+    base = tmp_path_factory.mktemp("export")
+    wanted = {"gpt2": torch.float32, "llama": torch.bfloat16, "gpt_neo": torch.float16}
+    made: dict[str, Case] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFEDIT_CACHE", str(base / "cache"))
+        for family, dtype in wanted.items():
+            editable = load_saved(family, dtype, base / f"{family}-base")
+            before = zoo.snapshot(editable)
+            config = EditConfig(contexts=2, phrasings=2, steps=5)
+            edit = rome(editable, [FACT], 1, config, Corpus(tokens=300))
+            report = ffedit.evaluate(editable, [FACT], edit)
+            edit = edit.scored(report)
+            folder = ffedit.export(editable, edit, base / "out" / family)
+            ids = editable.tokenizer(TEXT, return_tensors="pt")["input_ids"]
+            with edit.applied(editable), torch.no_grad():
+                logits = editable.model(input_ids=ids).logits.double()
+            made[family] = Case(editable, edit, report, before, folder, logits, {})
+    command = [sys.executable, "-c", f"TEXT = {TEXT!r}{FRESH}", *(str(case.folder) for case in made.values())]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    for case, line in zip(made.values(), lines, strict=True):
+        case.fresh = json.loads(line)
+    yield made
+
+
+every_case = pytest.mark.parametrize(
+    ("family", "dtype", "computed"),
+    [("gpt2", "float32", "own"), ("llama", "bfloat16", "own"), ("gpt_neo", "float16", "float32")],
+)
+
+
+@every_case
+def test_a_fresh_process_sees_the_same_logits(
+    cases: dict[str, Case], family: str, dtype: str, computed: str
+) -> None:
+    case = cases[family]
+    assert case.fresh["dtype"].removeprefix("torch.") == dtype
+    assert torch.equal(torch.tensor(case.fresh[computed], dtype=torch.float64), case.logits)
+    assert case.fresh["ids"] == case.editable.tokenizer(TEXT)["input_ids"]
+
+
+@every_case
+def test_the_weights_are_those_of_the_base_but_for_one_matrix(
+    cases: dict[str, Case], family: str, dtype: str, computed: str
+) -> None:
+    case = cases[family]
+    written = load_file(case.folder / "model.safetensors")
+    base = load_file(case.folder.parents[1] / f"{family}-base" / "model.safetensors")
+    assert written.keys() == base.keys()
+    changed = {name for name in base if not torch.equal(base[name], written[name])}
+    assert changed == {case.editable.memories[1].parameter}
+    assert {tensor.dtype for tensor in written.values()} == {getattr(torch, dtype)}
+    assert zoo.unchanged(case.editable, case.before), "the model in memory is as before"
+
+
+def test_scores_are_taken_on_weights_rounded_to_the_saved_dtype(cases: dict[str, Case]) -> None:
+    editable = cases["gpt_neo"].editable
+    memory = editable.memories[1]
+    assert memory.weight.dtype == torch.float32 and memory.saved_dtype == torch.float16
+    with cases["gpt_neo"].edit.applied(editable):
+        assert torch.equal(memory.value, memory.value.half().float())
+
+
+def test_the_folder_holds_everything_that_is_needed(cases: dict[str, Case]) -> None:
+    for case in cases.values():
+        files = {path.name for path in case.folder.iterdir()}
+        assert {
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "README.md",
+            "ffedit_edit",
+        } <= files
+        assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in files)
+        assert case.folder.stat().st_mode & 0o777 == 0o755
+    assert {path.name for path in case.folder.parent.iterdir()} == set(cases)
+
+
+def test_the_model_card_says_what_was_edited_and_how_it_scored(cases: dict[str, Case]) -> None:
+    case = cases["llama"]
+    card = (case.folder / "README.md").read_text(encoding="utf-8")
+    front = card.split("---")[1]
+    assert f"base_model: {json.dumps(case.editable.name)}" in front and "library_name: transformers" in front
+    assert FACT.text in card and "Rome" in card and "Paris" in card
+    assert case.report.after is not None
+    before = case.report.before.to_dict()
+    for name, value in case.report.after.to_dict().items():
+        was = before[name]
+        assert value is None or f"| {name} | {'' if was is None else f'{was:.3f}'} | {value:.3f} |" in card
+    assert case.edit.fingerprint() in card and "seed: 0" in card
+
+
+def test_the_edit_inside_is_the_edit(cases: dict[str, Case]) -> None:
+    for case in cases.values():
+        again = Edit.load(case.folder / "ffedit_edit")
+        assert again.fingerprint() == case.edit.fingerprint() and again.base == case.edit.base
+        with again.applied(case.editable):
+            pass
+
+
+def test_the_export_is_a_model_like_any_other(cases: dict[str, Case]) -> None:
+    case = cases["gpt_neo"]
+    again = ffedit.load(case.folder)
+    assert again.memories[1].saved_dtype == torch.float16
+    with pytest.raises(EditError, match="edited already"):
+        case.edit.apply_(again)
+
+
+# When it fails ------------------------------------------------------------------------------------
+
+
+def nothing_left(case: Case, folder: Path) -> bool:
+    return list(folder.iterdir()) == [] and zoo.unchanged(case.editable, case.before)
+
+
+def test_a_target_that_holds_something_is_refused_without_force(
+    cases: dict[str, Case], tmp_path: Path
+) -> None:
+    case, target = cases["gpt2"], tmp_path / "out"
+    target.mkdir()
+    (target / "mine.txt").write_text("keep me")
+    with pytest.raises(EditError, match="exists already"):
+        ffedit.export(case.editable, case.edit, target)
+    assert [path.name for path in target.iterdir()] == ["mine.txt"]
+    ffedit.export(case.editable, case.edit, target, force=True)
+    assert not (target / "mine.txt").exists() and (target / "config.json").exists()
+    assert [path.name for path in tmp_path.glob("[!f]*")] == ["out"] and list(tmp_path.glob(".*")) == []
+
+
+def test_a_full_disk_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (100, 3_000, 60_000):  # the config, the edit or the weights do not fit
+        (folder := tmp_path / str(size)).mkdir()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(EditError, match="cannot be written") as caught:
+                ffedit.export(cases["gpt2"].editable, cases["gpt2"].edit, folder / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "\n" not in str(caught.value) and nothing_left(cases["gpt2"], folder)
+
+
+def test_ctrl_c_leaves_nothing_behind(
+    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.setattr(cases["gpt2"].editable.tokenizer, "save_pretrained", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ffedit.export(cases["gpt2"].editable, cases["gpt2"].edit, folder / "out")
+    assert nothing_left(cases["gpt2"], folder)
+
+
+def test_an_export_that_reads_back_differently_is_not_left_there(
+    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = cases["gpt2"]
+    save = case.editable.model.save_pretrained
+
+    def forget_the_edit(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+        save(folder, state_dict=case.before)
+
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.setattr(case.editable.model, "save_pretrained", forget_the_edit)
+    with pytest.raises(CheckError, match="not exported"):
+        ffedit.export(case.editable, case.edit, folder / "out")
+    assert nothing_left(case, folder)
+
+
+def test_an_edit_of_another_model_is_not_exported(cases: dict[str, Case], tmp_path: Path) -> None:
+    (folder := tmp_path / "here").mkdir()
+    with pytest.raises(EditError):
+        ffedit.export(cases["gpt2"].editable, cases["llama"].edit, folder / "out")
+    assert nothing_left(cases["gpt2"], folder)
+
+
+# Loading ------------------------------------------------------------------------------------------
+
+
+def refusal(source: Any, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        ffedit.load(source, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    editable = zoo.shared("gpt2")
+    editable.model.config.save_pretrained(tmp_path)
+    editable.tokenizer.save_pretrained(tmp_path)
+    torch.save(editable.model.state_dict(), tmp_path / "pytorch_model.bin")
+    assert str(tmp_path) in refusal(tmp_path)
+
+
+def test_folders_that_hold_no_model_are_refused(cases: dict[str, Case], tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{ not json")
+    refusal(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    refusal(tmp_path)
+    refusal(tmp_path / "not" / "there")
+    base = cases["gpt2"].folder.parents[1] / "gpt2-base"
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((base / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:5000])
+    refusal(tmp_path)
+
+
+def test_devices_and_dtypes_that_do_not_exist_are_refused(cases: dict[str, Case]) -> None:
+    folder = cases["gpt2"].folder
+    assert "float8" in refusal(folder, dtype="float8") and "bfloat16" in refusal(folder, dtype="float8")
+    assert "toaster" in refusal(folder, device="toaster")
+
+
+def test_the_dtype_asked_for_is_taken(cases: dict[str, Case]) -> None:
+    editable = ffedit.load(cases["gpt2"].folder, device="cpu", dtype="bfloat16")
+    assert editable.model.dtype == editable.memories[0].saved_dtype == torch.bfloat16
+
+
+def test_a_ready_pair_is_taken_as_it_is() -> None:
+    pair = (zoo.model("llama"), zoo.words())
+    editable = ffedit.load(pair)
+    assert editable.model is pair[0] and editable.tokenizer is pair[1] and not editable.model.training

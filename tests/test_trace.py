@@ -1,0 +1,248 @@
+"""Causal tracing equals a plain loop: one whole forward pass per token, layer and noise sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+
+from ffedit.anatomy import Editable
+from ffedit.errors import FactError, ModelError
+from ffedit.facts import Fact
+from ffedit.locator import Trace, locate, noise_scale
+from ffedit.readout import continuations
+
+FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
+LONG = Fact("Leo Tolstoy", "{} wrote", target="the piano", previous="the big old Anna Karenina", neighbors=())
+FACTS = [
+    FACT,
+    Fact(
+        "Anna Karenina", "Leo Tolstoy wrote {}", target="Rome", previous="in"
+    ),  # the subject ends the prompt
+    Fact("Rome", "Rome and the old Rome is in", target="Spain", previous="Italy", occurrence=1),
+]
+SAMPLES, SEED = 2, 7
+
+
+class Reference:
+    """The definitions, word by word: every number comes from passes of the whole model, one row at a time."""
+
+    def __init__(self, editable: Editable, fact: Fact, seed: int = SEED) -> None:
+        self.editable = editable
+        prompt, whole = (
+            editable.tokenizer(text)["input_ids"] for text in (fact.text, f"{fact.text} {fact.previous}")
+        )
+        self.ids, self.prompt = whole, len(prompt)
+        before = editable.tokenizer(fact.text[: fact.span[0]].rstrip())["input_ids"]
+        self.first = len(before)
+        self.end = self.first + len(fact.subject.split())
+        with torch.no_grad():
+            self.embeddings = editable.embedding(torch.arange(zoo.VOCAB))
+        draws = torch.randn(
+            SAMPLES, self.end - self.first, zoo.WIDTH, generator=torch.Generator().manual_seed(seed)
+        )
+        self.noise = 3 * self.embeddings.std() * draws
+        blocks = {("state", i): block for i, block in enumerate(editable.layers)}
+        memories = {("feed_forward", i): editable.memories[i].module for i in range(zoo.DEPTH)}
+        self.modules: dict[Any, nn.Module] = {**blocks, **memories}
+        self.kept: dict[Any, Tensor] = {}
+        self.clean = self.run(None, [], 0, keep=True)
+        self.corrupted = float(np.mean([self.run(s, [], 0) for s in range(SAMPLES)]))
+
+    def run(self, sample: int | None, restored: list[Any], position: int, keep: bool = False) -> float:
+        """Probability of the whole answer with noise `sample`, modules `restored` to clean at `position`."""
+
+        def embed(_: Any, __: Any, output: Tensor) -> Tensor:
+            output = output.clone()
+            if sample is not None:
+                output[0, self.first : self.end] += self.noise[sample]
+            return output
+
+        def hook(name: Any) -> Any:
+            def change(_: Any, __: Any, output: Any) -> Any:
+                tensor = (output[0] if isinstance(output, tuple) else output).clone()
+                flat = tensor.view(-1, tensor.shape[-1])
+                if keep:
+                    self.kept[name] = flat.clone()
+                elif name in restored:
+                    flat[position] = self.kept[name][position]
+                return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
+
+            return change
+
+        with ExitStack() as stack, torch.no_grad():
+            for handle in [
+                self.editable.embedding.register_forward_hook(embed),
+                *(module.register_forward_hook(hook(name)) for name, module in self.modules.items()),
+            ]:
+                stack.callback(handle.remove)
+            logits = (
+                self.editable.model(input_ids=torch.tensor([self.ids]), use_cache=False).logits[0].double()
+            )
+        log_probs = logits.log_softmax(-1)
+        return math.exp(sum(float(log_probs[p - 1, self.ids[p]]) for p in range(self.prompt, len(self.ids))))
+
+    def effects(self, kind: str, window: int = 1) -> np.ndarray[Any, Any]:
+        found = np.zeros((zoo.DEPTH, self.prompt))
+        for layer in range(zoo.DEPTH):
+            if kind == "state":
+                layers = range(layer, layer + 1)
+            else:  # DESIGN.md: layers max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1
+                layers = range(max(0, layer - window // 2), min(zoo.DEPTH, layer + math.ceil(window / 2)))
+            for position in range(self.prompt):
+                restored = [(kind, i) for i in layers]
+                found[layer, position] = np.mean([self.run(s, restored, position) for s in range(SAMPLES)])
+        return found - self.corrupted
+
+
+def agrees(trace: Trace, reference: Reference, window: int = 1) -> None:
+    assert trace.clean == pytest.approx(reference.clean, rel=1e-4, abs=1e-6)
+    assert trace.corrupted == pytest.approx(reference.corrupted, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(trace.effects, reference.effects(trace.kind, window), atol=1e-5)
+    assert trace.subject == (reference.first, reference.end)
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gpt_neo", "gptj", "opt", "bloom", "falcon", "llama", "gemma3", "olmo2"]
+)
+@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
+    editable = zoo.shared(family)
+    trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=3)
+    agrees(trace, Reference(editable, FACT), 3)
+    assert np.abs(trace.effects).max() > 1e-4, "a trace of zeros would agree with anything"
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=["middle", "end", "second"])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+def test_wherever_the_subject_stands_and_with_or_without_bos(fact: Fact, bos: bool, kind: Any) -> None:
+    editable = zoo.shared("gpt_neo", bos)
+    agrees(locate(editable, fact, kind, samples=SAMPLES, seed=SEED, window=1), Reference(editable, fact))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "llama"])
+@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+def test_an_answer_of_several_tokens_counts_whole(family: str, kind: Any) -> None:
+    editable = zoo.shared(family)
+    trace = locate(editable, LONG, kind, samples=SAMPLES, seed=SEED, window=2)
+    reference = Reference(editable, LONG)
+    assert len(reference.ids) - reference.prompt == 5
+    assert trace.clean == pytest.approx(reference.clean, rel=1e-4)
+    scale = np.abs(reference.effects(kind, 2)).max()
+    np.testing.assert_allclose(trace.effects, reference.effects(kind, 2), atol=1e-4 * scale)
+    assert trace.answer == LONG.previous
+
+
+def test_the_layer_to_edit_lies_in_the_window_that_brings_back_most() -> None:
+    for family, window in (("gpt2", 1), ("gpt2", 2), ("llama", 2)):
+        trace = locate(zoo.shared(family), FACT, samples=SAMPLES, window=window)
+        best = int(trace.at_subject.argmax())
+        assert max(0, best - window // 2) <= trace.layer < min(zoo.DEPTH, best + math.ceil(window / 2))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_the_window_has_the_stated_bounds(window: int) -> None:
+    editable = zoo.shared("gpt2")
+    trace = locate(editable, FACT, samples=SAMPLES, seed=SEED, window=window)
+    agrees(trace, Reference(editable, FACT), window)
+    assert trace.window == window
+
+
+def test_a_model_that_cannot_be_resumed_is_traced_all_the_same() -> None:
+    slow = dataclasses.replace(zoo.shared("llama"), resumable=False)
+    for kind in ("state", "feed_forward"):
+        fast = locate(zoo.shared("llama"), FACT, kind, samples=SAMPLES)  # type: ignore[call-overload]
+        np.testing.assert_allclose(locate(slow, FACT, kind, samples=SAMPLES).effects, fast.effects, atol=1e-6)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+def test_nothing_left_of_the_subject_has_an_effect(kind: Any) -> None:
+    trace = locate(zoo.shared("llama"), FACTS[2], kind, samples=SAMPLES)
+    assert trace.subject == (4, 5)
+    assert (trace.effects[:, :4] == 0.0).all() and np.abs(trace.effects[:, 4:]).min() >= 0
+
+
+def test_the_last_state_at_the_last_token_brings_everything_back() -> None:
+    for family in ("gpt2", "gemma2", "falcon_alibi"):
+        trace = locate(zoo.shared(family), FACT, "state", samples=SAMPLES)
+        assert trace.effects[-1, -1] == pytest.approx(trace.total, abs=1e-6)
+        assert trace.total == trace.clean - trace.corrupted
+
+
+def test_the_noise_is_measured_on_all_entries_of_the_embeddings_output() -> None:
+    for family in ("gpt2", "gemma3", "gemma2"):
+        editable = zoo.shared(family)
+        with torch.no_grad():
+            entries = editable.embedding(torch.arange(zoo.VOCAB)).flatten()
+        assert noise_scale(editable) == pytest.approx(float(entries.std()), rel=1e-5)
+        assert locate(editable, FACT, noise=2.0, samples=1).noise == pytest.approx(2 * noise_scale(editable))
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
+    editable = zoo.shared("gpt2")
+    first, again, other = (locate(editable, FACT, samples=3, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.effects, again.effects) and first.corrupted == again.corrupted
+    assert not np.array_equal(first.effects, other.effects) and first.clean == other.clean
+
+
+def test_a_trace_does_not_depend_on_the_facts_traced_with_it() -> None:
+    editable = zoo.shared("gpt2")
+    together = locate(editable, FACTS, samples=SAMPLES)
+    for fact, trace in zip(FACTS, together.traces, strict=True):
+        np.testing.assert_allclose(trace.effects, locate(editable, fact, samples=SAMPLES).effects, atol=1e-7)
+    assert together.total == pytest.approx(np.mean([t.total for t in together.traces]))
+    average = np.mean([t.effects[:, t.subject_last] for t in together.traces], axis=0)
+    np.testing.assert_allclose(together.at_subject, average)
+
+
+def test_the_previous_object_is_traced_and_never_the_target() -> None:
+    editable = zoo.shared("llama")
+    trace = locate(editable, FACT, samples=1)
+    assert trace.answer == "Paris"
+    without = [
+        locate(editable, Fact(FACT.subject, FACT.prompt, t), samples=1) for t in ("Rome", "Paris", None)
+    ]
+    said = continuations(editable, [editable.tokenizer(FACT.text)["input_ids"]], 1)[0]
+    assert {t.answer for t in without} == {editable.tokenizer.decode(said)} and all(t.known for t in without)
+    assert not trace.known
+    own = Fact(FACT.subject, FACT.prompt, "Rome", previous=without[0].answer)
+    assert locate(editable, own, samples=1).known
+
+
+def test_a_trace_says_which_tokens_it_is_about() -> None:
+    trace = locate(zoo.shared("gpt2", True), FACT, samples=1)
+    assert trace.tokens == ("<s>", "the", "Eiffel", "tower", "is", "located", "in")
+    assert trace.effects.shape == (zoo.DEPTH, len(trace.tokens)) and trace.subject_last == 3
+    assert np.array_equal(trace.at_subject, trace.effects[:, 3])
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"window": -1}, {"window": 4}, {"samples": 0}])
+def test_windows_and_sample_counts_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(FactError) as caught:
+        locate(zoo.shared("gpt2"), FACT, **options)  # type: ignore[call-overload]
+    assert str(next(iter(options.values()))) in str(caught.value)
+
+
+def test_the_model_is_as_before_and_progress_reaches_its_end() -> None:
+    editable = zoo.build("gpt2")
+    before, seen = zoo.snapshot(editable), []
+    locate(editable, FACTS, samples=1, progress=lambda *step: seen.append(step))
+    assert zoo.unchanged(editable, before) and seen[-1][1] == seen[-1][2] > 0
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in editable.model.modules())
+
+
+def test_numbers_that_are_not_finite_on_a_prompt_are_refused() -> None:
+    editable = zoo.build("llama")
+    with torch.no_grad():
+        editable.embedding.weight[editable.tokenizer("tower")["input_ids"][0], 0] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        locate(editable, FACT, samples=1)
