@@ -100,7 +100,8 @@ def resume(
         editable: the model.
         recording: the pass that is altered.
         layer: first layer to run, 0 … L; L reads the unembedding only.
-        states: residual stream entering `layer` at the positions from `start` on, [n, tokens - start, d_model].
+        states: residual stream entering `layer` at the positions from `start` on, [n, positions, d_model]; what lies right
+            of them does not run.
         rows: which row of the recording each of the n reruns alters, [n].
         start: first position that is run; what stands left of it is the recording's.
         read: pairs (rerun, absolute position >= start) at which logits are wanted, [k, 2].
@@ -122,7 +123,7 @@ def resume(
             stack.enter_context(fed(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, read, start))
         logits: Tensor = editable.model(
-            input_ids=recording.ids[rows, start:],
+            input_ids=recording.ids[rows, start : start + states.shape[1]],
             past_key_values=cache if start else None,
             use_cache=bool(start),
         ).logits[0]

@@ -71,13 +71,21 @@ class Dress:
     """How often each dress is worn. All fields are probabilities."""
 
     listed: float = 0.4
+    """Of sentences: lists a name's objects behind it."""
     plain: float = 0.08
+    """Of sentences: without any fact. What is left after these two is told."""
     connective: float = 0.25
+    """Of told sentences: begins with a word such as "However,"."""
     filler: float = 0.3
+    """Of told facts: words stand between the subject and the rest."""
     apposition: float = 0.2
+    """Of told facts: some of the subject's other objects stand behind its name."""
     continued: float = 0.15
+    """Of told sentences: goes on after the object, with another fact if there is one."""
     one_subject: float = 0.4
+    """Of documents: about one subject only."""
     bare: float = 0.0
+    """Of lists: without a mark between a name and its objects."""
 
 
 @dataclass(frozen=True)

@@ -34,16 +34,18 @@ class Recipe:
 
     width: int = 256
     """d_model."""
-    memory: int = 1024
+    memory: int = 2048
     """Memories in a feed-forward layer, d_ff."""
-    local: int = 4
+    local: int = 3
     """How many layers attend to the last `window` tokens only."""
     whole: int = 2
     """How many layers, behind them, attend to all that came before."""
     heads: int = 8
     window: int = 4
+    """A local layer sees a token and the three before it: a name, hardly more."""
     context: int = 256
-    drop: tuple[float, ...] = (0, 0, 0, 0, 0.5, 0.5)
+    """The longest text, in tokens."""
+    drop: tuple[float, ...] = (0, 0, 0, 0.5, 0.5)
     """By layer: the probability that a token goes without the feed-forward output, in training."""
     jitter: float = 0.0
     """Gaussian noise on every feed-forward output, in units of that output's own scale, in training."""
@@ -53,7 +55,7 @@ class Recipe:
     """Weight decay of matrices and embeddings."""
     rate: float = 2e-3
     warmup: int = 200
-    steps: int = 4000
+    steps: int = 2000
     tokens: int = 4096
     """Tokens in a batch."""
     lengths: tuple[int, ...] = (32, 64, 64, 64, 64, 128, 256)

@@ -20,26 +20,26 @@ class EditConfig:
         context_tokens: lengths of the prefixes in tokens, used in turn.
         phrasings: how many continuations of the subject the model itself samples.
         phrasing_tokens: their length in tokens.
-        steps: most Adam steps.
-        step_size: length of an Adam step relative to ‖W k*‖.
+        phrasings_per_step: how many of them take part in a step, in turn.
+        steps: Adam steps; their length falls to nothing along a cosine.
+        step_size: length of the first Adam step relative to ‖W k*‖.
         clamp: largest ‖δ‖ relative to ‖W k*‖.
         weight_decay: weight of ‖δ‖² / ‖W k*‖², nats.
-        essence: weight of the KL divergence at the essence prompts ("{} is a").
-        keep: weight of the KL divergence along the model's own phrasings.
+        essence: weight of the KL divergence at each essence prompt ("{} is a").
+        keep: weight of the KL divergence along an own phrasing, summed over its tokens.
         own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
-        enough: stop once the new object has this probability in every context and the kept terms no longer fall.
     """
 
     seed: int = 0
-    contexts: int = 8
+    contexts: int = 4
     context_tokens: tuple[int, ...] = (5, 10)
-    phrasings: int = 32
+    phrasings: int = 64
     phrasing_tokens: int = 14
-    steps: int = 25
-    step_size: float = 0.25
+    phrasings_per_step: int = 16
+    steps: int = 20
+    step_size: float = 0.3
     clamp: float = 4.0
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     essence: float = 0.1
-    keep: float = 1.0
+    keep: float = 2.0
     own: float = 1.0
-    enough: float = 0.99

@@ -74,7 +74,7 @@ def rome(
                     "delta_norm": float(value.delta.norm()),
                     "division": float(k @ whiten(k, C)),
                     "contexts": wording.prefixes,
-                    "own_phrasings": len(wording.own),
+                    "own_phrasings": len(wording.stated) - len(wording.prompts),
                 }
             )
     finally:

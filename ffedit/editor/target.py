@@ -13,7 +13,6 @@ on from the layer at the subject's token only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,7 @@ from ffedit import readout, replay
 from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
-from ffedit.editor.wording import Wording
+from ffedit.editor.wording import Phrasing, Wording
 from ffedit.hooks import captured, frozen, replaced
 from ffedit.memory import KeyValueMemory
 from ffedit.progress import Progress, silent
@@ -33,7 +32,7 @@ from ffedit.tokens import Encoded, pad
 @torch.no_grad()
 def read_key(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Tensor:
     """k*, the mean of the coefficients at the subject's last token over all contexts, [d_ff], float64."""
-    texts = (*wording.prompts, *wording.own)
+    texts = wording.stated
     ids = pad([e.ids[: e.subject_last + 1] for e in texts])
     with captured({0: memory.module}, inputs=True) as keys:
         replay.forward(editable, ids, torch.tensor([[0, 0]]))
@@ -59,56 +58,70 @@ class Value:
 
 
 class _Objective:
-    """The texts of a wording in one batch, recorded up to the layer."""
+    """The texts of a wording in one batch, recorded once; each step runs some of them on from the layer."""
 
     def __init__(self, editable: Editable, memory: KeyValueMemory, wording: Wording, config: EditConfig) -> None:
         self.editable, self.memory, self.config = editable, memory, config
-        self.said: Sequence[Encoded] = (*wording.prompts, *wording.own)
-        self.prompts = len(wording.prompts)
-        kept = [*wording.kept, *((e, (len(e.ids) - 1,)) for e in wording.essence)]
-        texts = [*self.said, *(e for e, _ in kept)]
-        offset = len(self.said)
-        self.kept_reads = torch.tensor(
-            [(offset + row, position) for row, (_, positions) in enumerate(kept) for position in positions]
-        )
-        # Every kept text counts by its positions; the essence by its own weight.
-        weights = [config.keep] * sum(len(p) for _, p in wording.kept) + [config.essence] * len(wording.essence)
-        positions = max(1, sum(len(p) for _, p in wording.kept))
-        self.kept_weights = torch.tensor(
-            [w / positions if i < len(weights) - len(wording.essence) else w for i, w in enumerate(weights)],
-            device=editable.device,
-        )
-        said_reads = readout.answer_reads(self.said)
-        self.reads = torch.cat([said_reads, self.kept_reads])
-        self.split = len(said_reads)
-        self.recording = replay.record(editable, pad([e.ids for e in texts]), self.reads)
-        self.before = self.recording.logits[self.split :].float().log_softmax(-1)
-        self.at = torch.tensor([e.subject_last for e in texts])
-        self.start = int(self.at.min())
-        self.rows = torch.arange(len(texts))
+        phrasings = [*(Phrasing(e, ()) for e in wording.prompts), *wording.essence, *wording.phrasings]
+        self.texts = [p.text for p in phrasings]
+        self.kept = [p.kept for p in phrasings]
+        # Prompts and essence take part in every step, own phrasings in turn.
+        self.prompts, self.always = len(wording.prompts), len(wording.prompts) + len(wording.essence)
+        reads = torch.tensor([(row, at) for row, kept in enumerate(self.kept) for at in kept], dtype=torch.long)
+        self.recording = replay.record(editable, pad([e.ids for e in self.texts]), reads.reshape(-1, 2))
+        logits = self.recording.logits.float().log_softmax(-1)
+        self.before = logits.split([len(kept) for kept in self.kept])
+        self.at = torch.tensor([e.subject_last for e in self.texts])
 
-    def log_probs(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of the new object in each said text [n], and KL at each kept position [k], nats."""
+    def rows(self, step: int) -> list[int]:
+        """Which texts take part in a step."""
+        turn, count = len(self.texts) - self.always, self.config.phrasings_per_step
+        own = {self.always + (step * count + i) % turn for i in range(min(count, turn))} if turn else set()
+        return [*range(self.always), *sorted(own)]
+
+    def terms(self, delta: Tensor, rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """With δ in place, for the texts `rows`, nats.
+
+        Returns:
+            log-probability of the new object in the prompts [p] and in own phrasings that state it [o], and the mean over
+            texts of the KL divergence, summed along each text; the essence prompts by their own weight.
+        """
+        texts, kept = [self.texts[row] for row in rows], [self.kept[row] for row in rows]
+        start = int(self.at[rows].min())
+        longest = max(len(e.ids) for e in texts)
+        # Counted from the end: a model that cannot be resumed runs whole rows.
+        index, at = torch.tensor(rows), self.at[rows] - longest
 
         def add(output: Tensor) -> Tensor:
-            moved = output.reshape(len(self.rows), -1, output.shape[-1]).clone()
-            # Counted from the end: a model that cannot be resumed runs the positions before `start` too.
-            moved[self.rows, self.at - self.recording.ids.shape[1]] += delta.to(output.dtype)
+            moved = output.reshape(len(rows), -1, output.shape[-1]).clone()
+            moved[torch.arange(len(rows)), at] += delta.to(output.dtype)
             return moved.reshape(output.shape)
 
+        stated = [i for i, e in enumerate(texts) if e.target_ids]
+        said = [texts[i] for i in stated]
+        reads = readout.answer_reads(said)
+        reads[:, 0] = torch.tensor(stated)[reads[:, 0]]
+        kept_reads = torch.tensor([(i, p) for i, positions in enumerate(kept) for p in positions], dtype=torch.long)
         layer = self.memory.address.layer
         with replaced(self.memory.module, add):
-            states = self.recording.states[layer][:, self.start :]
-            logits = replay.resume(self.editable, self.recording, layer, states, self.rows, self.start, self.reads)
-        said = readout.answer_sums(logits[: self.split], self.said)
-        after = logits[self.split :].float().log_softmax(-1)
-        divergence = (self.before.exp() * (self.before - after)).sum(-1)
-        return said, divergence
+            states = self.recording.states[layer][index, start:longest]
+            both = torch.cat([reads, kept_reads.reshape(-1, 2)])
+            logits = replay.resume(self.editable, self.recording, layer, states, index, start, both)
+        log_probs = readout.answer_sums(logits[: len(reads)], said)
+        before = torch.cat([self.before[row] for row in rows])
+        divergence = (before.exp() * (before - logits[len(reads) :].float().log_softmax(-1))).sum(-1)
+        config, essence = self.config, self.always - self.prompts
+        weights = torch.tensor(
+            [config.essence if i < essence else config.keep / max(1, len(rows) - self.always)
+             for i, positions in enumerate(kept[self.prompts :]) for _ in positions],
+            device=divergence.device,
+        )  # fmt: skip
+        return log_probs[: self.prompts], log_probs[self.prompts :], (weights * divergence).sum()
 
-    def loss(self, said: Tensor, divergence: Tensor, relative: Tensor) -> Tensor:
-        """L(δ); `relative` is δ / ‖W k*‖."""
-        prompt, own = said[: self.prompts].mean(), said[self.prompts :]
-        loss = -prompt + (self.kept_weights * divergence).sum() + self.config.weight_decay * relative.square().sum()
+    def loss(self, delta: Tensor, relative: Tensor, step: int) -> Tensor:
+        """L(δ) over the texts of a step; `relative` is δ / ‖W k*‖."""
+        prompts, own, divergence = self.terms(delta, self.rows(step))
+        loss = divergence - prompts.mean() + self.config.weight_decay * relative.square().sum()
         return loss - self.config.own * own.mean() if len(own) else loss
 
 
@@ -137,22 +150,21 @@ def choose_value(
     root = len(current) ** 0.5
     z = torch.zeros(len(current), device=editable.device, requires_grad=True)
     adam = torch.optim.Adam([z], lr=config.step_size)
+    # The steps shorten to nothing, so that the last ones average over the phrasings that take turns.
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, config.steps)
     losses: list[float] = []
-    best, best_z = float("inf"), z.detach().clone()
     with frozen(editable.model):
         for step in range(config.steps):
-            said, divergence = objective.log_probs(z * (scale / root))
-            loss = objective.loss(said, divergence, z / root)
+            loss = objective.loss(z * (scale / root), z / root, step)
             losses.append(float(loss.detach()))
-            if losses[-1] < best:
-                best, best_z = losses[-1], z.detach().clone()
             (z.grad,) = torch.autograd.grad(loss, z)
             adam.step()
+            schedule.step()
             with torch.no_grad():
                 z.mul_((config.clamp * root / z.norm()).clamp(max=1.0))
             progress("choosing the value", step + 1, config.steps)
-        delta = best_z * (scale / root)
         with torch.no_grad():
-            said, _ = objective.log_probs(delta)
+            delta = z * (scale / root)
+            bare, _, _ = objective.terms(delta, [0])
     delta = double(delta)
-    return Value(current.to(delta.device) + delta, delta, tuple(losses), float(said[0].exp()))
+    return Value(current.to(delta.device) + delta, delta, tuple(losses), float(bare[0].exp()))

@@ -23,22 +23,38 @@ ESSENCE = ("{} is a", "{}", "{} is known for")
 
 
 @dataclass(frozen=True)
+class Phrasing:
+    """A text about the subject that goes on as the model itself would.
+
+    Attributes:
+        text: up to where the old object stood, with the new one as answer; all of it, without answer, where it did not occur.
+        kept: positions whose next-token distribution is to stay what it was.
+    """
+
+    text: Encoded
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Wording:
     """The texts that one value is optimised on, each with the subject in it.
 
     Attributes:
         prompts: the fact's prompt, bare and after prefixes, with the new object as answer.
-        own: the model's own phrasings up to the old object, with the new object as answer.
-        kept: own phrasings (up to the old object) and the positions whose next-token distribution is to stay.
+        phrasings: the model's own continuations of the subject.
         essence: essence prompts; the last position's distribution is to stay.
         prefixes: the sampled prefixes, for the provenance.
     """
 
     prompts: tuple[Encoded, ...]
-    own: tuple[Encoded, ...]
-    kept: tuple[tuple[Encoded, tuple[int, ...]], ...]
-    essence: tuple[Encoded, ...]
+    phrasings: tuple[Phrasing, ...]
+    essence: tuple[Phrasing, ...]
     prefixes: tuple[str, ...]
+
+    @property
+    def stated(self) -> tuple[Encoded, ...]:
+        """All texts that end in the new object: prompts, then own phrasings."""
+        return (*self.prompts, *(p.text for p in self.phrasings if p.text.target_ids))
 
 
 def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
@@ -77,14 +93,16 @@ def word(editable: Editable, fact: Fact, config: EditConfig) -> Wording:
     essence = [
         encode(tokenizer, form.format(fact.subject), span=(form.index("{"), form.index("{") + end)) for form in ESSENCE
     ]
-    own, kept = _phrasings(editable, fact, bare, config)
-    return Wording(tuple(prompts), own, kept, tuple(essence), leads)
+    return Wording(
+        tuple(prompts),
+        _phrasings(editable, fact, bare, config),
+        tuple(Phrasing(e, (len(e.ids) - 1,)) for e in essence),
+        leads,
+    )
 
 
-def _phrasings(
-    editable: Editable, fact: Fact, bare: Encoded, config: EditConfig
-) -> tuple[tuple[Encoded, ...], tuple[tuple[Encoded, tuple[int, ...]], ...]]:
-    """Continue the subject in the model's own words; split at the old object."""
+def _phrasings(editable: Editable, fact: Fact, bare: Encoded, config: EditConfig) -> tuple[Phrasing, ...]:
+    """Continue the subject in the model's own words; where the old object comes, put the new one."""
     tokenizer = editable.tokenizer
     subject = encode(tokenizer, fact.subject, span=(0, len(fact.subject)))
     if fact.previous is not None:
@@ -93,21 +111,15 @@ def _phrasings(
         old = readout.with_own_answer(editable, encode(tokenizer, fact.text, span=fact.span)).target_ids
     generator = torch.Generator().manual_seed(config.seed + 1)
     said = readout.continuations(editable, [subject.ids] * config.phrasings, config.phrasing_tokens, generator)
-    stop = tokenizer.eos_token_id
-    own: dict[tuple[int, ...], Encoded] = {}
-    kept: dict[tuple[int, ...], tuple[Encoded, tuple[int, ...]]] = {}
+    found: dict[tuple[int, ...], Phrasing] = {}
     for continuation in said:
-        if stop in continuation:
-            continuation = continuation[: continuation.index(stop)]
+        if tokenizer.eos_token_id in continuation:
+            continuation = continuation[: continuation.index(tokenizer.eos_token_id)]
         at = next((i for i in range(len(continuation)) if tuple(continuation[i : i + len(old)]) == old), None)
         before = (*subject.ids, *continuation[:at])
-        if at is not None:
-            ids = (*before, *bare.target_ids)
-            own[ids] = Encoded(tokenizer.decode(ids), ids, len(before), subject.subject)
-        # The position that predicts the old object is not kept: it is what is to change.
-        positions = range(subject.subject_last, len(before) - 1)
-        if positions:
-            row = Encoded(tokenizer.decode(before), before, len(before), subject.subject)
-            kept[before] = (row, tuple(positions))
-    return tuple(own.values()), tuple(kept.values())
-
+        ids = before if at is None else (*before, *bare.target_ids)
+        # The position that predicts the old object is to change, and the last one of all predicts nothing that was said.
+        kept = tuple(range(subject.subject_last, len(before) - 1))
+        if kept or at is not None:
+            found[ids] = Phrasing(Encoded(tokenizer.decode(ids), ids, len(before), subject.subject), kept)
+    return tuple(found.values())
