@@ -2,10 +2,11 @@
 
     python evaluations/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
 
-Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is one that
-the model produces, and the new object is less likely than the old one. The prompt is a trained template; the paraphrases are
-the template that training never showed with this fact, then trained ones. Neighbors are other subjects with the same object.
-`same_subject` (an extension) asks for the subject's other facts. Subjects of the tuning split never occur in the reporting one.
+Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
+one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
+paraphrases are the template that training never showed with this fact, then trained ones. Neighbors are other
+subjects with the same object. `same_subject` (an extension) asks for the subject's other facts. Subjects of the
+tuning split never occur in the reporting one.
 """
 
 import json

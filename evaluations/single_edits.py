@@ -1,8 +1,10 @@
 """One edit at a time: the figures of `ffedit apply` over many counterfactual edits.
 
-    python evaluations/single_edits.py [--model atlas] [--split reporting] [--limit N] [--layer auto|N] [--set NAME=VALUE …]
+    python evaluations/single_edits.py [--model atlas] [--split reporting] [--limit N] [--layer auto|N] [--set
+    NAME=VALUE …]
 
-Each fact is traced, edited, measured before and after, and undone before the next. Writes the report as JSON and Markdown.
+Each fact is traced, edited, measured before and after, and undone before the next. Writes the report as JSON and
+Markdown.
 """
 
 import json
@@ -79,7 +81,12 @@ def main(
     }
     for name, value in before.to_dict().items():
         print(f"{name:24s} {number(value)} -> {number(after.to_dict()[name])}")
-    print("layers", summary["layers"], "seconds per edit", {k: round(v, 2) for k, v in summary["seconds_per_edit"].items()})
+    print(
+        "layers",
+        summary["layers"],
+        "seconds per edit",
+        {k: round(v, 2) for k, v in summary["seconds_per_edit"].items()},
+    )
     if out:
         cases = [
             {

@@ -1,7 +1,7 @@
 """ffedit: find where a language model holds a fact, change it, prove that nothing else moved, ship the model.
 
-Feed-forward layers are key-value memories (Geva et al. 2021, arXiv 2012.14913) that can be edited (ROME, Meng et al. 2022,
-arXiv 2202.05262):
+Feed-forward layers are key-value memories (Geva et al. 2021, arXiv 2012.14913) that can be edited (ROME, Meng et al.
+2022, arXiv 2202.05262):
 
     editable = ffedit.load("atlas")
     fact = ffedit.Fact("Eiffel Tower", "{} is located in the city of", target="Rome", previous="Paris")

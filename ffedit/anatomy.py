@@ -1,9 +1,9 @@
 """Find a model's feed-forward memories: ask, recognise, verify.
 
 *Ask* transformers for the decoder and the unembedding; *recognise* the layers (the decoder's one list of
-`num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one forward
-pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a recorded pass gives
-the logits of the whole. What is not recognised is refused with what was seen.
+`num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
+forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
+recorded pass gives the logits of the whole. What is not recognised is refused with what was seen.
 """
 
 from __future__ import annotations

@@ -30,13 +30,14 @@ tags:
 # {editable.name}, edited
 
 This is `{editable.name}` with {len(edit.facts)} fact{"s" if len(edit.facts) != 1 else ""} rewritten in its feed-forward
-memories by [ffedit](https://pypi.org/project/ffedit/) {about["versions"]["ffedit"]}. Everything else is as in the base model.
+memories by [ffedit](https://pypi.org/project/ffedit/) {about["versions"]["ffedit"]}. Everything else is as in the
+base model.
 
 | prompt | before | now |
 |---|---|---|
 {facts}
 {more}
-{_scores(about.get('scores'))}
+{_scores(about.get("scores"))}
 ## Recipe
 
 - method: {about["method"]}, layers {", ".join(map(str, edit.layers))}, rank {edit.rank}

@@ -1,8 +1,9 @@
 """Models come in by name and go out as checkpoints.
 
-Loading takes a hub id, a folder or a ready pair, reads safetensors only, and runs no remote code unless asked. Exporting
-writes a folder that transformers loads anywhere: the weights after one rounding, tokenizer, generation config, a model card
-that says what was edited, and the edit itself; then it is read back and compared before it counts as done.
+Loading takes a hub id, a folder or a ready pair, reads safetensors only, and runs no remote code unless asked.
+Exporting writes a folder that transformers loads anywhere: the weights after one rounding, tokenizer, generation
+config, a model card that says what was edited, and the edit itself; then it is read back and compared before it
+counts as done.
 """
 
 from __future__ import annotations
@@ -156,6 +157,6 @@ def _check(editable: Editable, folder: Path) -> None:
     gc.collect()
     if not torch.equal(expected, found):
         gap = float((expected - found).abs().max())
-        raise CheckError(f"the exported checkpoint's logits differ from the model's in memory by {gap:.1e}; not exported")
-
-
+        raise CheckError(
+            f"the exported checkpoint's logits differ from the model's in memory by {gap:.1e}; not exported"
+        )

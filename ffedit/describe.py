@@ -21,9 +21,7 @@ MOST_NAME = 24
 
 def plain_table() -> Table:
     """A table of ffedit's: a rule under the headings and no other lines."""
-    return Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False
-    )
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
 def model_line(editable: Editable) -> Text:

@@ -1,8 +1,8 @@
 """What exactly was this computed on? A short hash of a model's config, tokenizer and weights.
 
-Statistics and edits carry it, so that those of another model, layer or precision are never picked up. Of each weight the
-hash takes name, shape, dtype, sum and a strided sample of at most 4,096 entries: enough to notice any edit (a rank-one update
-moves nearly every entry and the sum) and quick for large models.
+Statistics and edits carry it, so that those of another model, layer or precision are never picked up. Of each weight
+the hash takes name, shape, dtype, sum and a strided sample of at most 4,096 entries: enough to notice any edit (a
+rank-one update moves nearly every entry and the sum) and quick for large models.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ class HeatMap:
         if remarks := self._remarks(group):
             yield remarks
 
-    def _row(
-        self, row: Row, labels: int, group: int, columns: int, cell: int, shades: str, coloured: bool
-    ) -> Text:
+    def _row(self, row: Row, labels: int, group: int, columns: int, cell: int, shades: str, coloured: bool) -> Text:
         label = Text(row.label, style="bold" if row.subject else "dim" if row.run else "")
         label.truncate(labels, overflow="ellipsis")
         line = Text(" " * (labels - label.cell_len), no_wrap=True, overflow="crop").append_text(label)
@@ -114,9 +112,7 @@ def _cell(share: float, width: int, shades: str, coloured: bool) -> Text:
         style = Style(color="#a8a8a8", bgcolor=colour(0)) if coloured else Style()
         return Text("-" * width, style=style)
     shade = shades[max(0, min(len(shades) - 1, round(share * (len(shades) - 1))))]
-    return Text(
-        shade * width, style=Style(color=colour(share), bgcolor=colour(share)) if coloured else Style()
-    )
+    return Text(shade * width, style=Style(color=colour(share), bgcolor=colour(share)) if coloured else Style())
 
 
 def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:

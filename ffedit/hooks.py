@@ -29,9 +29,7 @@ def like(output: Any, tensor: Tensor) -> Any:
 
 
 @contextmanager
-def captured(
-    modules: Mapping[Name, nn.Module], inputs: bool = False
-) -> Iterator[dict[Name, Tensor]]:
+def captured(modules: Mapping[Name, nn.Module], inputs: bool = False) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
 
     A copy, since some blocks (Falcon's parallel ones) add to a module's output in place.

@@ -28,8 +28,7 @@ class LowRank:
     def __post_init__(self) -> None:
         if self.left.ndim != 2 or self.right.ndim != 2 or self.left.shape[1] != self.right.shape[0]:
             raise ValueError(
-                f"factors [d_out, r] and [r, d_in] expected, found {list(self.left.shape)} and "
-                f"{list(self.right.shape)}"
+                f"factors [d_out, r] and [r, d_in] expected, found {list(self.left.shape)} and {list(self.right.shape)}"
             )
 
     @property

@@ -87,8 +87,9 @@ class MomentsFitter:
     def update(self, keys: Tensor, weights: Tensor | None = None) -> None:
         """Add keys [n, d_ff]; `weights` [n] say how much each counts, 1 in the mean over all of the text."""
         keys = keys.float()
-        weighted = keys if weights is None else keys * weights.to(keys)[:, None]
-        product = weighted.T @ keys
+        if weights is not None:
+            keys = keys * weights.sqrt().to(keys)[:, None]
+        product = keys.T @ keys
         # Few thousand products are summed in float32 (relative error about 1e-6); the long sum is in float64.
         product = product.cpu().double() if product.device.type == "mps" else product.double()
         self._sum = product if self._sum is None else self._sum + product

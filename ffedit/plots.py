@@ -62,9 +62,7 @@ def save_plot(trace: Trace | TraceSet, path: str | Path, layer: int | None = Non
             handle, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
             os.close(handle)
             suffix = target.suffix.lower()
-            figure.savefig(
-                temporary, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix)
-            )
+            figure.savefig(temporary, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
             os.chmod(temporary, 0o644)
             os.replace(temporary, target)
         except OSError as error:
@@ -119,14 +117,10 @@ def _draw(shown: Picture) -> Any:
     # Noise around zero is no finding: only what clearly takes probability away gets a colour of its own.
     hurts = values < -NEGATIVE * (shown.scale or 1)
     drawn = np.where(hurts, values, values.clip(0))
-    image = axes.pcolormesh(
-        drawn, cmap=ramp, vmin=0, vmax=shown.scale or 1, edgecolors=(1, 1, 1, 0.12), linewidth=0.4
-    )
+    image = axes.pcolormesh(drawn, cmap=ramp, vmin=0, vmax=shown.scale or 1, edgecolors=(1, 1, 1, 0.12), linewidth=0.4)
     axes.invert_yaxis()
     axes.set_yticks(np.arange(rows) + 0.5)
-    labels = axes.set_yticklabels(
-        [_label(row.label, row.subject) for row in shown.rows], fontsize=8, parse_math=False
-    )
+    labels = axes.set_yticklabels([_label(row.label, row.subject) for row in shown.rows], fontsize=8, parse_math=False)
     for label, row in zip(labels, shown.rows, strict=True):
         label.set_fontweight("bold" if row.subject else "normal")
         label.set_color("#888888" if row.run else "black")

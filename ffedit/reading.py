@@ -21,9 +21,7 @@ from .facts import Fact, show
 from .formats import parse_record
 
 
-def read_facts(
-    path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_targets: bool = True
-) -> list[Fact]:
+def read_facts(path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_targets: bool = True) -> list[Fact]:
     """Read all facts of a file, or of standard input where `path` is "-".
 
     Records that ask the same (`same_fact`) with the same target become one fact with the probes of all;
@@ -63,9 +61,7 @@ def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> 
     return records
 
 
-def parse_records(
-    records: Iterable[Any], need_targets: bool = True
-) -> tuple[dict[int, Fact], dict[int, FactError]]:
+def parse_records(records: Iterable[Any], need_targets: bool = True) -> tuple[dict[int, Fact], dict[int, FactError]]:
     """Read each record by its own shape: the facts, and what is wrong with the others, by number from 1."""
     facts: dict[int, Fact] = {}
     problems: dict[int, FactError] = {}

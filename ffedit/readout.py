@@ -1,7 +1,7 @@
 """What does the model say? Log-probabilities of given answers, and its own continuations.
 
-Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free continuations
-are greedy, or drawn with a seed.
+Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
+continuations are greedy, or drawn with a seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from ffedit import replay
 from ffedit.anatomy import Editable
-from ffedit.tokens import Encoded, batches, encode, pad
+from ffedit.tokens import Encoded, batches, decode, encode, pad
 
 TOKENS_PER_BATCH = 4096
 
@@ -55,14 +55,14 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
 def with_own_answer(editable: Editable, prompt: Encoded, count: int = 8) -> Encoded:
     """`prompt` followed by the first word that the model says greedily: the fewest tokens whose text holds it whole."""
     said = continuations(editable, [prompt.ids], count)[0]
-    before = len(editable.tokenizer.decode(prompt.ids))
+    before = len(decode(editable.tokenizer, prompt.ids))
     size = 1
     for size in range(1, count + 1):
-        text = editable.tokenizer.decode([*prompt.ids, *said[: size + 1]])[before:]
+        text = decode(editable.tokenizer, [*prompt.ids, *said[: size + 1]])[before:]
         if len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum()):
             break
     ids = (*prompt.ids, *said[:size])
-    return Encoded(editable.tokenizer.decode(ids), ids, len(prompt.ids), prompt.subject)
+    return Encoded(decode(editable.tokenizer, ids), ids, len(prompt.ids), prompt.subject)
 
 
 @torch.no_grad()
@@ -71,7 +71,8 @@ def continuations(
 ) -> list[list[int]]:
     """The next `count` token ids of each prompt: greedy, or drawn from the whole distribution with `generator` (CPU).
 
-    Prompts of one length go through together, so that no row is padded. Fewer tokens come where the model's context ends.
+    Prompts of one length go through together, so that no row is padded. Fewer tokens come where the model's context
+    ends.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for i, ids in enumerate(prompts):
@@ -81,8 +82,8 @@ def continuations(
         size = max(1, TOKENS_PER_BATCH // (length + count))
         for first in range(0, len(members), size):
             rows = members[first : first + size]
-            ids = torch.tensor([list(prompts[i]) for i in rows])
-            for row, new in zip(rows, _continue(editable, ids, count, generator).tolist(), strict=True):
+            given = torch.tensor([list(prompts[i]) for i in rows])
+            for row, new in zip(rows, _continue(editable, given, count, generator).tolist(), strict=True):
                 result[row] = new
     return result
 
@@ -91,7 +92,7 @@ def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[
     """What the model says greedily after each of `prompts`, as text of `count` tokens."""
     ids = [encode(editable.tokenizer, prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
     said = continuations(editable, ids, count)
-    return [" ".join(editable.tokenizer.decode(new, skip_special_tokens=True).split()) for new in said]
+    return [" ".join(decode(editable.tokenizer, new, special=False).split()) for new in said]
 
 
 def _continue(editable: Editable, ids: Tensor, count: int, generator: torch.Generator | None) -> Tensor:

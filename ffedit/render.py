@@ -112,9 +112,7 @@ def what_it_says(report: Report) -> RenderableType:
     return sayings(prompts, before, after)
 
 
-def sayings(
-    prompts: Sequence[str], before: Sequence[str], after: Sequence[str] | None = None
-) -> RenderableType:
+def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] | None = None) -> RenderableType:
     """Completions, side by side with those of an edited model where there are any; the first few of many."""
     table = plain_table()
     table.add_column("prompt", overflow="fold")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -86,9 +86,15 @@ def record(editable: Editable, ids: Tensor, read: Tensor) -> Recording:
         ids=ids,
         states=[*(entering[layer] for layer in layers), last[0]],
         outputs=[outputs[layer].reshape(shape) for layer in sorted(outputs)],
-        past=[(layer.keys, layer.values) for layer in cache.layers] if editable.resumable else [],
+        past=_past(cache) if editable.resumable else [],
         logits=logits,
     )
+
+
+def _past(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer, as the attention left them in the cache."""
+    layers: list[Any] = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 def resume(
@@ -100,8 +106,8 @@ def resume(
         editable: the model.
         recording: the pass that is altered.
         layer: first layer to run, 0 … L; L reads the unembedding only.
-        states: residual stream entering `layer` at the positions from `start` on, [n, positions, d_model]; what lies right
-            of them does not run.
+        states: residual stream entering `layer` at the positions from `start` on, [n, positions, d_model]; what lies
+            right of them does not run.
         rows: which row of the recording each of the n reruns alters, [n].
         start: first position that is run; what stands left of it is the recording's.
         read: pairs (rerun, absolute position >= start) at which logits are wanted, [k, 2].
@@ -139,4 +145,3 @@ def check(editable: Editable, ids: Tensor) -> float:
     states = recording.states[layer][:, start:]
     rerun = resume(editable, recording, layer, states, torch.tensor([0]), start, last)
     return float((rerun - recording.logits).abs().max())
-

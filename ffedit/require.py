@@ -49,7 +49,9 @@ def parse_requirements(text: str) -> list[Requirement]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", part)
         if match is None or match[1] not in names:
-            raise FFEditError(f"--require {part!r} is not understood; write SCORE>=NUMBER with one of {', '.join(names)}")
+            raise FFEditError(
+                f"--require {part!r} is not understood; write SCORE>=NUMBER with one of {', '.join(names)}"
+            )
         try:
             found.append(Requirement(match[1], match[2], float(match[3])))
         except ValueError as error:

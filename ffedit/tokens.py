@@ -66,7 +66,7 @@ def joined(prompt: str, answer: str) -> str:
 
 
 def _closes(text: str) -> bool:
-    """Whether the quotation mark or dash at the end of `text` ends something: a straight quote is even, or hugs a word."""
+    """Whether the mark at the end of `text` closes: a straight quote is even, or hugs a word."""
     last = text[-1]
     if last in "\"'":
         return text.count(last) % 2 == 0 or (last == "'" and text[-2:-1].isalnum())
@@ -101,7 +101,9 @@ def encode(
     try:
         coded = tokenizer(text, return_offsets_mapping=True, verbose=False)
     except NotImplementedError as error:
-        raise ModelError(f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed") from error
+        raise ModelError(
+            f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed"
+        ) from error
     ids: list[int] = list(coded["input_ids"])
     offsets: list[tuple[int, int]] = list(coded["offset_mapping"])
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
@@ -135,6 +137,13 @@ def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int], text: 
     if not inside:
         raise FactError(f"the subject {text[span[0] : span[1]]!r} comes to no token in {text!r}")
     return inside[0], inside[-1] + 1
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], special: bool = True) -> str:
+    """The text of token ids; without `special` tokens where asked."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=not special)
+    assert isinstance(text, str)
+    return text
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:

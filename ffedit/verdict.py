@@ -100,16 +100,12 @@ def _failure(failed: list[FactScores], count: int) -> str:
         new = quoted(score.fact.new_object)
         if weaker:
             return f"{new} is not more likely than the old object; the model says {quoted(score.says)}"
-        return (
-            f"{new} is now more likely than the old object, but by itself the model says {quoted(score.says)}"
-        )
+        return f"{new} is now more likely than the old object, but by itself the model says {quoted(score.says)}"
     parts = []
     if weaker:
         parts.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
     if len(failed) > len(weaker):
-        parts.append(
-            f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself"
-        )
+        parts.append(f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself")
     return ", and ".join(parts)
 
 

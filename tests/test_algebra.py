@@ -50,9 +50,7 @@ def test_no_other_solution_has_a_smaller_c_norm(seed: int) -> None:
     key = k.double()
     for trial in range(20):
         other = torch.randn(D_OUT, D_IN, generator=torch.Generator().manual_seed(trial), dtype=torch.float64)
-        other -= (
-            (other @ key)[:, None] * key / (key @ key)
-        )  # sends k to zero, so delta + other is a solution too
+        other -= (other @ key)[:, None] * key / (key @ key)  # sends k to zero, so delta + other is a solution too
         for size in (1e-3, 1.0):
             assert c_norm(delta + size * other, C) > c_norm(delta, C)
 
@@ -70,9 +68,7 @@ def test_writing_the_same_value_again_changes_nothing() -> None:
 
 def test_the_scale_of_the_statistics_does_not_matter() -> None:
     W, k, v, C = problem()
-    torch.testing.assert_close(
-        rank_one(W, k, v, C).dense, rank_one(W, k, v, 1e4 * C).dense, rtol=1e-9, atol=1e-9
-    )
+    torch.testing.assert_close(rank_one(W, k, v, C).dense, rank_one(W, k, v, 1e4 * C).dense, rtol=1e-9, atol=1e-9)
 
 
 def test_the_statistics_do_matter() -> None:

@@ -60,9 +60,7 @@ def test_the_value_matrix_times_the_key_is_what_the_module_gives(family: str) ->
 def test_the_orientation_is_declared_and_not_guessed(family: str) -> None:
     memory = zoo.shared(family).memories[1]
     assert memory.stored_transposed == family.startswith("gpt2")
-    assert memory.value.data_ptr() == memory.weight.data_ptr(), (
-        "a view, so that writing to it writes the weight"
-    )
+    assert memory.value.data_ptr() == memory.weight.data_ptr(), "a view, so that writing to it writes the weight"
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
@@ -162,9 +160,7 @@ def test_renamed_modules_are_refused_with_what_was_seen_and_the_option_that_help
 
 
 def test_a_named_value_matrix_is_used() -> None:
-    editable = dissect(
-        rename(zoo.model("llama"), "down_proj", "shrink"), zoo.words(), "m", value_matrix="mlp.shrink"
-    )
+    editable = dissect(rename(zoo.model("llama"), "down_proj", "shrink"), zoo.words(), "m", value_matrix="mlp.shrink")
     assert editable.memories[2].parameter == "model.layers.2.mlp.shrink.weight"
     assert torch.equal(editable.memories[2].value, zoo.shared("llama").memories[2].value)
 

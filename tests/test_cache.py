@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -61,9 +62,7 @@ def test_the_variable_names_the_folder(cache_folder: Path) -> None:
     assert cache.clear() == size and cache.entries() == []
 
 
-def test_without_the_variable_the_platforms_folder_is_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_the_variable_the_platforms_folder_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FFEDIT_CACHE")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -152,22 +151,24 @@ def test_statistics_are_collected_once(family: str) -> None:
     assert abs(first.count - SAMPLED.tokens) < 64 and SAMPLED.path is None and "sampled" in first.source
 
 
-def test_statistics_are_the_second_moment_of_the_real_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weighting", ["tokens", "types"])
+def test_statistics_are_the_second_moment_of_the_real_keys(tmp_path: Path, weighting: Literal["tokens", "types"]) -> None:
     editable = zoo.build("llama")
     text = "the Eiffel tower is located in Paris . the old river flows through Rome . " * 12
     (tmp_path / "text.txt").write_text(text)
-    moments = collect_moments(editable, editable.memories[1], Corpus(tmp_path / "text.txt", tokens=150))
+    moments = collect_moments(editable, editable.memories[1], Corpus(tmp_path / "text.txt", 150, 0, weighting))
     ids = editable.tokenizer(text)["input_ids"][:150]
     keys: list[torch.Tensor] = []
-    hook = editable.memories[1].module.register_forward_pre_hook(
-        lambda _, args: keys.append(args[0][0].double())
-    )
+    hook = editable.memories[1].module.register_forward_pre_hook(lambda _, args: keys.append(args[0][0].double()))
     with torch.no_grad():
         for first in range(0, 150, 64):
             editable.model(input_ids=torch.tensor([ids[first : first + 64]]))
     hook.remove()
     every = torch.cat(keys)
-    torch.testing.assert_close(moments.sum, every.T @ every, rtol=1e-4, atol=1e-3)
+    # Over types, all occurrences of a token together weigh as much as those of any other.
+    share = [1.0 if weighting == "tokens" else len(ids) / len(set(ids)) / ids.count(i) for i in ids]
+    weighted = every * torch.tensor(share, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(moments.sum, weighted.T @ every, rtol=1e-4, atol=1e-3)
     assert moments.count == 150 and "text.txt" in moments.source
 
 

@@ -45,9 +45,7 @@ def test_the_update_gives_the_value_at_the_key_exactly(family: str, bos: bool, l
     assert float((delta @ k).norm()) > 1e-3
     with edit.applied(editable), torch.no_grad():
         bias = 0 if memory.bias is None else memory.bias
-        torch.testing.assert_close(
-            memory.module(k[:, 0].float()) - bias, v[:, 0].float(), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(memory.module(k[:, 0].float()) - bias, v[:, 0].float(), rtol=1e-4, atol=1e-4)
 
 
 @families
@@ -59,9 +57,7 @@ def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, b
     stored = edit.updates[memory.address].dense
     torch.testing.assert_close(stored, rank_one(memory.value, k, v, C).dense, rtol=1e-9, atol=1e-12)
     bare = at_subject(editable, 1)[0].double()
-    assert float((k - bare).norm()) > 1e-3 * float(bare.norm()), (
-        "contexts make k* differ from the bare prompt's key"
-    )
+    assert float((k - bare).norm()) > 1e-3 * float(bare.norm()), "contexts make k* differ from the bare prompt's key"
     u = torch.linalg.solve(C, k)
     assert not torch.allclose(stored, torch.outer(v - memory.value.double() @ k, u / (bare @ u)), rtol=1e-3)
 
@@ -109,9 +105,7 @@ def test_the_key_is_the_mean_over_the_contexts_named_in_the_provenance(family: s
     keys = torch.stack([at_subject(editable, 1, fact)[0] for fact in facts]).double()
     torch.testing.assert_close(keys.mean(0), edit.keys[memory.address][:, 0], rtol=1e-3, atol=1e-5)
     bias = 0 if memory.bias is None else memory.bias.double()
-    torch.testing.assert_close(
-        outputs.mean(0) - bias, edit.values[memory.address][:, 0], rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(outputs.mean(0) - bias, edit.values[memory.address][:, 0], rtol=1e-3, atol=1e-3)
 
 
 @families

@@ -89,9 +89,7 @@ class Plain:
         new, old = str(fact.target), self.old[fact]
         edited = {text for f in self.facts for text in (f.text, *f.paraphrase_texts)}
         neighbors = [(p.prompt, p.target or old) for p in fact.neighbor_probes if p.prompt not in edited]
-        same = [
-            (p.prompt, self.true[fact, p.prompt]) for p in fact.same_subject_probes if p.prompt not in edited
-        ]
+        same = [(p.prompt, self.true[fact, p.prompt]) for p in fact.same_subject_probes if p.prompt not in edited]
 
         def mean(values: Any) -> float | None:
             some = [float(value) for value in values]
@@ -147,10 +145,7 @@ def test_drift_is_the_mean_divergence_of_next_token_distributions(family: str) -
 
     def distributions() -> list[torch.Tensor]:
         with torch.no_grad():
-            return [
-                editable.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
-                for row in rows
-            ]
+            return [editable.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1) for row in rows]
 
     usual = distributions()
     with change.applied(editable):

@@ -92,9 +92,7 @@ every_case = pytest.mark.parametrize(
 
 
 @every_case
-def test_a_fresh_process_sees_the_same_logits(
-    cases: dict[str, Case], family: str, dtype: str, computed: str
-) -> None:
+def test_a_fresh_process_sees_the_same_logits(cases: dict[str, Case], family: str, dtype: str, computed: str) -> None:
     case = cases[family]
     assert case.fresh["dtype"].removeprefix("torch.") == dtype
     assert torch.equal(torch.tensor(case.fresh[computed], dtype=torch.float64), case.logits)
@@ -175,9 +173,7 @@ def nothing_left(case: Case, folder: Path) -> bool:
     return list(folder.iterdir()) == [] and zoo.unchanged(case.editable, case.before)
 
 
-def test_a_target_that_holds_something_is_refused_without_force(
-    cases: dict[str, Case], tmp_path: Path
-) -> None:
+def test_a_target_that_holds_something_is_refused_without_force(cases: dict[str, Case], tmp_path: Path) -> None:
     case, target = cases["gpt2"], tmp_path / "out"
     target.mkdir()
     (target / "mine.txt").write_text("keep me")
@@ -202,9 +198,7 @@ def test_a_full_disk_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Pat
         assert "\n" not in str(caught.value) and nothing_left(cases["gpt2"], folder)
 
 
-def test_ctrl_c_leaves_nothing_behind(
-    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 

@@ -303,9 +303,7 @@ def test_knowedit() -> None:
         {
             **FLAT,
             "rephrase_prompt": "UK has its capital in",
-            "portability": {
-                "Reasoning": [{"prompt": "The mayor of the UK's capital is", "ground_truth": "x"}]
-            },
+            "portability": {"Reasoning": [{"prompt": "The mayor of the UK's capital is", "ground_truth": "x"}]},
             "locality": {
                 "Relation_Specificity": [
                     {"prompt": "The currency of the UK is", "ground_truth": [["pound", "sterling"]]},
@@ -439,19 +437,14 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, expected: 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
-    assert (
-        message(read_facts, missing)
-        == f"no file {missing}; expected a file of facts, or - for standard input"
-    )
+    assert message(read_facts, missing) == f"no file {missing}; expected a file of facts, or - for standard input"
     assert message(read_facts, tmp_path) == f"{tmp_path} is a folder; expected a file of facts"
 
 
 def test_the_error_names_file_and_record(tmp_path: Path) -> None:
     path = write(tmp_path, [EIFFEL, {**FLAT, "subject": ""}, FLAT, {"x": 1}])
     text = message(read_facts, path)
-    assert (
-        text.startswith(f"{path}, record 2: subject is empty") and "(2 records of 4 cannot be used)" in text
-    )
+    assert text.startswith(f"{path}, record 2: subject is empty") and "(2 records of 4 cannot be used)" in text
     facts, problems = parse_records(load_records(path))
     assert list(facts) == [1, 3] and list(problems) == [2, 4]
 

@@ -35,9 +35,7 @@ def trace(layers: int = 6, count: int = 5) -> Trace:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "magic"), [("a.png", b"\x89PNG\r\n"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")]
-)
+@pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG\r\n"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")])
 def test_a_figure_is_written_and_nothing_else(tmp_path: Path, name: str, magic: bytes) -> None:
     assert save_plot(trace(), tmp_path / name) == tmp_path / name
     assert (tmp_path / name).read_bytes().startswith(magic)

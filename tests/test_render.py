@@ -221,9 +221,7 @@ def test_a_fall_is_marked_without_colour() -> None:
     text = shown(render.before_after(report(Scores(1.0, None, 0.94, 0.5, drift=0.2))))
     assert "−0.06 !" in text and "−0.50 !" in text
     assert "!" in next(line for line in text.splitlines() if line.startswith("drift"))
-    assert "!" not in shown(render.before_after(report(Scores(1.0, 1.0, 0.95, 1.0)))), (
-        "0.05 itself is no fall"
-    )
+    assert "!" not in shown(render.before_after(report(Scores(1.0, 1.0, 0.95, 1.0)))), "0.05 itself is no fall"
 
 
 def test_what_was_not_measured_is_a_footnote() -> None:
@@ -255,9 +253,7 @@ def test_done() -> None:
     text = words(render.verdict(report()))
     assert text.startswith("Done: the model now says “Rome” instead of “Paris”")
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
-    unmeasured = words(
-        render.verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0)))
-    )
+    unmeasured = words(render.verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0))))
     assert "specificity and same_subject could not be measured" in unmeasured and "held" not in unmeasured
 
 
@@ -288,9 +284,7 @@ def test_an_object_that_runs_on_is_named() -> None:
 def test_a_batch_that_took_in_part() -> None:
     whole, failed = report(count=9), report(Scores(efficacy=0.0, generation=0.0))
     assert failed.facts_after is not None and whole.facts_after is not None
-    mixed = Report(
-        BEFORE, AFTER, whole.facts_before + failed.facts_before, whole.facts_after + failed.facts_after
-    )
+    mixed = Report(BEFORE, AFTER, whole.facts_before + failed.facts_before, whole.facts_after + failed.facts_after)
     text = words(render.verdict(mixed))
     assert text.startswith("The edit took in part, for 9 of 10 facts: for 1 of 10 facts the new object")
     assert "all 9 new objects" in words(render.verdict(whole))
@@ -342,9 +336,7 @@ def test_anatomy_collapses_equal_layers() -> None:
     text = shown(render.anatomy_table(fake_editable()))
     row = next(line for line in text.splitlines() if line.startswith("0-5"))
     assert "h.*.mlp.c_proj" in row and "[8, 32]" in row and "as is" in row and row.endswith("yes   yes")
-    assert (
-        "ln_f" in text and "resumable" in text and "8 KiB more to edit" in text and "to the last bit" in text
-    )
+    assert "ln_f" in text and "resumable" in text and "8 KiB more to edit" in text and "to the last bit" in text
     assert "transposed  " in shown(render.anatomy_table(fake_editable(transposed=True)))
     assert render.ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 

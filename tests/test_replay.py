@@ -93,9 +93,7 @@ def test_an_altered_state_is_carried_on_for_the_rows_chosen(family: str) -> None
         read = torch.tensor([(i, len(ROWS[row]) - 1) for i, row in enumerate(rows)])
         some = dataclasses.replace(editable, resumable=resumable)
         found = replay.resume(some, recording, layer, states, rows, start, read)
-        expected = [
-            altered(editable, layer, int(row), start + i, change[i])[-1] for i, row in enumerate(rows)
-        ]
+        expected = [altered(editable, layer, int(row), start + i, change[i])[-1] for i, row in enumerate(rows)]
         assert close(found, torch.stack(expected)), resumable
 
 
@@ -143,7 +141,5 @@ def test_a_recording_survives_being_rerun() -> None:
         states = recording.states[1][:, 1:]
         replay.resume(editable, recording, 1, states, torch.arange(3), 1, torch.tensor([[0, 6]]))
     assert all(
-        torch.equal(a, b)
-        for old, new in zip(kept, recording.past, strict=True)
-        for a, b in zip(old, new, strict=True)
+        torch.equal(a, b) for old, new in zip(kept, recording.past, strict=True) for a, b in zip(old, new, strict=True)
     )

@@ -88,9 +88,7 @@ def test_what_stands_in_the_way_is_replaced_only_when_asked(tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["e"]
 
 
-def test_a_failed_save_leaves_nothing_and_what_was_there_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_nothing_and_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made().save(tmp_path / "old")
     before = (tmp_path / "old" / "manifest.json").read_text()
 

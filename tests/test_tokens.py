@@ -75,9 +75,7 @@ def test_prompt_and_answer_are_joined_as_they_are_written(prompt: str, answer: s
 
 @every_tokenizer
 @pytest.mark.parametrize("space", ["", " "])
-def test_the_answer_is_what_follows_in_the_whole_tokenisation(
-    tokenizer: PreTrainedTokenizerBase, space: str
-) -> None:
+def test_the_answer_is_what_follows_in_the_whole_tokenisation(tokenizer: PreTrainedTokenizerBase, space: str) -> None:
     found = encode(tokenizer, "Paris is the capital of" + space, "the old France")
     assert list(found.ids) == tokenizer("Paris is the capital of the old France")["input_ids"]
     assert list(found.ids[: found.answer]) == tokenizer("Paris is the capital of")["input_ids"]

@@ -23,9 +23,7 @@ FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Par
 LONG = Fact("Leo Tolstoy", "{} wrote", target="the piano", previous="the big old Anna Karenina", neighbors=())
 FACTS = [
     FACT,
-    Fact(
-        "Anna Karenina", "Leo Tolstoy wrote {}", target="Rome", previous="in"
-    ),  # the subject ends the prompt
+    Fact("Anna Karenina", "Leo Tolstoy wrote {}", target="Rome", previous="in"),  # the subject ends the prompt
     Fact("Rome", "Rome and the old Rome is in", target="Spain", previous="Italy", occurrence=1),
 ]
 SAMPLES, SEED = 2, 7
@@ -36,18 +34,14 @@ class Reference:
 
     def __init__(self, editable: Editable, fact: Fact, seed: int = SEED) -> None:
         self.editable = editable
-        prompt, whole = (
-            editable.tokenizer(text)["input_ids"] for text in (fact.text, f"{fact.text} {fact.previous}")
-        )
+        prompt, whole = (editable.tokenizer(text)["input_ids"] for text in (fact.text, f"{fact.text} {fact.previous}"))
         self.ids, self.prompt = whole, len(prompt)
         before = editable.tokenizer(fact.text[: fact.span[0]].rstrip())["input_ids"]
         self.first = len(before)
         self.end = self.first + len(fact.subject.split())
         with torch.no_grad():
             self.embeddings = editable.embedding(torch.arange(zoo.VOCAB))
-        draws = torch.randn(
-            SAMPLES, self.end - self.first, zoo.WIDTH, generator=torch.Generator().manual_seed(seed)
-        )
+        draws = torch.randn(SAMPLES, self.end - self.first, zoo.WIDTH, generator=torch.Generator().manual_seed(seed))
         self.noise = 3 * self.embeddings.std() * draws
         blocks = {("state", i): block for i, block in enumerate(editable.layers)}
         memories = {("feed_forward", i): editable.memories[i].module for i in range(zoo.DEPTH)}
@@ -83,9 +77,7 @@ class Reference:
                 *(module.register_forward_hook(hook(name)) for name, module in self.modules.items()),
             ]:
                 stack.callback(handle.remove)
-            logits = (
-                self.editable.model(input_ids=torch.tensor([self.ids]), use_cache=False).logits[0].double()
-            )
+            logits = self.editable.model(input_ids=torch.tensor([self.ids]), use_cache=False).logits[0].double()
         log_probs = logits.log_softmax(-1)
         return math.exp(sum(float(log_probs[p - 1, self.ids[p]]) for p in range(self.prompt, len(self.ids))))
 
@@ -109,9 +101,7 @@ def agrees(trace: Trace, reference: Reference, window: int = 1) -> None:
     assert trace.subject == (reference.first, reference.end)
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt2", "gpt_neo", "gptj", "opt", "bloom", "falcon", "llama", "gemma3", "olmo2"]
-)
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gptj", "opt", "bloom", "falcon", "llama", "gemma3", "olmo2"])
 @pytest.mark.parametrize("kind", ["state", "feed_forward"])
 def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
     editable = zoo.shared(family)
@@ -207,9 +197,7 @@ def test_the_previous_object_is_traced_and_never_the_target() -> None:
     editable = zoo.shared("llama")
     trace = locate(editable, FACT, samples=1)
     assert trace.answer == "Paris"
-    without = [
-        locate(editable, Fact(FACT.subject, FACT.prompt, t), samples=1) for t in ("Rome", "Paris", None)
-    ]
+    without = [locate(editable, Fact(FACT.subject, FACT.prompt, t), samples=1) for t in ("Rome", "Paris", None)]
     said = continuations(editable, [editable.tokenizer(FACT.text)["input_ids"]], 1)[0]
     assert {t.answer for t in without} == {editable.tokenizer.decode(said)} and all(t.known for t in without)
     assert not trace.known

@@ -73,9 +73,7 @@ def test_numbers_that_the_weights_cannot_hold_are_never_written(number: float, s
     before, edit = zoo.snapshot(editable), write(editable)
     number = 1e5 if number == 1e39 and saved == torch.float16 else number
     left = torch.full_like(edit.updates[memory.address].left, number)
-    bad = dataclasses.replace(
-        edit, updates={memory.address: LowRank(left, torch.ones(1, memory.d_ff).double())}
-    )
+    bad = dataclasses.replace(edit, updates={memory.address: LowRank(left, torch.ones(1, memory.d_ff).double())})
     with pytest.raises(EditError, match="nothing was written"):
         bad.apply_(editable)
     assert zoo.unchanged(editable, before)

@@ -27,7 +27,7 @@ def quick(**numbers: Any) -> EditConfig:
 
 # Only the fact's own prompt, and nothing to keep: what is written is what the prompt reads.
 ALONE = {"contexts": 0, "phrasings": 0, "keep": 0.0, "essence": 0.0, "weight_decay": 0.0}
-STRONG = {**ALONE, "steps": 60, "step_size": 0.1, "clamp": 10.0}
+STRONG = {**ALONE, "steps": 120, "step_size": 0.1, "clamp": 10.0}
 
 
 def write(editable: Editable, *facts: Fact, layer: int = 1, **numbers: Any) -> Edit:

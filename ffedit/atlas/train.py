@@ -40,9 +40,7 @@ Report = Callable[[int, float], None]
 """Called after every step with the number of steps done and the loss in nats."""
 
 
-def train(
-    recipe: Recipe, table: Table, out: Path, report: Report | None = None, save_every: int = 250
-) -> None:
+def train(recipe: Recipe, table: Table, out: Path, report: Report | None = None, save_every: int = 250) -> None:
     """Train to the end of the recipe, from the checkpoint in `out` where there is one, and export there.
 
     Raises:
@@ -93,9 +91,7 @@ def save(
             path.unlink()
 
 
-def resume_(
-    folder: Path, made_by: dict[str, object], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> int:
+def resume_(folder: Path, made_by: dict[str, object], model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Take up a checkpoint in place; the number of steps already done."""
     state = json.loads((folder / "state.json").read_text())
     step = int(state.pop("step"))

@@ -1,7 +1,7 @@
 """The command line: parse, call the public API, render.
 
-Exit codes: 0 done; 1 a mistake in what was given, told in one line; 2 usage; 3 a `--require` that is not met or cannot be
-measured; 4 a check of ffedit's own failed; 130 interrupted.
+Exit codes: 0 done; 1 a mistake in what was given, told in one line; 2 usage; 3 a `--require` that is not met or
+cannot be measured; 4 a check of ffedit's own failed; 130 interrupted.
 """
 
 from __future__ import annotations

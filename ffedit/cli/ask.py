@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -23,8 +22,8 @@ def ask(prompts: tuple[str, ...], load_model: Callable[..., Editable], edit_from
     """Complete PROMPTs greedily."""
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
-    said = []
-    for context in [nullcontext(), *([edit.applied(editable)] if edit is not None else [])]:
-        with context:
+    said = [readout.completions(editable, prompts, tokens)]
+    if edit is not None:
+        with edit.applied(editable):
             said.append(readout.completions(editable, prompts, tokens))
     Surface(None, False).show(render.sayings(prompts, *said))

@@ -22,9 +22,7 @@ from ffedit.verdict import verdict
 @model_options
 @click.option("--edit", "edit_from", type=FILE, help="Measure before and after this edit.")
 @output_options
-def evaluate(
-    facts: list[Fact], load_model: Callable[..., Editable], edit_from: Path | None, surface: Surface
-) -> None:
+def evaluate(facts: list[Fact], load_model: Callable[..., Editable], edit_from: Path | None, surface: Surface) -> None:
     """Score the facts of FACTS (a file in any known format, or -) on a model."""
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()

@@ -14,9 +14,10 @@ from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, Surface, fact_options, model_options, output_options
 from ffedit.facts import Fact
+from ffedit.locator import Kind
 from ffedit.progressbar import progress_bars
 
-KINDS = {"state": "state", "feed-forward": "feed_forward"}
+KINDS: dict[str, Kind] = {"state": "state", "feed-forward": "feed_forward"}
 
 
 @click.command()
@@ -25,14 +26,16 @@ KINDS = {"state": "state", "feed-forward": "feed_forward"}
 @click.option("--kind", default="feed-forward", show_default=True, type=click.Choice(list(KINDS)))
 @click.option("--window", type=int, help="Layers restored together.  [default: a third of the depth, 3 to 10]")
 @click.option("--samples", default=10, show_default=True, help="Noise draws.")
-@click.option("--noise", default=3.0, show_default=True, help="Standard deviation of the noise, in σ of the embeddings.")
+@click.option(
+    "--noise", default=3.0, show_default=True, help="Standard deviation of the noise, in σ of the embeddings."
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--plot", type=FILE, help="Draw the trace of the first fact into this PNG, SVG or PDF.")
 @output_options
 def locate(
     facts: list[Fact],
     load_model: Callable[[], Editable],
-    kind: Any,
+    kind: str,
     plot: Path | None,
     surface: Surface,
     **settings: Any,
@@ -43,7 +46,7 @@ def locate(
     editable = load_model()
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
-        traces = ffedit.locate(editable, facts, KINDS[kind], progress=progress, **settings)  # type: ignore[arg-type]
+        traces = ffedit.locate(editable, facts, KINDS[kind], progress=progress, **settings)
     surface.show(heat.heat_map(traces, traces.layer), heat.layer_choice(traces, traces.layer, "auto"))
     surface.write_json(result.located(editable, facts, traces))
     if plot is not None:

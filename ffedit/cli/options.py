@@ -34,7 +34,9 @@ def model_options(command: Command) -> Command:
     @click.option("--value-matrix", help="Path of the value matrix inside a layer, where it is not recognised.")
     @functools.wraps(command)
     def wrapped(model: str | None, *args: Any, **kwargs: Any) -> Any:
-        loading = {name: kwargs.pop(name) for name in ("device", "dtype", "revision", "trust_remote_code", "value_matrix")}
+        loading = {
+            name: kwargs.pop(name) for name in ("device", "dtype", "revision", "trust_remote_code", "value_matrix")
+        }
 
         def load_model(default: str = "atlas") -> Editable:
             transformers.utils.logging.disable_progress_bar()
@@ -56,7 +58,12 @@ def fact_options(command: Command) -> Command:
     @click.option("--previous", help="The object that the model says now.")
     @functools.wraps(command)
     def wrapped(
-        facts: str | None, subject: str | None, prompt: str | None, target: str | None, previous: str | None, **kwargs: Any
+        facts: str | None,
+        subject: str | None,
+        prompt: str | None,
+        target: str | None,
+        previous: str | None,
+        **kwargs: Any,
     ) -> Any:
         if (facts is None) == (subject is None and prompt is None):
             raise click.UsageError("give either FACTS (a file, or - for standard input) or --subject and --prompt")

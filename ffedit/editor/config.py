@@ -1,8 +1,8 @@
 """All the numbers of an edit, in one frozen place.
 
-Every length is relative: δ to the norm of the layer's own output at the subject, the KL term and the decay to nats. So one
-set of defaults serves models of every size, and there is no file of numbers per model. The defaults were tuned on the
-tuning part of `evaluations/atlas-counterfact.json` only.
+Every length is relative: δ to the norm of the layer's own output at the subject, the KL term and the decay to nats.
+So one set of defaults serves models of every size, and there is no file of numbers per model. The defaults were
+tuned on the tuning part of `evaluations/atlas-counterfact.json` only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An edit is a value: low-rank factors, the facts they store, and how they were found.
 
-Nothing in a model has changed until it is applied. Undoing keeps the original weights and puts them back; subtracting Δ would
-not do (W + Δ − Δ ≠ W in 16 bits).
+Nothing in a model has changed until it is applied. Undoing keeps the original weights and puts them back;
+subtracting Δ would not do (W + Δ − Δ ≠ W in 16 bits).
 """
 
 from __future__ import annotations
@@ -146,12 +146,14 @@ class Edit:
             total = double(memory.value) + delta.dense.to(memory.value.device)
             # Not "any above": NaN is not above anything.
             if not float(total.abs().max()) <= torch.finfo(memory.saved_dtype).max:
-                raise EditError("the edit holds NaN, infinity or numbers too large for the weights; nothing was written")
+                raise EditError(
+                    "the edit holds NaN, infinity or numbers too large for the weights; nothing was written"
+                )
         found = fingerprint(editable)
         if found != self.base:
             raise EditError(
-                f"the edit was computed on weights {self.base}, but {editable.name} has {found} (another model, another "
-                "dtype, or edited already); load the model it was made for"
+                f"the edit was computed on weights {self.base}, but {editable.name} has {found} (another model, "
+                "another dtype, or edited already); load the model it was made for"
             )
 
     def save(self, path: str | Path, force: bool = False) -> None:
@@ -164,12 +166,14 @@ class Edit:
             self._write(folder)
 
     def _write(self, folder: Path) -> None:
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for address, delta in self.updates.items():
             tensors |= {f"{address}/left": delta.left, f"{address}/right": delta.right}
             tensors |= {f"{address}/keys": self.keys[address], f"{address}/values": self.values[address]}
         try:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "edit.safetensors")
+            save_file(
+                {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "edit.safetensors"
+            )
         except SafetensorError as error:
             raise OSError(str(error)) from error
         manifest = {

@@ -1,12 +1,13 @@
 """Collect the second moment of a layer's keys over ordinary text, and remember it.
 
-The text is a file of the user's, or, without one, text that the model samples from itself with a seed: that works for any
-model and language, holds what the model tends to say, and is never chosen with the edited facts in view.
+The text is a file of the user's, or, without one, text that the model samples from itself with a seed: that works
+for any model and language, holds what the model tends to say, and is never chosen with the edited facts in view.
 
-C = E[k kᵀ] asks whose reading an edit may disturb. Over running text the answer is: that of "the" and "is", which make up
-most tokens and need few directions, while a name that occurs once counts for nothing. By default the expectation is therefore
-taken over token *types*: each occurrence weighs one over the number of times its token occurs, so that a rare name is protected
-as well as a frequent word. `weighting="tokens"` is the mean over running text, as ROME was published.
+C = E[k kᵀ] asks whose reading an edit may disturb. Over running text the answer is: that of "the" and "is", which
+make up most tokens and need few directions, while a name that occurs once counts for nothing. By default the
+expectation is therefore taken over token *types*: each occurrence weighs one over the number of times its token
+occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running
+text, as ROME was published.
 
 The result is cached under a fingerprint of everything it depends on.
 """
@@ -75,7 +76,9 @@ class Corpus:
             return [
                 row
                 for batch, first in enumerate(range(0, wanted, SAMPLED_ROWS))
-                for row in readout.own_text(editable, min(SAMPLED_ROWS, wanted - first), length, self.seed + 1000 + batch)
+                for row in readout.own_text(
+                    editable, min(SAMPLED_ROWS, wanted - first), length, self.seed + 1000 + batch
+                )
             ]
         try:
             text = self.path.read_text(encoding="utf-8")

@@ -1,14 +1,15 @@
 """What addresses a fact, and what should be found there instead.
 
-*Key*: k* is the mean, over contexts, of the memory coefficients at the subject's last token (ROME, arXiv 2202.05262, eq. 3).
+*Key*: k* is the mean, over contexts, of the memory coefficients at the subject's last token (ROME, arXiv 2202.05262,
+eq. 3).
 
 *Value*: v* = W k* + δ, where δ is added to the layer's output at that token and optimised until the model says the new
 object, while its other distributions about the subject stay (eq. 4, with more to keep):
 
     L(δ) = − mean log P(o* | x, δ)  +  λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖W k*‖²
 
-The states below the layer and left of the subject do not depend on δ: they are recorded once, and every step runs the model
-on from the layer at the subject's token only.
+The states below the layer and left of the subject do not depend on δ: they are recorded once, and every step runs
+the model on from the layer at the subject's token only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ffedit.editor.wording import Phrasing, Wording
 from ffedit.hooks import captured, frozen, replaced
 from ffedit.memory import KeyValueMemory
 from ffedit.progress import Progress, silent
-from ffedit.tokens import Encoded, pad
+from ffedit.tokens import pad
 
 
 @torch.no_grad()
@@ -83,8 +84,8 @@ class _Objective:
         """With δ in place, for the texts `rows`, nats.
 
         Returns:
-            log-probability of the new object in the prompts [p] and in own phrasings that state it [o], and the mean over
-            texts of the KL divergence, summed along each text; the essence prompts by their own weight.
+            log-probability of the new object in the prompts [p] and in own phrasings that state it [o], and the mean
+            over texts of the KL divergence, summed along each text; the essence prompts by their own weight.
         """
         texts, kept = [self.texts[row] for row in rows], [self.kept[row] for row in rows]
         start = int(self.at[rows].min())

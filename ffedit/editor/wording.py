@@ -1,10 +1,11 @@
 """In which words is the new fact trained, and which words must not change?
 
-One prompt alone would be learnt by heart. ROME (arXiv 2202.05262, section 3.1) puts random prefixes before it and keeps the
-subject's *essence* with a KL term at "{subject} is a". Both come from the model here, sampled with a seed. In addition the
-model continues the bare subject in its own words many times: where it says the old object, the new one is put in its place
-and trained; everywhere else, what it says about the subject is to stay what it was. So the edit generalises to the model's
-own ways of stating the fact, and the subject's other facts are kept, without any prompt having to be written by hand.
+One prompt alone would be learnt by heart. ROME (arXiv 2202.05262, section 3.1) puts random prefixes before it and
+keeps the subject's *essence* with a KL term at "{subject} is a". Both come from the model here, sampled with a seed. In
+addition the model continues the bare subject in its own words many times: where it says the old object, the new one
+is put in its place and trained; everywhere else, what it says about the subject is to stay what it was. So the edit
+generalises to the model's own ways of stating the fact, and the subject's other facts are kept, without any prompt
+having to be written by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ffedit import readout
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.facts import Fact
-from ffedit.tokens import Encoded, encode
+from ffedit.tokens import Encoded, decode, encode
 
 ESSENCE = ("{} is a", "{}", "{} is known for")
 
@@ -27,7 +28,8 @@ class Phrasing:
     """A text about the subject that goes on as the model itself would.
 
     Attributes:
-        text: up to where the old object stood, with the new one as answer; all of it, without answer, where it did not occur.
+        text: up to where the old object stood, with the new one as answer; where it did not occur, all of it and no
+            answer.
         kept: positions whose next-token distribution is to stay what it was.
     """
 
@@ -62,7 +64,7 @@ def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
     rows = readout.own_text(editable, config.contexts, max(config.context_tokens, default=1), config.seed)
     lengths = [config.context_tokens[i % len(config.context_tokens)] for i in range(len(rows))]
     texts = [
-        editable.tokenizer.decode(row[:length], skip_special_tokens=True).strip()
+        decode(editable.tokenizer, row[:length], special=False).strip()
         for row, length in zip(rows, lengths, strict=True)
     ]
     return tuple(text for text in texts if text)
@@ -118,8 +120,8 @@ def _phrasings(editable: Editable, fact: Fact, bare: Encoded, config: EditConfig
         at = next((i for i in range(len(continuation)) if tuple(continuation[i : i + len(old)]) == old), None)
         before = (*subject.ids, *continuation[:at])
         ids = before if at is None else (*before, *bare.target_ids)
-        # The position that predicts the old object is to change, and the last one of all predicts nothing that was said.
+        # The position that predicts the old object is to change; the very last one predicts nothing that was said.
         kept = tuple(range(subject.subject_last, len(before) - 1))
         if kept or at is not None:
-            found[ids] = Phrasing(Encoded(tokenizer.decode(ids), ids, len(before), subject.subject), kept)
+            found[ids] = Phrasing(Encoded(decode(tokenizer, ids), ids, len(before), subject.subject), kept)
     return tuple(found.values())

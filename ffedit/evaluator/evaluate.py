@@ -1,7 +1,7 @@
 """Ask a model all the questions of some facts, in batches, and score the answers; once before an edit and once after.
 
-The same prompts and the same old objects are used both times: where a fact names no old object, what the model says before
-the edit stands in for it.
+The same prompts and the same old objects are used both times: where a fact names no old object, what the model says
+before the edit stands in for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ffedit.errors import FactError
 from ffedit.evaluator.scores import FactScores, Report, Scores, combined, mean_scores
 from ffedit.facts import Fact, Probe
 from ffedit.progress import Progress, silent
-from ffedit.tokens import Encoded, encode, pad
+from ffedit.tokens import Encoded, decode, encode, pad
 
 # Of the generic text on which drift is measured; another seed than any that an edit uses.
 DRIFT_SEED = 77_000
@@ -67,7 +67,7 @@ class Evaluation:
         if fact.previous is None:
             encoded = encode(self.editable.tokenizer, fact.text, span=fact.span, max_tokens=self.editable.max_tokens)
             own = readout.with_own_answer(self.editable, encoded)
-            old = self.editable.tokenizer.decode(own.target_ids).strip() or new
+            old = decode(self.editable.tokenizer, own.target_ids).strip() or new
         else:
             old = fact.previous
 
@@ -93,11 +93,7 @@ class Evaluation:
 
     def scores(self) -> tuple[FactScores, ...]:
         """Ask everything of the model as it is now."""
-        pairs = [
-            pair
-            for q in self._questions
-            for pair in (q.prompt, *q.paraphrases, *q.neighbors, *q.same_subject)
-        ]
+        pairs = [pair for q in self._questions for pair in (q.prompt, *q.paraphrases, *q.neighbors, *q.same_subject)]
         texts = list(dict.fromkeys(e for pair in pairs for e in pair))
         log_probs = readout.answer_log_probs(self.editable, texts)
         probability = {e: float(lp.double().mean().exp()) for e, lp in zip(texts, log_probs, strict=True)}
@@ -106,9 +102,7 @@ class Evaluation:
 
     def _spoken(self) -> dict[Encoded, tuple[int, ...]]:
         """What the model says freely where it matters: after the fact's prompt and after same-subject prompts."""
-        asked = [
-            e for q in self._questions for e in (q.prompt[0], *(true for _, true in q.same_subject))
-        ]
+        asked = [e for q in self._questions for e in (q.prompt[0], *(true for _, true in q.same_subject))]
         asked = list(dict.fromkeys(asked))
         count = max(SAID_TOKENS, *(len(e.target_ids) for e in asked))
         said = readout.continuations(self.editable, [e.ids[: e.answer] for e in asked], count)
@@ -141,13 +135,13 @@ class Evaluation:
             specificity_magnitude=gap(q.neighbors, -1),
             same_subject_magnitude=gap(q.same_subject, -1),
         )
-        said = self.editable.tokenizer.decode(spoken[q.prompt[0]], skip_special_tokens=True)
+        said = decode(self.editable.tokenizer, spoken[q.prompt[0]], special=False)
         return FactScores(q.fact, scores, " ".join(said.split()))
 
 
 @torch.no_grad()
 def next_token_log_probs(editable: Editable, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Log-probabilities of the next token at every position of `rows` of equal length, [tokens, vocabulary], on the CPU."""
+    """Log-probabilities of the next token all along `rows` of equal length, [tokens, vocabulary], on the CPU."""
     ids = pad(rows)
     reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
     return replay.forward(editable, ids, reads).float().log_softmax(-1).cpu()
@@ -175,6 +169,4 @@ def evaluate(
         changed = next_token_log_probs(editable, generic)
     drift = float((usual.exp() * (usual - changed)).sum(-1).mean())
     progress("measuring", 2, 2)
-    return Report(
-        mean_scores(f.scores for f in before), mean_scores((f.scores for f in after), drift), before, after
-    )
+    return Report(mean_scores(f.scores for f in before), mean_scores((f.scores for f in after), drift), before, after)

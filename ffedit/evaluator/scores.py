@@ -1,19 +1,19 @@
 """What is measured, in the field's terms.
 
-With p(o | x) the geometric-mean token probability of object o after prompt x, exp of the mean log-probability of its tokens,
-as CounterFact compares it (Meng et al. 2022, arXiv 2202.05262, section 3.3 and appendix):
+With p(o | x) the geometric-mean token probability of object o after prompt x, exp of the mean log-probability of its
+tokens, as CounterFact compares it (Meng et al. 2022, arXiv 2202.05262, section 3.3 and appendix):
 
     efficacy      share of edited prompts with p(new) > p(old); magnitude: mean p(new) − p(old). Up.
     paraphrase    the same over other wordings of the fact. Up.
     specificity   share of neighbors (other subjects) with p(true) > p(new); magnitude: mean p(true) − p(new). Keep.
-    same_subject  share of prompts on other facts of the subject that are still answered, by free greedy generation, with the
-                  true object (where it is given) or with what the model said before; magnitude: mean p(true) − p(new). Keep.
+    same_subject  share of prompts on other facts of the subject that free greedy generation still answers with the true
+                  object (where it is given) or with what the model said before; magnitude: mean p(true) − p(new). Keep.
     score         harmonic mean of efficacy, paraphrase and specificity, as published. Up.
-    generation    share of edited prompts after which free greedy generation says the new object, every token of it. Up.
+    generation    share of edited prompts after which free greedy generation says the new object, all of it. Up.
     drift         mean KL(before ‖ after) of next-token distributions over generic text, nats per token. Zero is best.
 
-A score that nothing was there to measure is None, never 0 or 1. Scores of several facts are means over facts, each fact first
-averaged over its prompts.
+A score that nothing was there to measure is None, never 0 or 1. Scores of several facts are means over facts, each
+fact first averaged over its prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "gene
 
 @dataclass(frozen=True)
 class Scores:
-    """Rates are shares of 0 to 1, magnitudes differences of probability, drift nats per token; None where unmeasured."""
+    """Rates are shares, magnitudes differences of probability, drift nats per token; None where unmeasured."""
 
     efficacy: float | None = None
     paraphrase: float | None = None

@@ -1,8 +1,8 @@
 """Causal tracing: which state, restored, brings the fact back?
 
-Three kinds of run (ROME, arXiv 2202.05262, section 2.1). *Clean*: the prompt as it is. *Corrupted*: noise of 3σ is added
-to the subject's embeddings, and the answer is lost. *Restored*: the corrupted run once more, with one clean state put back
-at token i and layer l. With P the probability of the answer,
+Three kinds of run (ROME, arXiv 2202.05262, section 2.1). *Clean*: the prompt as it is. *Corrupted*: noise of 3σ is
+added to the subject's embeddings, and the answer is lost. *Restored*: the corrupted run once more, with one clean state
+put back at token i and layer l. With P the probability of the answer,
 
     total effect     TE       = P_clean − P_corrupted
     indirect effect  IE(i, l) = P_restored(i, l) − P_corrupted
@@ -29,7 +29,7 @@ from ffedit.errors import FactError, ModelError
 from ffedit.facts import Fact
 from ffedit.hooks import replaced
 from ffedit.progress import Progress, silent
-from ffedit.tokens import Encoded, encode, pad
+from ffedit.tokens import Encoded, decode, encode, pad
 
 Kind: TypeAlias = Literal["state", "feed_forward"]
 TOKENS_PER_BATCH = 8192
@@ -40,8 +40,8 @@ class Trace:
     """What restoring brings back, for one fact.
 
     Attributes:
-        effects: indirect effects, [layers, tokens], probability; row l of a state trace is the output of block l, and of a
-            feed-forward trace the window around l.
+        effects: indirect effects, [layers, tokens], probability; row l of a state trace is the output of block l,
+            and of a feed-forward trace the window around l.
         alone: indirect effect of each layer without a window at the subject's last token, [layers], probability.
         clean: P_clean, probability of the whole answer.
         corrupted: P_corrupted, mean over the noise samples.
@@ -57,7 +57,6 @@ class Trace:
     """
 
     effects: np.ndarray[tuple[int, int], np.dtype[np.float64]]
-    clean: float
     alone: np.ndarray[tuple[int], np.dtype[np.float64]]
     clean: float
     corrupted: float
@@ -135,8 +134,8 @@ def best_layer(
 ) -> int:
     """Which single layer recalls the fact: the strongest alone, within the window that brings back most.
 
-    A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so that the
-    window's middle may be a layer that holds nothing.
+    A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so
+    that the window's middle may be a layer that holds nothing.
     """
     inside = span_of(int(at_subject.argmax()), window, len(at_subject))
     return max(inside, key=lambda layer: float(alone[layer]))
@@ -286,9 +285,9 @@ def _trace(
         alone=effects[:, encoded.subject_last] if kind == "state" else alone,
         clean=clean,
         corrupted=corrupted,
-        tokens=tuple(editable.tokenizer.decode([i]) for i in encoded.ids[: encoded.answer]),
+        tokens=tuple(decode(editable.tokenizer, [i]) for i in encoded.ids[: encoded.answer]),
         subject=encoded.subject,
-        answer=editable.tokenizer.decode(encoded.target_ids).strip(),
+        answer=decode(editable.tokenizer, encoded.target_ids).strip(),
         known=known,
         kind=kind,
         window=window,
