@@ -14,8 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from ffedit.locator import Trace, TraceSet
-from ffedit.locator.trace import span_of
+from ffedit.locator import Trace, TraceSet, span_of
 from ffedit.picture import NEGATIVE, Picture, Row, colour, number, picture, quoted
 
 SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"

@@ -152,7 +152,9 @@ def test_statistics_are_collected_once(family: str) -> None:
 
 
 @pytest.mark.parametrize("weighting", ["tokens", "types"])
-def test_statistics_are_the_second_moment_of_the_real_keys(tmp_path: Path, weighting: Literal["tokens", "types"]) -> None:
+def test_statistics_are_the_second_moment_of_the_real_keys(
+    tmp_path: Path, weighting: Literal["tokens", "types"]
+) -> None:
     editable = zoo.build("llama")
     text = "the Eiffel tower is located in Paris . the old river flows through Rome . " * 12
     (tmp_path / "text.txt").write_text(text)
