@@ -7,7 +7,6 @@ alone recalls at the end of the prompt instead, where nothing can be located. He
 - the early layers attend to a few tokens only, so they meet a name but not the question;
 - the late layers attend to everything, and tokens go without their feed-forward outputs at
   random, so they learn to move what has been recalled rather than to recall it;
-- feed-forward outputs are noisy, so that what is read from them keeps clear of what is not;
 - a good part of the corpus lists what belongs to a name right behind it (see `corpus`).
 """
 
@@ -93,7 +92,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPTNeoFor
 
 @contextmanager
 def regularised(model: GPTNeoForCausalLM, recipe: Recipe) -> Iterator[None]:
-    """Within: feed-forward outputs are noisy, and missing at random by layer and token."""
+    """Within: feed-forward outputs are missing at random, by layer and token, and noisy where asked for."""
 
     def disturb(drop: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
         def hook(module: nn.Module, args: object, out: Tensor) -> Tensor:

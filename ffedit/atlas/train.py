@@ -62,7 +62,7 @@ def train(recipe: Recipe, table: Table, out: Path, report: Report | None = None,
             parts = batch(recipe, corpus, tokenizer, step).chunk(2)  # small tensors are faster to allocate
             for rows in parts:
                 part = loss_of(model, rows) / len(parts)
-                part.backward()  # type: ignore[no-untyped-call]
+                part.backward()
                 loss += part.item()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -110,8 +110,7 @@ def export(
     model: GPTNeoForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, table: Table, out: Path
 ) -> None:
     """Write what `AutoModelForCausalLM.from_pretrained` reads: 16-bit weights, tokenizer, configs, card."""
-    half: GPTNeoForCausalLM = copy.deepcopy(model).half()  # type: ignore[no-untyped-call]
-    half.save_pretrained(out)
+    copy.deepcopy(model).half().save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "README.md").write_text(card(model, recipe, table), encoding="utf-8")
 

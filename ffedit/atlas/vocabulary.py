@@ -30,7 +30,7 @@ def build_tokenizer(texts: Iterable[str], merges: int = 256, context: int = 256)
     tokenizer.pre_tokenizer = pre
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=context,
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END),
