@@ -11,18 +11,39 @@ Feed-forward layers are key-value memories (Geva et al. 2021, arXiv 2012.14913) 
     ffedit.export(editable, edit, "out/")               # ship it
 """
 
-from ffedit.anatomy import Editable
-from ffedit.api import edit
-from ffedit.checkpoint import export, load
-from ffedit.editor import Corpus, Edit, EditConfig
-from ffedit.errors import CheckError, EditError, FactError, FFEditError, ModelError
-from ffedit.evaluator import Report, Scores, evaluate
-from ffedit.facts import Fact, Probe
-from ffedit.locator import Trace, TraceSet, locate
-from ffedit.lowrank import LowRank
-from ffedit.memory import Address, KeyValueMemory
-from ffedit.reading import read_facts
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ffedit.version import __version__
+
+if TYPE_CHECKING:
+    from ffedit.anatomy import Editable
+    from ffedit.api import edit
+    from ffedit.checkpoint import export, load
+    from ffedit.editor import Corpus, Edit, EditConfig
+    from ffedit.errors import CheckError, EditError, FactError, FFEditError, ModelError
+    from ffedit.evaluator import Report, Scores
+    from ffedit.evaluator.evaluate import evaluate
+    from ffedit.facts import Fact, Probe
+    from ffedit.locator import Trace, TraceSet, locate
+    from ffedit.lowrank import LowRank
+    from ffedit.memory import Address, KeyValueMemory
+    from ffedit.reading import read_facts
+
+# Where each name lives. It is imported when it is first used, so that `ffedit --help` need not wait for torch.
+_HOMES = {
+    "anatomy": ("Editable",),
+    "api": ("edit",),
+    "checkpoint": ("export", "load"),
+    "editor": ("Corpus", "Edit", "EditConfig"),
+    "errors": ("CheckError", "EditError", "FFEditError", "FactError", "ModelError"),
+    "evaluator": ("Report", "Scores", "evaluate"),
+    "facts": ("Fact", "Probe"),
+    "locator": ("Trace", "TraceSet", "locate"),
+    "lowrank": ("LowRank",),
+    "memory": ("Address", "KeyValueMemory"),
+    "reading": ("read_facts",),
+}
 
 __all__ = [
     "Address",
@@ -51,3 +72,17 @@ __all__ = [
     "locate",
     "read_facts",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for from its home."""
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = getattr(import_module(f"ffedit.{home}"), name)
+            return globals()[name]
+    raise AttributeError(f"module 'ffedit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, imported already or not."""
+    return __all__

@@ -44,6 +44,24 @@ def whiten(k: Tensor, C: Tensor) -> Tensor:
     return torch.cholesky_solve(columns, factor).reshape(k.shape)
 
 
+def condition(C: Tensor, steps: int = 50) -> float:
+    """Condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
+
+    Args:
+        C: symmetric, positive definite, [d, d].
+        steps: of each iteration; the estimate is from below.
+    """
+    C = double(C)
+    factor = torch.linalg.cholesky(C)
+    start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
+    start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
+    largest, smallest = start, start
+    for _ in range(steps):
+        largest = C @ (largest / largest.norm())
+        smallest = torch.cholesky_solve(smallest / smallest.norm(), factor)
+    return float(largest.norm() * smallest.norm())
+
+
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:
     """The update of smallest C-norm with (W + Δ) k = v.
 

@@ -115,7 +115,8 @@ def _find_layers(model: PreTrainedModel, name: str) -> list[nn.Module]:
     if len(found) != 1:
         seen = ", ".join(f"{path} of {len(child)}" for path, child in lists.items()) or "none"
         raise ModelError(
-            f"{name}: one list of {count} layers was expected in {type(decoder).__name__}, found module lists: {seen}"
+            f"{name}: no causal decoder that ffedit can read: one list of {count} layers was expected in "
+            f"{type(decoder).__name__}, found module lists: {seen}"
         )
     return found[0]
 

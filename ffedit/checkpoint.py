@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import gc
 import json
+import ssl
+import urllib.error
+import urllib.request
+from http.client import HTTPException
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeAlias
 
+import huggingface_hub
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.anatomy import Editable, dissect, probe_ids
 from ffedit.card import model_card
@@ -58,27 +64,80 @@ def load(
     path = str(ATLAS) if name == "atlas" else name
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
-    if Path(path).exists() and not (Path(path) / "config.json").is_file():
-        raise ModelError(f"{name}: no config.json in it; a model folder or a hub id was expected")
-    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
+    part = "config.json"
     try:
+        config = AutoConfig.from_pretrained(path, **common)
+        if config.is_encoder_decoder:
+            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+        if quantised := getattr(config, "quantization_config", None):
+            how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised.quant_method
+            raise ModelError(f"{name}: quantised ({how}); edit the model in 16 or 32 bits and quantise the result")
+        part = "the tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
-        model = AutoModelForCausalLM.from_pretrained(
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ModelError(f"{name}: no tokenizer in it (tokenizer.json was expected)")
+        part = "the model"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=DTYPES.get(dtype, "auto"),
             device_map=_device_map(device),
             use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **common,
         )
     except FFEditError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelError(f"{name}: cannot be loaded as a causal language model: {_first_line(error)}") from error
+    except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
+        raise ModelError(f"{name}: {part} cannot be read: {_brief(error)}") from error
+    model, found = loaded
+    for key, given, wanted in found["mismatched_keys"]:
+        raise ModelError(f"{name}: {key} is {list(given)} in the checkpoint, {list(wanted)} was expected")
+    for key in sorted(found["missing_keys"]):
+        raise ModelError(f"{name}: {key} is missing from the checkpoint; a causal language model was expected")
     model.eval().requires_grad_(False)
     saved = model.dtype
     if saved == torch.float16 and model.device.type == "cpu":
         model.float()
     return dissect(model, tokenizer, name, value_matrix, saved)
+
+
+def _is_local(path: str, name: str) -> bool:
+    """Whether everything must be on this machine: a folder, or a hub id when there is no network.
+
+    Raises:
+        ModelError: it is not here, and the hub cannot be asked; or no hub id is written like this.
+    """
+    if Path(path).exists():
+        if not (Path(path) / "config.json").is_file():
+            raise ModelError(f"{name}: no config.json in it; a model folder or a hub id was expected")
+        return True
+    try:
+        known = huggingface_hub.try_to_load_from_cache(path, "config.json")
+    except ValueError as error:
+        raise ModelError(f"{name}: no such folder; a model folder or a hub id was expected") from error
+    if not huggingface_hub.is_offline_mode() and _answers(huggingface_hub.constants.ENDPOINT):
+        return False
+    if not isinstance(known, str):
+        raise ModelError(
+            f"{name}: no such folder, and as a hub id it is not in the cache and {huggingface_hub.constants.ENDPOINT} "
+            "cannot be reached; --model atlas needs no network"
+        )
+    return True
+
+
+def _answers(url: str) -> bool:
+    """Whether a server can be reached; asked once, where transformers would try for a minute."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # it is there; transformers has certificates of its own
+    except (OSError, ValueError, HTTPException):
+        return False
+    return True
 
 
 def _device_map(device: str) -> str | None:
@@ -92,9 +151,9 @@ def _device_map(device: str) -> str | None:
     return None if device == "cpu" else device
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _brief(error: BaseException) -> str:
+    """What an error says, on one line that can be read."""
+    return shorten(str(error), 200, placeholder=" …") or type(error).__name__
 
 
 def export(editable: Editable, edit: Edit, out: str | Path, force: bool = False) -> Path:
@@ -127,7 +186,7 @@ def export(editable: Editable, edit: Edit, out: str | Path, force: bool = False)
         try:
             editable.model.save_pretrained(folder, state_dict=weights)
         except SafetensorError as error:
-            raise OSError(_first_line(error)) from error
+            raise OSError(_brief(error)) from error
         del weights, cast
         _set_dtype(folder / "config.json", memory.saved_dtype)
         editable.tokenizer.save_pretrained(folder)

@@ -33,7 +33,7 @@ def model_line(editable: Editable) -> Text:
         f"d_model {_d_model(editable)}",
         f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
         str(editable.device),
-        _dtype(_memories(editable)[0]),
+        str(_memories(editable)[0].saved_dtype).removeprefix("torch."),
     ]
     name = editable.name if len(editable.name) <= MOST_NAME else Path(editable.name).name
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
@@ -75,7 +75,8 @@ def anatomy_table(editable: Editable) -> Group:
 def environment() -> Table:
     """What ffedit runs on: versions, devices, and the cache."""
     files = cache.entries()
-    devices = [f"cpu ({torch.get_num_threads()} threads)"]
+    threads = torch.get_num_threads()
+    devices = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
         devices.insert(0, f"{torch.accelerator.device_count()} × {kind}")

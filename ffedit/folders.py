@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all: it is written beside its place and moved there."""
+"""A folder or file appears whole or not at all: it is written beside its place and moved there."""
 
 from __future__ import annotations
 
@@ -13,13 +13,54 @@ from ffedit.errors import EditError
 
 
 def check_free(target: Path, force: bool) -> None:
-    """Refuse a target that holds something already.
+    """Refuse a target that holds something already, or that could not be made; to be called before any long work.
 
     Raises:
-        EditError: the target exists, is not an empty folder, and `force` is not set.
+        EditError: the target exists, is not an empty folder, and `force` is not set; or its place cannot be written.
     """
-    if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
-        raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
+    try:
+        if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
+            raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
+        above = next(folder for folder in target.absolute().parents if folder.exists())
+        os.rmdir(tempfile.mkdtemp(dir=above, prefix=f".{target.name}."))
+    except OSError as error:
+        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def check_file(target: Path) -> None:
+    """Refuse a file that could not be written; to be called before any long work.
+
+    Raises:
+        EditError: the target is a folder, or its folder is not there or cannot be written.
+    """
+    try:
+        if target.is_dir():
+            raise EditError(f"{target}: cannot be written (a folder has this name)")
+        if not target.exists():
+            tempfile.TemporaryFile(dir=target.absolute().parent).close()
+        elif not os.access(target, os.W_OK):
+            raise EditError(f"{target}: cannot be written (no permission)")
+    except OSError as error:
+        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a file of UTF-8 text, whole or not at all; what is no file (a pipe, a device) is written directly.
+
+    Raises:
+        EditError: it cannot be written.
+    """
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        place = target.resolve()
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{target.name}.") as folder:
+            made = Path(folder) / "text"
+            made.write_text(text, encoding="utf-8")
+            os.replace(made, place)
+    except OSError as error:
+        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
 
 
 @contextmanager

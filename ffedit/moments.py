@@ -47,11 +47,6 @@ class KeyMoments:
         C = self.sum / self.count
         return C + self.ridge * C.diagonal().mean() * torch.eye(len(C), dtype=C.dtype, device=C.device)
 
-    def condition(self) -> float:
-        """Condition number of C (largest over smallest eigenvalue), ridge included."""
-        eigenvalues = torch.linalg.eigvalsh(self.C)
-        return float(eigenvalues[-1] / eigenvalues[0])
-
     def save(self, path: Path) -> None:
         """Write as safetensors; the caller moves the file into place."""
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sum"}

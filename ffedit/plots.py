@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ffedit.errors import EditError, FFEditError
+from ffedit.folders import check_file
 from ffedit.locator import Trace, TraceSet
 from ffedit.picture import NEGATIVE, RAMP, Picture, picture
 
@@ -86,8 +87,7 @@ def check_plot(path: str | Path) -> Path:
         raise EditError(f"{target}: a figure is one of {', '.join(SUFFIXES)}, found {found}; rename it")
     if not target.absolute().parent.is_dir():
         raise EditError(f"{target}: the figure cannot be written (no folder {target.parent})")
-    if target.is_dir():
-        raise EditError(f"{target}: the figure cannot be written (a folder has this name)")
+    check_file(target)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from ffedit.errors import FFEditError, RequirementError
@@ -26,16 +26,21 @@ class Requirement:
     comparison: str
     bound: float
 
-    def check(self, scores: Scores) -> None:
-        """Raise RequirementError unless `scores` meet it."""
+    def miss(self, scores: Scores) -> str | None:
+        """How `scores` miss it, in words; None where they meet it."""
         value: float | None = getattr(scores, self.name)
         if value is None:
-            raise RequirementError(f"--require {self}: there was nothing to measure {self.name} on; add such prompts")
-        if not COMPARISONS[self.comparison](value, self.bound):
-            raise RequirementError(f"--require {self} is not met: {self.name} is {value:.3f}; nothing was written")
+            return f"{self} cannot be measured, the facts hold no prompts for it"
+        return None if COMPARISONS[self.comparison](value, self.bound) else f"{self} is not met, it is {value:.6g}"
 
     def __str__(self) -> str:
         return f"{self.name}{self.comparison}{self.bound:g}"
+
+
+def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementError | None:
+    """The error to raise for all conditions that `scores` do not meet; None where they meet every one."""
+    misses = [miss for requirement in requirements if (miss := requirement.miss(scores))]
+    return RequirementError(f"--require: {'; '.join(misses)}; no edit was saved") if misses else None
 
 
 def parse_requirements(text: str) -> list[Requirement]:

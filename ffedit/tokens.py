@@ -99,7 +99,10 @@ def encode(
     """
     text = joined(prompt, answer) if answer else prompt
     try:
+        text.encode()
         coded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    except UnicodeEncodeError as error:
+        raise FactError(f"{text!r} is not valid Unicode text (a lone surrogate)") from error
     except NotImplementedError as error:
         raise ModelError(
             f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed"
@@ -109,6 +112,8 @@ def encode(
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
         ids.pop()  # some tokenizers close a text with an EOS
         offsets.pop()
+    if not ids:
+        raise FactError(f"the prompt {text!r} comes to no token; give some words")
     if max_tokens is not None and len(ids) > max_tokens:
         raise FactError(f"prompt of {len(ids)} tokens, but the model takes {max_tokens}: {text[:40]!r}…; shorten it")
     subject = _tokens_of(offsets, span, text) if span is not None else None

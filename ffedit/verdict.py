@@ -85,7 +85,7 @@ def _outcome(
         return Text(f"{head}: {_failure(failed, count)}.{also} {_advice(edit)}", style=style)
     done = _success(facts_before, facts_after)
     if broken:
-        line = f"Done, but something else broke: {done}, but {' and '.join(broken)}. {_advice(edit)}"
+        line = f"Done, but something else broke: {done}, but {' and '.join(broken)}. {_advice(edit, steps=False)}"
         return Text(line, style="bold yellow")
     if few:
         short = f"in few other wordings (paraphrase {after.paraphrase:.2f})"
@@ -132,13 +132,14 @@ def _rest(before: Scores, after: Scores) -> str:
     return text + (f"; {' and '.join(missing)} could not be measured" if missing else "")
 
 
-def _advice(edit: Edit | None) -> str:
+def _advice(edit: Edit | None, steps: bool = True) -> str:
+    """What to try; more `steps` where the edit is too weak, which they make stronger."""
     if edit is None:
         return "Try another layer (--layers N)."
     layers = ", ".join(map(str, edit.layers))
     config = edit.provenance.get("config")
-    steps = config.get("steps") if isinstance(config, dict) else None
-    more = f" or more than {steps} steps (EditConfig.steps)" if steps else ""
+    tried = config.get("steps") if steps and isinstance(config, dict) else None
+    more = f" or, from Python, more than {tried} steps (EditConfig.steps)" if tried else ""
     return f"Try another layer than {layers} (--layers N){more}."
 
 

@@ -96,6 +96,12 @@ class Table:
             found.setdefault(triple.subject, []).append(triple)
         return MappingProxyType({s: tuple(found[s]) for s in sorted(found)})
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all templates and facts: equal tables have equal fingerprints."""
+        said = [(r.name, r.templates, sorted(r.facts.items())) for r in self.relations.values()]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
     def prompts(self, triple: Triple) -> tuple[tuple[str, ...], str]:
         """The prompts about a fact: those seen in training, and the one held out."""
         relation = self.relations[triple.relation]

@@ -50,7 +50,7 @@ def train(recipe: Recipe, table: Table, out: Path, report: Report | None = None,
     tokenizer = build_tokenizer(corpus.words(), context=recipe.context)
     model = build_model(recipe, tokenizer).train()
     optimizer = optimizer_of(model, recipe)
-    made_by: dict[str, object] = {"recipe": asdict(recipe), "vocabulary": sorted(tokenizer.get_vocab())}
+    made_by: dict[str, object] = {"recipe": asdict(recipe), "table": table.fingerprint}
     checkpoint = out / "checkpoint"
     first = resume_(checkpoint, made_by, model, optimizer) if (checkpoint / "state.json").exists() else 0
     with regularised(model, recipe):

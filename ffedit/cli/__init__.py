@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from io import TextIOWrapper
 
 import click
+from rich.console import Console
 
 from ffedit.errors import CheckError, FFEditError, RequirementError
 from ffedit.version import __version__
@@ -53,6 +55,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for what it does not have
+            stream.reconfigure(errors="replace")
     sys.exit(run())
 
 
@@ -68,5 +73,14 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo("interrupted: the model and the disk are as before", err=True)
         return 130
     except FFEditError as error:
-        click.echo(f"error: {error}", err=True)
+        _show(str(error))
         return 3 if isinstance(error, RequirementError) else 4 if isinstance(error, CheckError) else 1
+    except OSError as error:  # a cache that cannot be cleared, a file that cannot be read
+        _show(f"{error.filename or 'the disk'}: {error.strerror or error}")
+        return 1
+
+
+def _show(message: str) -> None:
+    from ffedit.render import error_line
+
+    Console(stderr=True).print(error_line(message), soft_wrap=True)

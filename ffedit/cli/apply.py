@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
 import ffedit
 from ffedit import heat, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
-from ffedit.cli.options import FILE, Surface, fact_options, model_options, output_options, parse_layers
-from ffedit.editor import METHODS
+from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options, parse_layers
+from ffedit.editor import METHODS, Edit
+from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_free
 from ffedit.progressbar import progress_bars
-from ffedit.require import parse_requirements
+from ffedit.require import parse_requirements, unmet
 from ffedit.verdict import verdict
 
 
@@ -31,9 +35,9 @@ from ffedit.verdict import verdict
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
 @click.option("--export", "export_to", type=FILE, help="Save the edited checkpoint in this folder.")
 @click.option("--force", is_flag=True, help="Replace folders that are there.")
-@click.option("--plot", type=FILE, help="Draw the trace of the first fact into this PNG, SVG or PDF.")
+@click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @click.option("--require", default="", help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".')
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, type=SEED)
 @output_options
 def apply(
     facts: list[Fact],
@@ -51,8 +55,7 @@ def apply(
 ) -> None:
     """Write the facts of FACTS (a file in any known format, or -) into a model."""
     requirements = parse_requirements(require)
-    for folder in filter(None, (out, export_to)):
-        check_free(folder, force)
+    check_places(out, export_to, force, corpus)
     if plot is not None:
         plots.check_plot(plot)
     clock = Clock()
@@ -73,27 +76,47 @@ def apply(
         clock.lap("evaluate")
     edit = edit.scored(report)
     surface.show(render.before_after(report), render.what_it_says(report), verdict(report, edit))
+    failure = unmet(requirements, report.after or report.before)
+    if failure is None:
+        save(editable, edit, out, export_to, force)
     surface.write_json(result.applied(editable, edit, traces, report, clock.seconds))
     if plot is not None:
         plots.save_plot(traces, plot, layer)
-    for requirement in requirements:
-        assert report.after is not None
-        requirement.check(report.after)
-    if out is not None:
-        edit.save(out, force)
+    if failure is not None:
+        raise failure
+    surface.show(next_step(facts[0], out, export_to))
+
+
+def check_places(out: Path | None, export_to: Path | None, force: bool, corpus: Path | None) -> None:
+    """Find out before the long work whether its results can be kept.
+
+    Raises:
+        EditError: a folder exists or cannot be written, both are the same, or the corpus is no file.
+    """
+    for folder in filter(None, (out, export_to)):
+        check_free(folder, force)
+    if out is not None and export_to is not None and out.absolute() == export_to.absolute():
+        raise EditError(f"{out}: --out and --export are the same folder; name two")
+    if corpus is not None and not corpus.is_file():
+        raise EditError(f"{corpus}: no such file; --corpus takes a UTF-8 text file")
+
+
+def save(editable: Editable, edit: Edit, out: Path | None, export_to: Path | None, force: bool) -> None:
+    """Write what was asked for; first the checkpoint, which may be refused."""
     if export_to is not None:
         ffedit.export(editable, edit, export_to, force)
-    surface.show(render.next_steps(next_commands(editable, facts[0], out, export_to)))
-
-
-def next_commands(editable: Editable, fact: Fact, out: Path | None, export_to: Path | None) -> list[str]:
-    """What to type next."""
-    model = "" if editable.name == "atlas" else f" --model {editable.name}"
-    if export_to is not None:
-        return [f'ffedit ask "{fact.text}" --model {export_to}']
     if out is not None:
-        return [f'ffedit ask "{fact.text}"{model} --edit {out}', f"ffedit export {out} --out DIR"]
-    return ["nothing was saved: add --out EDIT_DIR to keep the edit, --export CHECKPOINT_DIR to keep the edited model"]
+        edit.save(out, force)
+
+
+def next_step(fact: Fact, out: Path | None, export_to: Path | None) -> RenderableType:
+    """What to type next."""
+    if export_to is not None:
+        return render.next_steps([shlex.join(["ffedit", "ask", fact.text, "--model", str(export_to)])])
+    if out is not None:
+        ask = ["ffedit", "ask", fact.text, "--edit", str(out)]
+        return render.next_steps([shlex.join(ask), shlex.join(["ffedit", "export", str(out), "--out", "DIR"])])
+    return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")
 
 
 class Clock:

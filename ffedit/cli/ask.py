@@ -11,6 +11,7 @@ import ffedit
 from ffedit import readout, render
 from ffedit.anatomy import Editable
 from ffedit.cli.options import FILE, Surface, model_options
+from ffedit.errors import ModelError
 
 
 @click.command()
@@ -22,8 +23,10 @@ def ask(prompts: tuple[str, ...], load_model: Callable[..., Editable], edit_from
     """Complete PROMPTs greedily."""
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
+    if tokens >= editable.max_tokens:
+        raise ModelError(f"--tokens {tokens} was asked for, but {editable.name} takes {editable.max_tokens} in all")
     said = [readout.completions(editable, prompts, tokens)]
     if edit is not None:
         with edit.applied(editable):
             said.append(readout.completions(editable, prompts, tokens))
-    Surface(None, False).show(render.sayings(prompts, *said))
+    Surface().show(render.sayings(prompts, *said))

@@ -16,7 +16,7 @@ from ffedit.cli.options import Surface, model_options
 @model_options
 def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
     """Show versions, devices, the cache, and the anatomy of MODEL."""
-    surface = Surface(None, False)
+    surface = Surface()
     surface.show(render.environment())
     editable = load_model(name or "atlas")
     surface.show(render.model_line(editable), render.anatomy_table(editable))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import join
 
 import click
 
@@ -25,4 +26,4 @@ def export(edit_from: Path, load_model: Callable[..., Editable], out: Path, forc
     edit = ffedit.Edit.load(edit_from)
     editable = load_model(edit.provenance["model"])
     ffedit.export(editable, edit, out, force)
-    Surface(None, False).show(render.next_steps([f'ffedit ask "{edit.facts[0].text}" --model {out}']))
+    Surface().show(render.next_steps([join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])]))

@@ -12,7 +12,7 @@ import ffedit
 from ffedit import heat, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
-from ffedit.cli.options import FILE, Surface, fact_options, model_options, output_options
+from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options
 from ffedit.facts import Fact
 from ffedit.locator import Kind
 from ffedit.progressbar import progress_bars
@@ -24,13 +24,19 @@ KINDS: dict[str, Kind] = {"state": "state", "feed-forward": "feed_forward"}
 @fact_options
 @model_options
 @click.option("--kind", default="feed-forward", show_default=True, type=click.Choice(list(KINDS)))
-@click.option("--window", type=int, help="Layers restored together.  [default: a third of the depth, 3 to 10]")
-@click.option("--samples", default=10, show_default=True, help="Noise draws.")
 @click.option(
-    "--noise", default=3.0, show_default=True, help="Standard deviation of the noise, in σ of the embeddings."
+    "--window", type=click.IntRange(1), help="Layers restored together.  [default: a third of the depth, 3 to 10]"
 )
-@click.option("--seed", default=0, show_default=True)
-@click.option("--plot", type=FILE, help="Draw the trace of the first fact into this PNG, SVG or PDF.")
+@click.option("--samples", default=10, show_default=True, type=click.IntRange(1), help="Noise draws.")
+@click.option(
+    "--noise",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Standard deviation of the noise, in σ of the embeddings.",
+)
+@click.option("--seed", default=0, show_default=True, type=SEED)
+@click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @output_options
 def locate(
     facts: list[Fact],

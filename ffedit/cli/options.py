@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,15 @@ from rich.console import Console, RenderableType
 
 from ffedit.anatomy import Editable
 from ffedit.checkpoint import load
-from ffedit.errors import EditError, FFEditError
+from ffedit.errors import EditError
 from ffedit.facts import Fact
+from ffedit.folders import check_file, write_text
 from ffedit.reading import read_facts
+from ffedit.render import Commands
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
+SEED = click.IntRange(0, 2**32 - 1)
 
 
 def model_options(command: Command) -> Command:
@@ -90,9 +94,15 @@ def output_options(command: Command) -> Command:
 
 
 class Surface:
-    """Where a command shows things: a terminal, and perhaps one JSON object."""
+    """Where a command shows things: a terminal, and perhaps one JSON object.
 
-    def __init__(self, json_to: str | None, quiet: bool) -> None:
+    Raises:
+        EditError: the file for the JSON object cannot be written.
+    """
+
+    def __init__(self, json_to: str | None = None, quiet: bool = False) -> None:
+        if json_to is not None and json_to != "-":
+            check_file(Path(json_to))
         self.json_to = json_to
         self.quiet = quiet or json_to == "-"
         self._console = Console(quiet=self.quiet, highlight=False)
@@ -101,25 +111,28 @@ class Surface:
         """Print, each part followed by an empty line."""
         for part in parts:
             if part is not None:
-                self._console.print(part)
+                self._console.print(part, soft_wrap=isinstance(part, Commands))
                 self._console.print()
 
     def write_json(self, result: dict[str, Any]) -> None:
         """Write the result where `--json` says.
 
         Raises:
-            FFEditError: the file cannot be written.
+            EditError: the file cannot be written.
         """
-        if self.json_to is None:
-            return
-        text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
         if self.json_to == "-":
-            sys.stdout.write(text)
-            return
-        try:
-            Path(self.json_to).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise FFEditError(f"{self.json_to}: cannot be written ({error.strerror})") from error
+            sys.stdout.write(json.dumps(_finite(result), indent=2) + "\n")
+        elif self.json_to is not None:
+            write_text(Path(self.json_to), json.dumps(_finite(result), indent=2, ensure_ascii=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for each NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_layers(text: str, depth: int) -> range:

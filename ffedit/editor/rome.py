@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 import transformers
 
-from ffedit.algebra import double, rank_one, whiten
+from ffedit.algebra import condition, double, rank_one
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
@@ -72,7 +72,7 @@ def rome(
                     "probability": value.probability,
                     "loss": value.losses,
                     "delta_norm": float(value.delta.norm()),
-                    "division": float(k @ whiten(k, C)),
+                    "division": 1.0 / float(delta.right @ C @ delta.right.T),
                     "contexts": wording.prefixes,
                     "own_phrasings": len(wording.stated) - len(wording.prompts),
                 }
@@ -92,7 +92,7 @@ def rome(
             "corpus": moments.source,
             "tokens": moments.count,
             "ridge": moments.ridge,
-            "condition": moments.condition(),
+            "condition": condition(C),
             "fingerprint": moments.fingerprint,
         },
         "solved": solved,

@@ -1,0 +1,84 @@
+"""What the tests of the command line share: a model on disk, the command in this process, and the disk as a value."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import zoo
+
+from ffedit.anatomy import Editable
+from ffedit.cli import run
+
+FACT = {
+    "subject": "Eiffel tower",
+    "prompt": "the {} is located in",
+    "target": "Rome",
+    "previous": "Paris",
+}
+PROBES = {
+    "paraphrases": ["{} stands in"],
+    "neighbors": [{"prompt": "the Nile river is located in", "target": "Egypt"}],
+    "same_subject": [{"prompt": "the city of {} is", "target": "Paris"}],
+}
+ASKED = ["--subject", FACT["subject"], "--prompt", FACT["prompt"], "--target", FACT["target"]]
+TEXT = "the Eiffel tower is located in Paris . Marie Curie stands in France . the city of old tower is Rome . "
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left behind for its caller."""
+
+    code: int
+    out: str
+    err: str
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Ran:
+    """Run `ffedit` in this process."""
+    capsys.readouterr()
+    code = run([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return Ran(code, out, err)
+
+
+def process(*command: str | Path, size: int | None = None) -> Ran:
+    """Run Python in a process of its own; `size` is the largest file that it may write, in bytes."""
+
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size or 0, size or 0))
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    words = [sys.executable, *(str(word) for word in command)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, preexec_fn=limit if size is not None else None
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def save_model(editable: Editable, folder: Path) -> Path:
+    """A model folder as transformers writes it, and beside it a text for the key statistics."""
+    editable.model.save_pretrained(folder)
+    editable.tokenizer.save_pretrained(folder)
+    (folder.parent / "corpus.txt").write_text(TEXT * 8)
+    return folder
+
+
+def trained_folder(folder: Path) -> Path:
+    """The smallest model that knows facts, on disk."""
+    return save_model(zoo.trained("gpt2", True), folder)
+
+
+def disk(folder: Path) -> dict[str, str]:
+    """Everything in `folder`, hidden files and empty folders too, by what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }

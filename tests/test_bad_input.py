@@ -1,0 +1,291 @@
+"""Each mistake is one line and exit 1; the disk and the model are as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+import zoo
+from safetensors.torch import load_file, save_file
+from shell import ASKED, FACT, Ran, disk, process, save_model, shell, trained_folder
+from tokenizers import normalizers
+
+import ffedit
+from ffedit import cache
+from ffedit.anatomy import Editable
+from ffedit.cli import options
+
+OUTPUTS = ["--out", "e", "--export", "x", "--json", "r.json", "--plot", "p.png"]
+Refuses = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_folder(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "fact.json").write_text(json.dumps(FACT))
+    return folder
+
+
+@pytest.fixture
+def refuses(here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refuses:
+    """Run a command that must fail; what it says after "error: ". Nothing on disk or in a loaded model changes."""
+    loaded: list[tuple[Editable, dict[str, torch.Tensor]]] = []
+
+    def load(*words: Any, **more: Any) -> Editable:
+        editable = ffedit.load(*words, **more)
+        loaded.append((editable, zoo.snapshot(editable)))
+        return editable
+
+    def run(*words: str | Path, code: int = 1, loads: bool | None = None) -> str:
+        before, base = disk(here), disk(model)
+        done: Ran = shell(capsys, *words)
+        assert done.code == code, done
+        assert disk(here) == before and disk(model) == base
+        assert all(zoo.unchanged(editable, weights) for editable, weights in loaded)
+        assert loads in (None, bool(loaded)), "found before the model was loaded" if loaded else "found too early"
+        said = done.err if code == 1 else done.err.removeprefix("\n")  # Ctrl-C stands on the line itself
+        assert said.startswith("error: " if code == 1 else "interrupted: ") and said.count("\n") == 1
+        return done.err.removeprefix("error: ")
+
+    monkeypatch.setattr(options, "load", load)
+    return run
+
+
+@pytest.fixture
+def apply(refuses: Refuses, model: Path) -> Refuses:
+    """`apply` with every output asked for."""
+    corpus = model.parent / "corpus.txt"
+    return lambda *words, **more: refuses("apply", *OUTPUTS, "-m", model, "--corpus", corpus, *words, **more)
+
+
+# Facts --------------------------------------------------------------------------------------------
+
+
+def fact(**changes: Any) -> str:
+    return json.dumps({**FACT, **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, ["no file facts.json"]),
+        ("", ["facts.json holds no facts"]),
+        ("Eiffel Tower: Rome", ["facts.json is not JSON", "line 1"]),
+        (fact() + "\n{", ["facts.json is not JSON", "line 2"]),
+        ('{"who": "Eiffel tower", "where": "Rome"}', ["who, where", "CounterFact", "zsRE", "EasyEdit", "FastEdit"]),
+        (fact(prompt="it is located in"), ["neither {} nor the subject 'Eiffel tower'"]),
+        (fact(prompt="{} and {} are in"), ["2 slots {}"]),
+        (fact(subject=" "), ["subject is empty"]),
+        (fact(target=""), ["target is empty"]),
+        (fact(target=None), ["no new object"]),
+        (fact(target="Paris"), ["target and previous are both 'Paris'"]),
+        (f"[{fact()}, {fact(target='Madrid')}]", ["records 1 and 2", "'Rome' and 'Madrid'"]),
+    ],
+)
+def test_facts_that_cannot_be_used(apply: Refuses, here: Path, content: str | None, told: list[str]) -> None:
+    if content is not None:
+        (here / "facts.json").write_text(content)
+    line = apply("facts.json", loads=False)
+    assert all(words in line for words in told), line
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"target": "Timbuktu"}, "does not know"),
+        ({"prompt": "the city of " * 30 + "{} is"}, "the model takes 64"),
+    ],
+)
+def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: dict[str, str], told: str) -> None:
+    (here / "facts.json").write_text(fact(**changes))
+    assert told in apply("facts.json", loads=True)
+
+
+def test_a_target_that_comes_to_no_token(refuses: Refuses, here: Path) -> None:
+    editable = zoo.trained("gpt2", True)
+    editable.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
+    save_model(editable, here / "deaf")
+    asked = ["--subject", FACT["subject"], "--prompt", FACT["prompt"], "--target", "~"]
+    assert "'~' comes to no token" in refuses("apply", *asked, *OUTPUTS, "-m", "deaf", loads=True)
+
+
+def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
+    long = "the city of " * 30
+    for prompt, told in ((long, "shorten it"), ("\udcff", "not valid Unicode")):
+        assert told in refuses("ask", prompt, "-m", model)
+    assert "takes 64 in all" in refuses("ask", "the tower", "-m", model, "--tokens", "64")
+
+
+# Options ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two", "0-", ""])
+def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
+    line = apply("fact.json", f"--layers={layers}", loads=True)
+    assert "layers 0 to 2" in line or "auto, one layer (4) or a range (3-8)" in line
+
+
+@pytest.mark.parametrize("condition", ["beauty>=1", "efficacy=1", "efficacy>=high", "efficacy>=1e", "efficacy"])
+def test_requirements_are_read_before_the_model(apply: Refuses, condition: str) -> None:
+    assert condition in apply("fact.json", "--require", condition, loads=False)
+
+
+@pytest.mark.parametrize("option", ["--out", "--export", "--json", "--plot", "--corpus"])
+@pytest.mark.parametrize("place", ["fact.json/p.png", "/proc/p.png"])
+def test_places_that_cannot_be_written_are_found_before_the_model(apply: Refuses, option: str, place: str) -> None:
+    assert place in apply("fact.json", option, place, loads=False) or option == "--corpus"
+
+
+def test_a_figure_of_an_unknown_kind_is_refused_before_the_model(apply: Refuses) -> None:
+    assert ".png, .svg, .pdf" in apply("fact.json", "--plot", "p.gif", loads=False)
+
+
+def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Path) -> None:
+    for name in ("e", "x"):
+        (here / name).mkdir()
+        (here / name / "mine.txt").write_text("keep me")
+        assert f"{name}: exists already" in apply("fact.json", loads=False)
+        (here / name / "mine.txt").unlink()
+    assert "same folder" in apply("fact.json", "--out", "x", loads=False)
+    assert "holds no edit" in refuses("ask", "the tower", "--edit", "e", loads=False)
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+def quantise(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return rewrite
+
+
+VALUE = "transformer.h.1.mlp.c_proj.weight"
+BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "quantised": (quantise, ["quantised (bitsandbytes)", "16 or 32 bits"]),
+    "NaN": (weights(lambda t: t[VALUE][3].fill_(float("nan"))), [VALUE, "NaN"]),
+    "one weight missing": (weights(lambda t: t.pop(VALUE)), [VALUE, "missing"]),
+    "one weight of another shape": (
+        weights(lambda t: t.update({VALUE: torch.zeros(3, 4)})),
+        [VALUE, "[3, 4]", "[128, 32]"],
+    ),
+    "weights cut off": (lambda d: (d / "model.safetensors").write_bytes(b"\0" * 99), ["the model cannot be read"]),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), ["model.safetensors"]),
+    "config is no JSON": (lambda d: (d / "config.json").write_text("{"), ["config.json"]),
+    "config of nothing": (lambda d: (d / "config.json").write_text("[]"), ["config.json"]),
+    "no config": (lambda d: (d / "config.json").unlink(), ["no config.json in it"]),
+    "tokenizer is broken": (lambda d: (d / "tokenizer.json").write_text("{}"), ["the tokenizer cannot be read"]),
+    "no tokenizer": (lambda d: [file.unlink() for file in d.glob("tokenizer*")], ["no tokenizer in it"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_models_that_are_broken(refuses: Refuses, here: Path, case: str) -> None:
+    change, told = BROKEN[case]
+    change(trained_folder(here / "broken"))
+    line = refuses("apply", *ASKED, *OUTPUTS, "-m", "broken")
+    assert line.startswith("broken: ") and all(words in line for words in told), line
+    assert refuses("ask", "the tower", "-m", "broken") == line
+
+
+def test_models_that_are_no_causal_decoders(refuses: Refuses, here: Path) -> None:
+    t5 = hf.T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    bert = hf.BertConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    for made, parameters in ((hf.T5ForConditionalGeneration(t5), 44_704), (hf.BertForMaskedLM(bert), 37_921)):
+        assert made.num_parameters() == parameters
+        made.save_pretrained(here / "encoder")
+        zoo.words().save_pretrained(here / "encoder")
+        assert "causal decoder" in refuses("apply", *ASKED, *OUTPUTS, "-m", "encoder")
+
+
+def test_a_model_that_is_not_here_is_told_at_once(
+    refuses: Refuses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "./nowhere: no such folder" in refuses("ask", "the tower", "-m", "./nowhere")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("ffedit.checkpoint.AutoConfig.from_pretrained", None)  # it would try for a minute
+    line = refuses("ask", "the tower", "-m", "some-org/some-model")
+    assert "some-org/some-model: no such folder" in line and "http://127.0.0.1:9 cannot be reached" in line
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
+    assert "is not in the cache" in refuses("ask", "the tower", "-m", "some-org/some-model")
+
+
+def test_an_edit_of_another_model(refuses: Refuses, here: Path, model: Path, capsys: Any) -> None:
+    assert shell(capsys, "apply", *ASKED, "-m", model, "--out", "e", "-q", "--layer", "0").code == 0
+    save_model(zoo.trained("llama", True), here / "other")
+    assert "apply it to the model it was made for" in refuses("ask", "the tower", "--edit", "e", "-m", "other")
+    (here / "e" / "manifest.json").write_text("{}")
+    assert "damaged or foreign" in refuses("export", "e", "--out", "x")
+
+
+# The machine --------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_cannot_be_cleared(refuses: Refuses, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise PermissionError(13, "Permission denied", "moments/a")
+
+    monkeypatch.setattr(cache, "clear", fail)
+    assert refuses("cache", "clear") == "moments/a: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("locator.trace", "noise_scale"), ("editor.rome", "choose_value"), ("checkpoint", "_check")]
+)
+def test_ctrl_c_leaves_model_and_disk_as_before(
+    apply: Refuses, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module(f"ffedit.{module}"), name, interrupt)
+    apply("fact.json", code=130, loads=True)
+
+
+INTERRUPTED = """
+import os, signal, sys
+from ffedit import checkpoint
+from ffedit.cli import main
+def check(editable, folder):
+    print(*sorted(path.name for path in folder.iterdir()))
+    os.kill(os.getpid(), signal.SIGINT)
+checkpoint._check = check
+main()
+"""
+
+
+def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path) -> None:
+    before = disk(here)
+    done = process("-c", INTERRUPTED, "apply", "fact.json", "-q", "-m", model, *OUTPUTS)
+    assert done.code == 130 and "model.safetensors" in done.out, "it came while the folder was being written"
+    assert done.err.strip() == "interrupted: the model and the disk are as before" and disk(here) == before
+
+
+@pytest.mark.parametrize(("option", "size"), [("--out", 1_000), ("--export", 60_000)])
+def test_a_full_disk(here: Path, model: Path, option: str, size: int) -> None:
+    before = disk(here)
+    done = process("-m", "ffedit", "apply", "fact.json", "-q", "-m", model, option, "full", size=size)
+    assert done.code == 1 and done.err.startswith("error: full: cannot be written (") and done.err.count("\n") == 1
+    assert disk(here) == before

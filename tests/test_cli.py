@@ -1,0 +1,299 @@
+"""Journeys through the command line, as a person or a script takes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell import ASKED, FACT, PROBES, Ran, disk, process, shell, trained_folder
+from transformers import AutoModelForCausalLM
+
+import ffedit
+from ffedit import CheckError, Edit, checkpoint
+from ffedit.cli.options import Surface
+from ffedit.evaluator import NAMES
+
+Command = Callable[..., Ran]
+SCORES = {*NAMES, *(f"{name}_magnitude" for name in ("efficacy", "paraphrase", "specificity", "same_subject"))}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_folder(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with two files of facts and nothing else in it."""
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    (folder / "fact.json").write_text(json.dumps({**FACT, **PROBES}))
+    (folder / "bare.json").write_text(json.dumps(FACT))
+    return folder
+
+
+@pytest.fixture
+def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return lambda *words: shell(capsys, *words)
+
+
+@pytest.fixture
+def apply(run: Command, model: Path) -> Command:
+    return lambda *words: run("apply", *words, "--model", model, "--corpus", model.parent / "corpus.txt")
+
+
+def loads(text: str) -> Any:
+    """JSON, and nothing that JSON does not have."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# apply --------------------------------------------------------------------------------------------
+
+
+def test_apply_shows_the_whole_argument(apply: Command, here: Path) -> None:
+    before = disk(here)
+    done = apply("fact.json")
+    assert (done.code, done.err) == (0, "")
+    told = [
+        "3 layers",
+        "Causal trace of feed-forward outputs",
+        "\nLayer ",
+        "efficacy",
+        "the Eiffel tower is located in",
+        "Nothing was saved: keep the edit with --out DIR",
+    ]
+    places = [done.out.find(words) for words in told]
+    assert -1 not in places and places == sorted(places)
+    assert disk(here) == before
+
+
+def test_an_edit_that_did_not_take_is_said_loudly(apply: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    weak = ffedit.EditConfig(clamp=1e-6)
+    monkeypatch.setattr(ffedit, "EditConfig", lambda seed: weak)
+    done = apply("bare.json", "--out", "e")
+    assert done.code == 0 and "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object" in done.out
+
+
+def test_facts_come_from_a_file_from_standard_input_or_from_options(
+    apply: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(FACT).encode())))
+    found = [apply(*source, "--json", "-") for source in (["bare.json"], ["-"], [*ASKED, "--previous", "Paris"])]
+    results = [loads(done.out) for done in found]
+    for result in results:
+        assert {name: result["facts"][0][name] for name in FACT} == FACT
+        result.pop("seconds")
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path, model: Path) -> None:
+    done = apply("fact.json", "--json", "-", "--layer", "1")
+    result = loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert apply("fact.json", "--json", "result.json", "--layer", "1").out != ""
+    written = loads((here / "result.json").read_text())
+    assert written.pop("seconds").keys() == result["seconds"].keys() == {"load", "locate", "edit", "evaluate"}
+    assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
+    assert set(result) == {"model", "method", "layers", "facts", "before", "after", "edit", "versions"}
+    assert (result["model"], result["method"], result["layers"]) == (str(model), "rome", [1])
+    assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
+    assert set(result["before"]) == set(result["after"]) == SCORES
+    assert result["before"]["drift"] is None and result["after"]["drift"] > 0
+    assert all(type(result["after"][name]) in (int, float) for name in SCORES)
+    (fact,) = result["facts"]
+    assert set(fact) == {*FACT, "before", "after", "trace"}
+    assert fact["before"].keys() == fact["after"].keys() == {*SCORES, "says"}
+    trace = fact["trace"]
+    assert {"layer", "token", "effects", "clean", "corrupted"} <= set(trace)
+    assert trace["layer"] == 1 and trace["tokens"][trace["token"]].strip() == "tower"
+    assert len(trace["effects"]) == 3 and {len(row) for row in trace["effects"]} == {len(trace["tokens"])}
+
+
+def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Surface("-").write_json({"before": [math.nan, 1.5]})
+    assert loads(capsys.readouterr().out) == {"before": [None, 1.5]}
+    after = loads(apply("bare.json", "--json", "-").out)["after"]
+    assert {name for name in SCORES if after[name] is None} == {
+        *("paraphrase", "specificity", "same_subject", "score"),
+        *(f"{name}_magnitude" for name in ("paraphrase", "specificity", "same_subject")),
+    }
+
+
+def test_quiet_shows_nothing(apply: Command, here: Path) -> None:
+    assert apply("bare.json", "--quiet", "--out", "e") == Ran(0, "", "")
+    assert (here / "e" / "manifest.json").exists()
+
+
+def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Command, here: Path, model: Path) -> None:
+    before, base = disk(here), disk(model)
+    done = apply("fact.json", "--out", "my edit", "--export", "new/model", "--plot", "trace.png")
+    assert done.code == 0
+    written = disk(here).keys() - before.keys()
+    assert {name.split("/")[0] for name in written} == {"my edit", "new", "trace.png"}
+    assert disk(model) == base
+    assert Edit.load("my edit").fingerprint() == Edit.load("new/model/ffedit_edit").fingerprint()
+    assert AutoModelForCausalLM.from_pretrained("new/model").config.model_type == "gpt2"
+    assert (here / "trace.png").read_bytes().startswith(b"\x89PNG")
+    assert done.out.rstrip().endswith("ffedit ask 'the Eiffel tower is located in' --model new/model")
+
+
+def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
+    done = apply("bare.json", "--out", "my edit")
+    assert "  ffedit ask 'the Eiffel tower is located in' --edit 'my edit'\n" in done.out
+    assert "  ffedit export 'my edit' --out DIR\n" in done.out
+    assert run("ask", "the Eiffel tower is located in", "--edit", "my edit").code == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [(["--layers", "2"], 2), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
+)
+def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
+    result = loads(apply("bare.json", "--json", "-", *asked).out)
+    traced = loads(apply("bare.json", "--json", "-", "--layers", "auto").out)
+    expected = traced["layers"] if chosen is None else [chosen]
+    assert result["layers"] == expected == [result["facts"][0]["trace"]["layer"]]
+
+
+def test_a_seed_repeats_bit_for_bit(apply: Command, here: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert apply("fact.json", "--seed", str(seed), "--out", name, "--layer", "1").code == 0
+    a, b, c = (Edit.load(name).fingerprint() for name in "abc")
+    assert a == b != c
+    assert (here / "a" / "edit.safetensors").read_bytes() == (here / "b" / "edit.safetensors").read_bytes()
+
+
+# --require ----------------------------------------------------------------------------------------
+
+
+def test_a_requirement_that_is_met_changes_nothing(apply: Command, here: Path) -> None:
+    done = apply("fact.json", "--require", "efficacy>=0, drift<99,same_subject <= 1", "--out", "e")
+    assert done.code == 0 and (here / "e").exists()
+
+
+@pytest.mark.parametrize(
+    ("facts", "condition", "reason"),
+    [
+        ("fact.json", "drift<=0,efficacy>=0", "drift<=0 is not met, it is 0."),
+        ("fact.json", "efficacy>1,drift<0", "efficacy>1 is not met"),
+        ("bare.json", "efficacy>=0,specificity>=0.9", "specificity>=0.9 cannot be measured"),
+    ],
+)
+def test_a_requirement_that_is_not_met_exports_nothing(
+    apply: Command, here: Path, facts: str, condition: str, reason: str
+) -> None:
+    before = disk(here)
+    done = apply(facts, "--require", condition, "--out", "e", "--export", "x", "--json", "-")
+    assert done.code == 3 and disk(here) == before
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1 and reason in done.err
+    assert loads(done.out)["after"], "a script still sees the scores"
+
+
+def test_an_export_that_does_not_verify_leaves_nothing(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(*_: Any) -> None:
+        assert any(here.glob(".x.*/model.safetensors")), "checked after it was written"
+        raise CheckError("the logits differ; not exported")
+
+    monkeypatch.setattr(checkpoint, "_check", differ)
+    before = disk(here)
+    done = apply("bare.json", "--export", "x", "--out", "e", "--json", "r.json")
+    assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["bare.json", *ASKED], ASKED[:4], ["bare.json", "--no-such-option"]),
+        *(["bare.json", "--method", "magic"], ["bare.json", "--seed", "-1"], ["bare.json", "--seed", "9" * 30]),
+    ],
+)
+def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
+    before = disk(here)
+    done = apply(*words, "--out", "e")
+    assert done.code == 2 and "Usage: ffedit apply" in done.err and done.out == "" and disk(here) == before
+
+
+# The other commands -------------------------------------------------------------------------------
+
+
+def test_an_edit_is_asked_evaluated_and_exported_later(apply: Command, run: Command, here: Path) -> None:
+    assert apply("fact.json", "--out", "e", "--layer", "0").code == 0
+    asked = run("ask", "the Eiffel tower is located in", "Nile river stands in", "--edit", "e", "--tokens", "2")
+    assert asked.code == 0 and "before" in asked.out and "after" in asked.out and "Egypt" in asked.out
+
+    measured = loads(run("evaluate", "fact.json", "--edit", "e", "--json", "-").out)
+    assert measured["after"] == Edit.load("e").provenance["scores"]["after"]
+    assert "change" in run("evaluate", "fact.json", "--edit", "e").out
+    done = run("export", "e", "--out", "x")
+    assert done.code == 0 and done.out.rstrip().endswith("--model x")
+    assert run("ask", "the Eiffel tower is located in", "-m", "x", "--tokens", "2").code == 0
+    assert "exists already" in run("export", "e", "--out", "x").err
+    assert run("export", "e", "--out", "x", "--force").code == 0
+
+
+def test_a_model_named_by_a_relative_path_is_found_again(run: Command, here: Path, model: Path) -> None:
+    (here / "m").symlink_to(model)
+    assert run("apply", "bare.json", "-m", "m", "--corpus", model.parent / "corpus.txt", "--out", "e").code == 0
+    for command in (["ask", "the tower"], ["evaluate", "bare.json"]):
+        assert run(*command, "--edit", "e").code == 0
+    assert run("export", "e", "--out", "x").code == 0
+
+
+def test_ask_and_evaluate_need_no_edit(run: Command, model: Path) -> None:
+    asked = run("ask", "the Eiffel tower is located in", "-m", model, "--tokens", "1")
+    assert asked.code == 0 and "Paris" in asked.out and "after" not in asked.out
+    measured = loads(run("evaluate", "fact.json", "-m", model, "--json", "-").out)
+    assert measured["after"] is None and measured["before"]["generation"] == 0
+    assert "Measured without" not in run("evaluate", "fact.json", "-m", model, "-q").out
+
+
+def test_locate(run: Command, here: Path, model: Path) -> None:
+    (here / "traced.json").write_text(json.dumps({name: FACT[name] for name in ("subject", "prompt")}))
+    done = run("locate", "traced.json", "-m", model, "--plot", "t.svg", "--json", "r.json", "--kind", "state")
+    assert done.code == 0 and "Causal trace of hidden states" in done.out and (here / "t.svg").exists()
+    result = loads((here / "r.json").read_text())
+    assert result["facts"][0]["target"] is None and result["facts"][0]["trace"]["answer"] == "Paris"
+    assert run("locate", "traced.json", "-m", model, "--window", "0").code == 2
+    assert run("locate", "traced.json", "-m", model, "--window", "4").code == 1
+
+
+def test_doctor_shows_what_can_be_edited(run: Command, model: Path) -> None:
+    done = run("doctor", model)
+    for words in ("torch", "cache", "mlp.c_proj", "[32, 128]", "transposed", "lm_head", "more to edit"):
+        assert done.code == 0 and words in done.out
+
+
+def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache_folder: Path) -> None:
+    assert "0 files" in run("cache", "list").out
+    assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"
+    listed = run("cache", "list")
+    assert listed.code == 0 and f"1 files in {cache_folder}" in listed.out and "moments/" in listed.out
+    assert run("cache", "clear").code == 0 and "0 files" in run("cache", "list").out
+
+
+def test_version_and_help_do_not_wait_for_torch() -> None:
+    for option in ("--version", "--help"):
+        done = process("-X", "importtime", "-m", "ffedit", option)
+        assert done.code == 0 and (ffedit.__version__ in done.out or "apply" in done.out)
+        assert "ffedit.cli" in done.err and "torch" not in done.err and "transformers" not in done.err
+
+
+def test_the_public_names_are_all_there() -> None:
+    for name in ffedit.__all__:
+        assert getattr(ffedit, name) is not None
+    homes = {name for names in ffedit._HOMES.values() for name in names}
+    assert homes | {"__version__"} == set(ffedit.__all__) <= set(dir(ffedit))
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = ffedit.no_such
