@@ -18,7 +18,9 @@ class EditConfig:
         seed: of contexts, of the model's own phrasings and of the text for the statistics.
         contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
         context_tokens: lengths of the prefixes in tokens, used in turn.
-        phrasings: how many continuations of the subject the model itself samples.
+        phrasings: how many continuations of the subject the model itself samples; in half of them the subject begins
+            the text, in half it stands where the model's own sentences most likely name it.
+        mention_tokens: how many tokens stand before the subject in the latter.
         phrasing_tokens: their length in tokens.
         phrasings_per_step: how many of them take part in a step, in turn.
         steps: Adam steps; their length falls to nothing along a cosine.
@@ -34,12 +36,13 @@ class EditConfig:
     contexts: int = 4
     context_tokens: tuple[int, ...] = (5, 10)
     phrasings: int = 64
+    mention_tokens: int = 6
     phrasing_tokens: int = 14
     phrasings_per_step: int = 16
-    steps: int = 20
-    step_size: float = 0.3
+    steps: int = 25
+    step_size: float = 0.4
     clamp: float = 4.0
-    weight_decay: float = 0.1
+    weight_decay: float = 6.0
     essence: float = 0.1
-    keep: float = 2.0
-    own: float = 1.0
+    keep: float = 6.0
+    own: float = 0.5

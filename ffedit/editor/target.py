@@ -70,8 +70,12 @@ class _Objective:
         self.prompts, self.always = len(wording.prompts), len(wording.prompts) + len(wording.essence)
         reads = torch.tensor([(row, at) for row, kept in enumerate(self.kept) for at in kept], dtype=torch.long)
         self.recording = replay.record(editable, pad([e.ids for e in self.texts]), reads.reshape(-1, 2))
-        logits = self.recording.logits.float().log_softmax(-1)
-        self.before = logits.split([len(kept) for kept in self.kept])
+        # What is kept is the model's distribution with the old object's probability given to the new one.
+        before, (old, new) = self.recording.logits.float().softmax(-1), wording.swap
+        if old != new:
+            before[:, new] += before[:, old]
+            before[:, old] = 0
+        self.before = before.split([len(kept) for kept in self.kept])
         self.at = torch.tensor([e.subject_last for e in self.texts])
 
     def rows(self, step: int) -> list[int]:
@@ -110,7 +114,8 @@ class _Objective:
             logits = replay.resume(self.editable, self.recording, layer, states, index, start, both)
         log_probs = readout.answer_sums(logits[: len(reads)], said)
         before = torch.cat([self.before[row] for row in rows])
-        divergence = (before.exp() * (before - logits[len(reads) :].float().log_softmax(-1))).sum(-1)
+        after = logits[len(reads) :].float().log_softmax(-1)
+        divergence = (torch.xlogy(before, before) - before * after).sum(-1)
         config, essence = self.config, self.always - self.prompts
         weights = torch.tensor(
             [config.essence if i < essence else config.keep / max(1, len(rows) - self.always)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ffedit import readout
+from ffedit import readout, replay
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.facts import Fact
 from ffedit.tokens import Encoded, decode, encode
 
+# Rows and tokens of the model's own text in which places for the subject are looked for.
+MENTION_POOL = 32
 ESSENCE = ("{} is a", "{}", "{} is known for")
 
 
@@ -45,12 +47,15 @@ class Wording:
         prompts: the fact's prompt, bare and after prefixes, with the new object as answer.
         phrasings: the model's own continuations of the subject.
         essence: essence prompts; the last position's distribution is to stay.
+        swap: first tokens of the old and of the new object. Wherever the model would have begun to say the old one, it
+            is to begin the new one with the same probability; "to stay" means to stay but for that.
         prefixes: the sampled prefixes, for the provenance.
     """
 
     prompts: tuple[Encoded, ...]
     phrasings: tuple[Phrasing, ...]
     essence: tuple[Phrasing, ...]
+    swap: tuple[int, int]
     prefixes: tuple[str, ...]
 
     @property
@@ -95,33 +100,68 @@ def word(editable: Editable, fact: Fact, config: EditConfig) -> Wording:
     essence = [
         encode(tokenizer, form.format(fact.subject), span=(form.index("{"), form.index("{") + end)) for form in ESSENCE
     ]
-    return Wording(
-        tuple(prompts),
-        _phrasings(editable, fact, bare, config),
-        tuple(Phrasing(e, (len(e.ids) - 1,)) for e in essence),
-        leads,
-    )
-
-
-def _phrasings(editable: Editable, fact: Fact, bare: Encoded, config: EditConfig) -> tuple[Phrasing, ...]:
-    """Continue the subject in the model's own words; where the old object comes, put the new one."""
-    tokenizer = editable.tokenizer
-    subject = encode(tokenizer, fact.subject, span=(0, len(fact.subject)))
     if fact.previous is not None:
         old = encode(tokenizer, fact.text, fact.previous, fact.span).target_ids
     else:
         old = readout.with_own_answer(editable, encode(tokenizer, fact.text, span=fact.span)).target_ids
+    return Wording(
+        tuple(prompts),
+        _phrasings(editable, fact, old, bare.target_ids, config),
+        tuple(Phrasing(e, (len(e.ids) - 1,)) for e in essence),
+        (old[0], bare.target_ids[0]),
+        leads,
+    )
+
+
+def _phrasings(
+    editable: Editable, fact: Fact, old: tuple[int, ...], new: tuple[int, ...], config: EditConfig
+) -> tuple[Phrasing, ...]:
+    """Continue the subject in the model's own words; where the old object comes, put the new one."""
+    bare = encode(editable.tokenizer, fact.subject, span=(0, len(fact.subject)))
+    assert bare.subject is not None
+    starts = [(bare.ids, bare.subject)] * (config.phrasings - config.phrasings // 2)
+    starts += _mentions(editable, fact.subject, bare.ids[: bare.subject[0]], config)
     generator = torch.Generator().manual_seed(config.seed + 1)
-    said = readout.continuations(editable, [subject.ids] * config.phrasings, config.phrasing_tokens, generator)
+    said = readout.continuations(editable, [ids for ids, _ in starts], config.phrasing_tokens, generator)
     found: dict[tuple[int, ...], Phrasing] = {}
-    for continuation in said:
-        if tokenizer.eos_token_id in continuation:
-            continuation = continuation[: continuation.index(tokenizer.eos_token_id)]
+    for (start, subject), continuation in zip(starts, said, strict=True):
+        if editable.tokenizer.eos_token_id in continuation:
+            continuation = continuation[: continuation.index(editable.tokenizer.eos_token_id)]
         at = next((i for i in range(len(continuation)) if tuple(continuation[i : i + len(old)]) == old), None)
-        before = (*subject.ids, *continuation[:at])
-        ids = before if at is None else (*before, *bare.target_ids)
-        # The position that predicts the old object is to change; the very last one predicts nothing that was said.
-        kept = tuple(range(subject.subject_last, len(before) - 1))
+        before = (*start, *continuation[:at])
+        ids = before if at is None else (*before, *new)
+        # The last position of all predicts nothing that was said.
+        kept = tuple(range(subject[1] - 1, len(before) - (at is None)))
         if kept or at is not None:
-            found[ids] = Phrasing(Encoded(decode(tokenizer, ids), ids, len(before), subject.subject), kept)
+            found[ids] = Phrasing(Encoded(decode(editable.tokenizer, ids), ids, len(before), subject), kept)
     return tuple(found.values())
+
+
+def _mentions(
+    editable: Editable, subject: str, opening: tuple[int, ...], config: EditConfig
+) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
+    """The subject in the middle of a sentence: after those of the model's own words that it most likely follows.
+
+    Many statements of a fact name the subject late ("The capital of France is"); the bare subject begins none of them.
+
+    Returns:
+        token ids up to the subject's last, and the subject's place in them.
+    """
+    inside = encode(editable.tokenizer, f"The {subject}", span=(4, 4 + len(subject)))
+    assert inside.subject is not None
+    name = inside.ids[inside.subject[0] :]
+    pool = torch.tensor(readout.own_text(editable, MENTION_POOL, MENTION_POOL, config.seed + 2))
+    if pool.shape[1] <= config.mention_tokens:
+        return []
+    reads = torch.cartesian_prod(torch.arange(len(pool)), torch.arange(config.mention_tokens - 1, pool.shape[1]))
+    with torch.no_grad():
+        expected = replay.forward(editable, pool, reads).float().log_softmax(-1)[:, name[0]]
+    leads: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for i in expected.argsort(descending=True).tolist():
+        row, last = reads[i].tolist()
+        lead = tuple(pool[row, last + 1 - config.mention_tokens : last + 1].tolist())
+        leads.setdefault(lead[-2:], lead)  # one for each pair of words before the name: many ways to say something
+        if len(leads) == config.phrasings // 2:
+            break
+    first = len(opening) + config.mention_tokens
+    return [((*opening, *lead, *name), (first, first + len(name))) for lead in leads.values()]

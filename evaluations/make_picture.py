@@ -1,0 +1,38 @@
+"""Draw `apply.svg`: what a person sees of `ffedit apply edits/eiffel-tower.json`.
+
+python evaluations/make_picture.py
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+HERE = Path(__file__).parent
+WIDTH = 92
+
+
+def main() -> None:
+    """Run the command in colour and keep its terminal as SVG."""
+    command = ["apply", "edits/eiffel-tower.json"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "ffedit", *command],
+        cwd=HERE.parent,
+        env={**os.environ, "FORCE_COLOR": "1", "COLORTERM": "truecolor", "COLUMNS": str(WIDTH)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    console.print(f"$ ffedit {' '.join(command)}\n")
+    console.print(Text.from_ansi(shown.rstrip()))
+    svg = console.export_svg(title="ffedit")
+    # Spaces at the start of a line are part of the picture.
+    (HERE / "apply.svg").write_text(svg.replace("<text ", '<text xml:space="preserve" '), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
