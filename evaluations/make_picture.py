@@ -3,6 +3,7 @@
 python evaluations/make_picture.py
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def main() -> None:
         text=True,
         check=True,
     ).stdout
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(f"$ ffedit {' '.join(command)}\n")
     console.print(Text.from_ansi(shown.rstrip()))
     svg = console.export_svg(title="ffedit")

@@ -25,6 +25,10 @@ class EditConfig:
         phrasings_per_step: how many of them take part in a step, in turn.
         steps: Adam steps; their length falls to nothing along a cosine.
         step_size: length of the first Adam step relative to ‖W k*‖.
+        attempts: how often the optimisation goes on, with what is kept and the decay weighing less, while the new
+            object stays below `enough` in some context: an edit that does not take keeps nothing.
+        ease: factor on these weights at each further attempt.
+        enough: probability of the new object in every context that ends the attempts.
         clamp: largest ‖δ‖ relative to ‖W k*‖.
         weight_decay: weight of ‖δ‖² / ‖W k*‖², nats.
         essence: weight of the KL divergence at each essence prompt ("{} is a").
@@ -41,6 +45,9 @@ class EditConfig:
     phrasings_per_step: int = 16
     steps: int = 25
     step_size: float = 0.4
+    attempts: int = 3
+    ease: float = 0.25
+    enough: float = 0.5
     clamp: float = 4.0
     weight_decay: float = 6.0
     essence: float = 0.1

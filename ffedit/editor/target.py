@@ -124,10 +124,10 @@ class _Objective:
         )  # fmt: skip
         return log_probs[: self.prompts], log_probs[self.prompts :], (weights * divergence).sum()
 
-    def loss(self, delta: Tensor, relative: Tensor, step: int) -> Tensor:
-        """L(δ) over the texts of a step; `relative` is δ / ‖W k*‖."""
+    def loss(self, delta: Tensor, relative: Tensor, step: int, ease: float) -> Tensor:
+        """L(δ) over the texts of a step; `relative` is δ / ‖W k*‖, `ease` scales what is kept and the decay."""
         prompts, own, divergence = self.terms(delta, self.rows(step))
-        loss = divergence - prompts.mean() + self.config.weight_decay * relative.square().sum()
+        loss = ease * (divergence + self.config.weight_decay * relative.square().sum()) - prompts.mean()
         return loss - self.config.own * own.mean() if len(own) else loss
 
 
@@ -155,22 +155,25 @@ def choose_value(
     # δ = scale · z / √d: an Adam step of size s on every entry of z moves δ by s · scale.
     root = len(current) ** 0.5
     z = torch.zeros(len(current), device=editable.device, requires_grad=True)
-    adam = torch.optim.Adam([z], lr=config.step_size)
-    # The steps shorten to nothing, so that the last ones average over the phrasings that take turns.
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, config.steps)
     losses: list[float] = []
     with frozen(editable.model):
-        for step in range(config.steps):
-            loss = objective.loss(z * (scale / root), z / root, step)
-            losses.append(float(loss.detach()))
-            (z.grad,) = torch.autograd.grad(loss, z)
-            adam.step()
-            schedule.step()
+        for attempt in range(config.attempts):
+            adam = torch.optim.Adam([z], lr=config.step_size)
+            # The steps shorten to nothing, so that the last ones average over the phrasings that take turns.
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, config.steps)
+            for step in range(config.steps):
+                loss = objective.loss(z * (scale / root), z / root, step, config.ease**attempt)
+                losses.append(float(loss.detach()))
+                (z.grad,) = torch.autograd.grad(loss, z)
+                adam.step()
+                schedule.step()
+                with torch.no_grad():
+                    z.mul_((config.clamp * root / z.norm()).clamp(max=1.0))
+                progress("choosing the value", step + 1, config.steps)
             with torch.no_grad():
-                z.mul_((config.clamp * root / z.norm()).clamp(max=1.0))
-            progress("choosing the value", step + 1, config.steps)
-        with torch.no_grad():
-            delta = z * (scale / root)
-            bare, _, _ = objective.terms(delta, [0])
+                delta = z * (scale / root)
+                said, _, _ = objective.terms(delta, list(range(objective.prompts)))
+            if float(said.min().exp()) >= config.enough:
+                break
     delta = double(delta)
-    return Value(current.to(delta.device) + delta, delta, tuple(losses), float(bare[0].exp()))
+    return Value(current.to(delta.device) + delta, delta, tuple(losses), float(said[0].exp()))

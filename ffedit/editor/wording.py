@@ -158,10 +158,10 @@ def _mentions(
         expected = replay.forward(editable, pool, reads).float().log_softmax(-1)[:, name[0]]
     leads: dict[tuple[int, ...], tuple[int, ...]] = {}
     for i in expected.argsort(descending=True).tolist():
+        if len(leads) == config.phrasings // 2:
+            break
         row, last = reads[i].tolist()
         lead = tuple(pool[row, last + 1 - config.mention_tokens : last + 1].tolist())
         leads.setdefault(lead[-2:], lead)  # one for each pair of words before the name: many ways to say something
-        if len(leads) == config.phrasings // 2:
-            break
     first = len(opening) + config.mention_tokens
     return [((*opening, *lead, *name), (first, first + len(name))) for lead in leads.values()]
