@@ -2,6 +2,8 @@
 
     python evaluations/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
 
+It also writes `edits/atlas-100.jsonl`, a batch of 100 of them in ffedit's own form.
+
 Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
 one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
 paraphrases are the template that training never showed with this fact, then trained ones. Neighbors are other
@@ -19,6 +21,7 @@ import click
 import ffedit
 from ffedit import readout
 from ffedit.atlas.table import held_out, load
+from ffedit.formats import parse_record
 from ffedit.tokens import encode
 
 TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
@@ -77,7 +80,18 @@ def main(model: str, seed: int, count: int, out: str) -> None:
             record["split"] = "tuning"
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     Path(out).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    write_batch([record for record in records if record["split"] == "reporting"])
     print(f"{len(records)} edits, {sum(r['split'] == 'tuning' for r in records)} for tuning -> {out}")
+
+
+def write_batch(records: list[dict[str, Any]]) -> None:
+    """The first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
+    batch: dict[str, ffedit.Fact] = {}
+    for record in records:
+        fact = parse_record(record)
+        batch.setdefault(fact.subject, fact)
+    lines = [json.dumps(fact.to_dict(), ensure_ascii=False) for fact in list(batch.values())[:100]]
+    (Path(__file__).parents[1] / "edits" / "atlas-100.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
