@@ -24,6 +24,7 @@ def main() -> None:
         cwd=HERE.parent,
         env={**os.environ, "FORCE_COLOR": "1", "COLORTERM": "truecolor", "COLUMNS": str(WIDTH)},
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         check=True,
     ).stdout
