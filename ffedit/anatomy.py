@@ -8,7 +8,7 @@ recorded pass gives the logits of the whole. What is not recognised is refused w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +42,6 @@ class Editable:
         layers_return_tuples: whether a block returns a tuple that begins with the hidden state.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
-        edits: fingerprints of the edits that are applied to the weights now.
     """
 
     model: PreTrainedModel
@@ -56,7 +55,6 @@ class Editable:
     layers_return_tuples: bool = False
     resumable: bool = True
     probe_error: float = 0.0
-    edits: list[str] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:

@@ -164,8 +164,3 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         size = max(1, budget // max(1, lengths[order[0]]))
         yield order[:size]
         order = order[size:]
-
-
-def unique(items: Iterable[str]) -> list[str]:
-    """`items` without repetitions, in order."""
-    return list(dict.fromkeys(items))

@@ -8,6 +8,9 @@ object, while its other distributions about the subject stay (eq. 4, with more t
 
     L(δ) = − mean log P(o* | x, δ)  +  λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖W k*‖²
 
+What is kept is P with the old object's probability given to the new one. While the new object stays unlikely in some
+context, the optimisation goes on with λ and μ eased: an edit that does not take keeps nothing.
+
 The states below the layer and left of the subject do not depend on δ: they are recorded once, and every step runs
 the model on from the layer at the subject's token only.
 """
