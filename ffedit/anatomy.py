@@ -24,6 +24,8 @@ from ffedit.memory import Address, KeyValueMemory, Memories
 # What the value matrix of a feed-forward layer is called, by role and not by model.
 VALUE_ROLES = ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "wo", "output_linear")
 ATTENTION_WORDS = ("attn", "attention")
+# The last linear map inside attention: what it gives is the attention's output, whatever the block does with it.
+ATTENTION_ROLES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 
 
 @dataclass(eq=False)
@@ -36,6 +38,7 @@ class Editable:
         name: a hub id, a folder, or what it was called by.
         layers: the decoder's blocks, in order.
         memories: the value matrices, by `Address` or layer number.
+        attention: the output projection of each layer's attention; empty where it is not recognised.
         embedding: the module that turns ids into vectors.
         unembedding: the module that turns states into logits.
         norm: path of the module that feeds the unembedding.
@@ -49,6 +52,7 @@ class Editable:
     name: str
     layers: list[nn.Module]
     memories: Memories
+    attention: list[nn.Module]
     embedding: nn.Module
     unembedding: nn.Module
     norm: str = ""
@@ -62,6 +66,21 @@ class Editable:
         weight = self.embedding.weight
         assert isinstance(weight, Tensor)
         return weight.device
+
+    def outputs_of(self, part: str) -> list[nn.Module]:
+        """The modules whose output is that of the "feed_forward" or "attention" part, layer by layer.
+
+        Raises:
+            ModelError: the attention's output projections were not recognised.
+        """
+        if part == "attention":
+            if not self.attention:
+                raise ModelError(
+                    f"{self.name}: the attention's output projection was not recognised (one module called "
+                    f"{'/'.join(ATTENTION_ROLES)} in each layer was expected); trace states or feed-forward outputs"
+                )
+            return self.attention
+        return [self.memories[layer].module for layer in range(len(self.layers))]
 
     @property
     def max_tokens(self) -> int:
@@ -100,7 +119,8 @@ def dissect(
     found = [_find_memory(model, layer, i, name, value_matrix, saved_dtype) for i, layer in enumerate(layers)]
     memories = Memories(found)
     embedding = model.get_input_embeddings()
-    editable = Editable(model, tokenizer, name, layers, memories, embedding, unembedding)
+    attention = _find_attention(layers)
+    editable = Editable(model, tokenizer, name, layers, memories, attention, embedding, unembedding)
     _verify(editable)
     return editable
 
@@ -157,6 +177,17 @@ def _find_memory(
     prefix = next(p for p, m in model.named_modules() if m is layer)
     transposed = isinstance(module, Conv1D)
     return KeyValueMemory(Address(index), f"{prefix}.{path}", module, transposed, saved_dtype or weight.dtype)
+
+
+def _find_attention(layers: list[nn.Module]) -> list[nn.Module]:
+    """The output projections: in each layer the one linear map in such a role, inside attention."""
+    found = []
+    for layer in layers:
+        for path, module in layer.named_modules():
+            *above, last = path.split(".")
+            if last in ATTENTION_ROLES and any(word in part for part in above for word in ATTENTION_WORDS):
+                found.append(module)
+    return found if len(found) == len(layers) else []
 
 
 def probe_ids(editable: Editable, count: int = 8) -> Tensor:

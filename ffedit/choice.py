@@ -1,14 +1,88 @@
-"""Which layer should be edited? The one that tracing finds, unless the user names one."""
+"""Which layer should be edited? The one that tracing finds, the one where editing works best, or the user's.
+
+The two need not agree: where a fact is recalled is not always where it is best changed (Hase et al. 2023, arXiv
+2301.04213). A sweep edits at each layer and measures; side by side with the trace it says how far to trust the trace
+for this model. What was found over many facts is remembered under the model's fingerprint.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
 
+from ffedit import cache
 from ffedit.anatomy import Editable
+from ffedit.editor import METHODS, Corpus, EditConfig
 from ffedit.errors import EditError, FactError
+from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts import Fact
+from ffedit.fingerprint import fingerprint
 from ffedit.locator import TraceSet, locate
+from ffedit.locator.aggregate import rank_correlation
 from ffedit.progress import Progress, silent
+
+How: TypeAlias = Literal["trace", "sweep"]
+# A trace of fewer facts speaks for these facts, not for the model.
+MANY = 30
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layer that was chosen for a model.
+
+    Attributes:
+        layer: the layer.
+        how: by "trace" or by "sweep".
+        facts: over how many facts.
+    """
+
+    layer: int
+    how: How
+    facts: int
+
+
+@dataclass(frozen=True)
+class LayerScore:
+    """What tracing and editing say about one layer.
+
+    Attributes:
+        layer: the layer.
+        effect: average indirect effect at the subject's last token, window of layers around this one, or None.
+        efficacy: after editing all facts in this layer; so are the others.
+        paraphrase: None where no fact has paraphrases.
+        specificity: None where no fact has neighbors.
+        score: harmonic mean of those that there are.
+    """
+
+    layer: int
+    effect: float | None
+    efficacy: float | None
+    paraphrase: float | None
+    specificity: float | None
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Edits at each layer.
+
+    Attributes:
+        rows: one for each layer.
+        traced: the layer that tracing chooses.
+        correlation: Spearman's rank correlation of effect and score over the layers; None where one is constant.
+    """
+
+    rows: tuple[LayerScore, ...]
+    traced: int
+    correlation: float | None
+
+    @property
+    def layer(self) -> int:
+        """The layer of the best score; among equals the one that tracing finds strongest."""
+        return max(self.rows, key=lambda row: (row.score or 0.0, row.effect or 0.0)).layer
 
 
 def by_trace(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
@@ -19,7 +93,68 @@ def by_trace(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress:
     """
     if not facts:
         raise FactError("no facts to trace; give at least one")
-    return locate(editable, list(facts), "feed_forward", seed=seed, progress=progress)
+    traces = locate(editable, list(facts), "feed_forward", seed=seed, progress=progress)
+    if len(facts) >= MANY:
+        remember(editable, Choice(traces.layer, "trace", len(facts)))
+    return traces
+
+
+def by_sweep(
+    editable: Editable,
+    facts: Sequence[Fact],
+    traces: TraceSet,
+    config: EditConfig | None = None,
+    corpus: Corpus | None = None,
+    progress: Progress = silent,
+) -> Sweep:
+    """Write all `facts` into each layer in turn and measure.
+
+    Args:
+        editable: the model; as before afterwards.
+        facts: with targets, and with paraphrases and neighbors for the scores to say something.
+        traces: of feed-forward outputs, for comparison.
+        config: of the edits.
+        corpus: text for the key statistics.
+        progress: told how far it is.
+
+    Raises:
+        FactError: a fact has no target.
+    """
+    effects = traces.at_subject
+    rows = []
+    for layer in range(len(editable.layers)):
+        edit = METHODS["rome"](editable, facts, layer, config, corpus, progress)
+        after = evaluate(editable, facts, edit, progress).after
+        assert after is not None
+        scores = after.efficacy, after.paraphrase, after.specificity, after.score
+        rows.append(LayerScore(layer, float(effects[layer]), *scores))
+    correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
+    sweep = Sweep(tuple(rows), traces.layer, correlation)
+    remember(editable, Choice(sweep.layer, "sweep", len(facts)))
+    return sweep
+
+
+def remember(editable: Editable, choice: Choice) -> None:
+    """Keep a choice for this model, in the place of an earlier one of its kind."""
+    text = json.dumps(asdict(choice))
+
+    def save(path: Path) -> None:
+        path.write_text(text, encoding="utf-8")
+
+    cache.write(_place(editable, choice.how), save)
+
+
+def remembered(editable: Editable, how: How) -> Choice | None:
+    """What was kept for this model."""
+    try:
+        found = Choice(**json.loads(_place(editable, how).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.layer in range(len(editable.layers)) else None
+
+
+def _place(editable: Editable, how: How) -> Path:
+    return cache.path("layers", f"{fingerprint(editable)}-{how}", ".json")
 
 
 def check_layer(editable: Editable, layer: int) -> int:

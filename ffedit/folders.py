@@ -50,17 +50,31 @@ def write_text(target: Path, text: str) -> None:
     Raises:
         EditError: it cannot be written.
     """
-    try:
-        if target.exists() and not target.is_file():
+    if target.exists() and not target.is_file():
+        try:
             target.write_text(text, encoding="utf-8")
-            return
+        except OSError as error:
+            raise EditError(f"{target}: cannot be written ({error.strerror})") from error
+        return
+    with placed(target) as made:
+        made.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def placed(target: Path) -> Iterator[Path]:
+    """A temporary file that becomes `target` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        EditError: it cannot be written.
+    """
+    try:
         place = target.resolve()
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{target.name}.") as folder:
-            made = Path(folder) / "text"
-            made.write_text(text, encoding="utf-8")
+            made = Path(folder) / f"made{target.suffix}"
+            yield made
             os.replace(made, place)
     except OSError as error:
-        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
+        raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error
 
 
 @contextmanager

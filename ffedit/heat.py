@@ -15,27 +15,37 @@ from rich.style import Style
 from rich.text import Text
 
 from ffedit.locator import Trace, TraceSet, span_of
-from ffedit.picture import NEGATIVE, Picture, Row, colour, number, picture, quoted
+from ffedit.picture import NEGATIVE, PARTS, UNITS, Picture, Row, colour, number, picture, quoted
 
 SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"
 LABEL_CELLS = 14
 MOST_CELLS = 4
 # Below these the trace names no site at the subject: the share of the total effect that one layer brings
-# back there, and the total effect itself, in probability.
+# back there, and the total effect itself, in probability or in nats (0.05 nats: a twentieth of the probability).
 WEAK_SHARE, WEAK_TOTAL = 0.1, 0.05
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Token rows and layer columns, as wide as the console lets them be."""
+    """Token rows and layer columns, as wide as the console lets them be.
+
+    Attributes:
+        picture: what is drawn.
+        beside: what stands to the right: a heading, then a text for each row, all equally wide; by default the
+            row's largest effect.
+    """
 
     picture: Picture
+    beside: tuple[str, ...] | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Title, rows, axis, mark and legend."""
         shown = self.picture
         labels = min(LABEL_CELLS, max(cell_len(row.label) for row in shown.rows))
-        room = max(8, options.max_width - labels - 8)
+        heading, *beside = self.beside or [
+            f"{text:>5}" for text in ("most", *(number(float(row.effects.max())) for row in shown.rows))
+        ]
+        room = max(8, options.max_width - labels - 3 - cell_len(heading))
         group = -(-shown.depth // room)
         columns = -(-shown.depth // group)
         cell = max(1, min(MOST_CELLS, room // columns))
@@ -43,12 +53,15 @@ class HeatMap:
         # Sixteen colours cannot show a ramp; there the shade characters do it alone.
         coloured = not console.no_color and console.color_system not in (None, "standard")
         yield Text(shown.title[0], style="bold")
-        yield Text(shown.title[1])
+        for line in shown.title[1:]:
+            yield Text(line)
         yield Text("")
-        for row in shown.rows:
-            yield self._row(row, labels, group, columns, cell, shades, coloured)
-        yield self._axis(labels, group, columns, cell)
-        yield self._mark(labels, group, columns, cell, "^" if options.ascii_only else "▲")
+        for row, text in zip(shown.rows, beside, strict=True):
+            cells = self._row(row, labels, group, columns, cell, shades, coloured)
+            yield cells.append(f" {text}", style="dim")
+        yield self._axis(labels, group, columns, cell).append(f" {heading}")
+        end = columns * cell + 1 + cell_len(heading)
+        yield self._mark(labels, group, cell, end, "^" if options.ascii_only else "▲")
         yield Text("")
         yield self._legend(shades, coloured)
         if remarks := self._remarks(group):
@@ -62,7 +75,7 @@ class HeatMap:
         for column in range(columns):
             effect = float(row.effects[column * group : (column + 1) * group].max())
             line.append_text(_cell(self.picture.share(effect), cell, shades, coloured))
-        return line.append(f" {number(float(row.effects.max())):>5}", style="dim")
+        return line
 
     def _axis(self, labels: int, group: int, columns: int, cell: int) -> Text:
         widest = len(str(self.picture.depth - 1)) + 1
@@ -72,25 +85,24 @@ class HeatMap:
             text = str(column * group)
             axis = axis.ljust(column * cell + (cell - len(text)) // 2 if cell > 2 else column * cell) + text
         line = Text("layer".rjust(labels) + "  ", style="dim", no_wrap=True, overflow="crop")
-        return line.append(f"{axis:<{columns * cell}}").append(f" {'most':>5}")
+        return line.append(f"{axis:<{columns * cell}}")
 
-    def _mark(self, labels: int, group: int, columns: int, cell: int, mark: str) -> Text:
+    def _mark(self, labels: int, group: int, cell: int, end: int, mark: str) -> Text:
         before = (self.picture.layer // group) * cell + (cell - 1) // 2
         text = f"layer {self.picture.layer}"
-        if before + 2 + len(text) <= columns * cell + 6:
-            line = " " * before + f"{mark} {text}"
-        else:
-            line = f"{text} {mark}".rjust(before + 1)
+        fits = before + 2 + len(text) <= end
+        line = " " * before + f"{mark} {text}" if fits else f"{text} {mark}".rjust(before + 1)
         return Text(" " * (labels + 2) + line, style="bold", no_wrap=True, overflow="crop")
 
     def _legend(self, shades: str, coloured: bool) -> Text:
         shown = self.picture
         if shown.scale == 0:
-            return Text("No restoration brings any probability back.")
+            return Text("No restoration brings anything back.")
         line = Text("0 ")
         for i in range(10):
             line.append_text(_cell(i / 9, 1, shades, coloured))
-        line.append(f" {number(shown.scale)} of probability brought back")
+        of = "of " if shown.metric == "probability" else ""
+        line.append(f" {number(shown.scale)} {of}{UNITS[shown.metric]} brought back")
         if any(row.subject for row in shown.rows):
             line.append("   * subject")
         return line
@@ -126,7 +138,7 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
     """Which layer is edited and why, in words; and what the trace does not show.
 
     Args:
-        trace: of feed-forward outputs or of states.
+        trace: of one fact or several.
         chosen: the layer that is edited.
         asked: what the user asked for; "auto" where the trace decided.
     """
@@ -138,17 +150,22 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
     if one.kind == "state":
         what = f"the hidden state after layer {peak}"
     elif len(layers) > 1:
-        what = f"the feed-forward outputs of layers {layers[0]}–{layers[-1]}"
+        what = f"the {PARTS[one.kind]} outputs of layers {layers[0]}–{layers[-1]}"
     else:
-        what = f"the feed-forward output of layer {peak}"
+        what = f"the {PARTS[one.kind]} output of layer {peak}"
     where = "the subject's last token"
     if len(traces) == 1:
         where += f" ({quoted(one.tokens[one.subject_last])})"
     average = f", on average over {len(traces)} facts" if len(traces) > 1 else ""
     shown = number(float(at_subject[peak]))
-    share = f"{shown} of the {number(trace.total)} that the noise destroys{average}"
+    unit = "" if one.metric == "probability" else f" {UNITS[one.metric]}"
+    share = f"{shown} of the {number(trace.total)}{unit} that {_corruption(one)} destroys{average}"
     why = f"restoring {what} at {where} brings back {share}"
-    if one.kind == "feed_forward" and len(layers) > 1:
+    if one.sever is not None:
+        why = f"with the {PARTS[one.sever]} layers severed, {why}"
+    if not one.exact:
+        why = f"by a first-order estimate, {why}"
+    if one.kind != "state" and len(layers) > 1:
         why += f"; of these, layer {best} alone brings back most, {number(float(trace.alone[best]))}"
     line = Text(f"Layer {chosen}: ", style="bold")
     if chosen != best:
@@ -161,6 +178,10 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
     return line
 
 
+def _corruption(trace: Trace) -> str:
+    return "another subject" if trace.noise is None else "the noise"
+
+
 def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
     """Where the trace says little, in words that say what to do."""
     notes = []
@@ -168,8 +189,8 @@ def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
     others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
     if trace.total < WEAK_TOTAL:
         notes.append(
-            f"The noise hardly changes the answer (total effect {number(trace.total)}), so the trace says "
-            f"little about where it is recalled; name a layer yourself ({others})."
+            f"{_corruption(traces[0]).capitalize()} hardly changes the answer (total effect {number(trace.total)}), "
+            f"so the trace says little about where it is recalled; name a layer yourself ({others})."
         )
     elif largest < WEAK_SHARE * trace.total:
         end = float(np.mean([one.effects[:, -1].max() for one in traces]))

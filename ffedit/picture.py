@@ -14,14 +14,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ffedit.locator import Trace, TraceSet
+from ffedit.locator.aggregate import ROLES, Aggregate, by_role
+from ffedit.locator.result import Metric, Trace, TraceSet
 
 Effects: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 # Even steps of lightness from a dark to a light end (the inner part of matplotlib's magma), so that equal
 # effects look equally far apart and neither end is lost on a dark or on a light background.
 RAMP = ("#221150", "#51127c", "#822681", "#b73779", "#e65164", "#fb8861", "#fec287", "#fcf0b2")
-ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
+PARTS = {"feed_forward": "feed-forward", "attention": "attention"}
+UNITS: dict[Metric, str] = {"probability": "probability", "log_probability": "nats", "logit_difference": "nats"}
 # An effect below minus this share of the scale is marked as negative.
 NEGATIVE = 0.05
 # In a long prompt, tokens with more than this share of the largest effect keep their own row.
@@ -34,7 +36,7 @@ class Row:
 
     Attributes:
         label: what it is called.
-        effects: what restoring it brings back, [layers], probability.
+        effects: what restoring it brings back, [layers], in units of the picture's metric.
         subject: whether it belongs to the subject.
         run: whether it stands for several tokens, each effect being the largest among them.
     """
@@ -51,15 +53,17 @@ class Picture:
 
     Attributes:
         rows: from top to bottom.
-        title: what was restored; the probabilities.
+        title: lines; what was restored, then what was measured.
         layer: the layer to mark.
         depth: number of layers.
+        metric: what the effects are differences of.
     """
 
     rows: tuple[Row, ...]
-    title: tuple[str, str]
+    title: tuple[str, ...]
     layer: int
     depth: int
+    metric: Metric
 
     @property
     def scale(self) -> float:
@@ -78,46 +82,80 @@ class Picture:
 
 def picture(trace: Trace | TraceSet, layer: int | None = None, most_rows: int = 20) -> Picture:
     """Arrange a trace, or the average of several; `layer` is to be marked, by default the trace's choice."""
-    chosen = trace.layer if layer is None else layer
-    if isinstance(trace, TraceSet) and len(trace.traces) == 1:
-        trace = trace.traces[0]
-    if isinstance(trace, TraceSet):
-        depth = len(trace.at_subject)
-        return Picture(tuple(_roles(trace.traces)), _average_title(trace), chosen, depth)
-    title = (_restored(trace), f"P({quoted(trace.answer)}) {_probabilities(trace.clean, trace.corrupted)}")
-    return Picture(tuple(_tokens(trace, most_rows)), title, chosen, len(trace.effects))
+    return pictures([trace], layer, most_rows)[0]
 
 
-def _restored(trace: Trace) -> str:
-    if trace.kind == "state":
-        return "Causal trace of hidden states"
-    window = f"windows of {trace.window} layers" if trace.window > 1 else "one layer at a time"
-    return f"Causal trace of feed-forward outputs, {window}"
+def pictures(traces: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
+    """Arrange several measurements to be seen together: those of the same tokens keep the same rows."""
+    ones = [t.traces[0] if isinstance(t, TraceSet) and len(t.traces) == 1 else t for t in traces]
+    arranged = []
+    for one in ones:
+        chosen = one.layer if layer is None else layer
+        if isinstance(one, TraceSet):
+            first = one.traces[0]
+            rows, title = tuple(_roles(one.traces)), _average_title(one)
+        else:
+            first = one
+            alike = [t for t in ones if isinstance(t, Trace) and (t.tokens, t.subject) == (one.tokens, one.subject)]
+            rows = tuple(_tokens(one, _kept(alike, most_rows)))
+            title = (
+                f"Causal trace of {restored(one)}",
+                runs(one.metric, quoted(one.answer), one.clean, one.corrupted),
+            )
+        arranged.append(Picture(rows, title, chosen, len(first.effects), first.metric))
+    return arranged
 
 
-def _probabilities(clean: float, corrupted: float) -> str:
-    return f"{number(clean)} clean → {number(corrupted)} corrupted: total effect {number(clean - corrupted)}"
+def restored(measured: Trace | Aggregate) -> str:
+    """What was put back and under which conditions, in words."""
+    if measured.kind == "state":
+        words = ["hidden states"]
+    else:
+        window = f"windows of {measured.window} layers" if measured.window > 1 else "one layer at a time"
+        words = [f"{PARTS[measured.kind]} outputs", window]
+    if measured.sever is not None:
+        words.append(f"{PARTS[measured.sever]} layers severed")
+    if not measured.exact:
+        words.append("first-order estimate")
+    return ", ".join(words)
+
+
+def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
+    """The metric of the clean and of the corrupted runs, and the total effect; `answer` as it is to be shown."""
+    what = {
+        "probability": f"P({answer})",
+        "log_probability": f"log P({answer})",
+        "logit_difference": "log P(old) − log P(new)",
+    }[metric]
+    shown = f"{what} {number(clean)} clean → {number(corrupted)} corrupted: total effect {number(clean - corrupted)}"
+    return shown if metric == "probability" else f"{shown} {UNITS[metric]}"
 
 
 def _average_title(traces: TraceSet) -> tuple[str, str]:
+    one = traces.traces[0]
     clean = float(np.mean([trace.clean for trace in traces.traces]))
     corrupted = float(np.mean([trace.corrupted for trace in traces.traces]))
-    facts = f"average of {len(traces.traces)} facts"
-    return f"{_restored(traces.traces[0])}, {facts}", f"P(answer) {_probabilities(clean, corrupted)}"
+    first = f"Causal trace of {restored(one)}, average of {counted(len(traces.traces), 'fact')}"
+    return first, runs(one.metric, "answer", clean, corrupted)
 
 
-def _tokens(trace: Trace, most: int) -> Iterator[Row]:
-    """The tokens' rows; those beyond `most` are gathered into runs."""
+def _kept(traces: Sequence[Trace], most: int) -> set[int]:
+    """Which tokens keep a row of their own in all of `traces`, which are of the same tokens."""
+    (start, end), count = traces[0].subject, len(traces[0].tokens)
+    if count <= most:
+        return set(range(count))
+    # As a share of the measurement's own largest effect: attention brings back less than states do.
+    largest = np.max([trace.effects.max(0) / (max(0.0, trace.effects.max()) or 1.0) for trace in traces], axis=0)
+    telling = [i for i in np.argsort(-largest, kind="stable").tolist() if largest[i] > TELLING]
+    around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
+    first = [end - 1, count - 1, start, *telling, *range(start, end), *around]
+    return set(list(dict.fromkeys(first))[:most])
+
+
+def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
+    """The tokens' rows; those that are not kept are gathered into runs."""
     start, end = trace.subject
     count = trace.effects.shape[1]
-    kept = set(range(count))
-    if count > most:
-        largest = trace.effects.max(0)
-        falling = np.argsort(-largest, kind="stable").tolist()
-        telling = [i for i in falling if largest[i] > max(0.0, TELLING * largest.max())]
-        around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
-        first = [trace.subject_last, count - 1, start, *telling, *range(start, end), *around]
-        kept = set(list(dict.fromkeys(first))[:most])
     part = [(i >= start) + (i >= end) for i in range(count)]
     position = 0
     while position < count:
@@ -132,24 +170,10 @@ def _tokens(trace: Trace, most: int) -> Iterator[Row]:
 
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
     """The average over the facts that have a token in the role; a fact's several count as their mean."""
-    columns: dict[str, list[Effects]] = {role: [] for role in ROLES}
-    for trace in traces:
-        start, end = trace.subject
-        count = trace.effects.shape[1]
-        places = {
-            "first subject": range(start, min(start + 1, end - 1)),
-            "mid subject": range(start + 1, end - 1),
-            "last subject": range(end - 1, end),
-            "next token": range(end, min(end + 1, count - 1)),
-            "further tokens": range(end + 1, count - 1),
-            "last token": range(max(end, count - 1), count),
-        }
-        for role, some in places.items():
-            if some:
-                columns[role].append(trace.effects[:, some.start : some.stop].mean(1))
-    for role, found in columns.items():
-        if found:
-            yield Row(role, np.asarray(np.mean(found, axis=0)), role.endswith("subject"))
+    for role, effects in zip(ROLES, np.stack([by_role(trace) for trace in traces], axis=1), strict=True):
+        found = effects[~np.isnan(effects[:, 0])]
+        if len(found):
+            yield Row(role, found.mean(0), role.endswith("subject"))
 
 
 def colour(share: float) -> str:
@@ -158,6 +182,11 @@ def colour(share: float) -> str:
     low = min(int(at), len(RAMP) - 2)
     ends = [[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in RAMP[low : low + 2]]
     return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in zip(*ends, strict=True))
+
+
+def counted(many: int, what: str) -> str:
+    """A number of things: "1 fact", "3 facts"."""
+    return f"{many} {what}{'' if many == 1 else 's'}"
 
 
 def number(value: float) -> str:

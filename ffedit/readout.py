@@ -54,10 +54,19 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
 
 def with_own_answer(editable: Editable, prompt: Encoded, count: int = 8) -> Encoded:
     """`prompt` followed by the first word that the model says greedily: the fewest tokens whose text holds it whole."""
-    said = continuations(editable, [prompt.ids], count)[0]
+    return with_own_answers(editable, [prompt], count)[0]
+
+
+def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
+    """Each of `prompts` as by `with_own_answer`, in batches."""
+    said = continuations(editable, [prompt.ids for prompt in prompts], count)
+    return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
+
+
+def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded:
     before = len(decode(editable.tokenizer, prompt.ids))
     size = 1
-    for size in range(1, count + 1):
+    for size in range(1, len(said) + 1):
         text = decode(editable.tokenizer, [*prompt.ids, *said[: size + 1]])[before:]
         if len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum()):
             break

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from ffedit.averages import averages_table, compare_layers
 from ffedit.describe import anatomy_table, environment, model_line, plain_table, ranges
 from ffedit.evaluator import Report, Scores
 from ffedit.heat import heat_map, layer_choice
@@ -169,7 +170,9 @@ def next_steps(commands: Sequence[str]) -> Commands:
 
 __all__ = [
     "anatomy_table",
+    "averages_table",
     "before_after",
+    "compare_layers",
     "environment",
     "error_line",
     "heat_map",

@@ -13,7 +13,7 @@ and no number depends on the tokenizer's padding side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,14 +36,15 @@ class Recording:
         ids: token ids, right-padded, [batch, tokens].
         states: `states[l]` is the residual stream entering layer l, `states[L]` what the last layer gave;
             each [batch, tokens, d_model].
-        outputs: the feed-forward output of each layer (the value matrix's), [batch, tokens, d_model].
+        outputs: by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's),
+            [batch, tokens, d_model].
         past: keys and values of each layer, [batch, heads, tokens, d_head].
         logits: at the (row, position) pairs that were asked for, [k, vocabulary].
     """
 
     ids: Tensor
     states: list[Tensor]
-    outputs: list[Tensor]
+    outputs: dict[str, list[Tensor]]
     past: list[tuple[Tensor, Tensor]]
     logits: Tensor
 
@@ -68,16 +69,24 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def record(editable: Editable, ids: Tensor, read: Tensor) -> Recording:
-    """Run `ids` [batch, tokens] through the whole model once, keep what a rerun needs, read logits at `read` [k, 2]."""
+def record(editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] = ()) -> Recording:
+    """Run `ids` [batch, tokens] through the whole model once and keep what a rerun needs.
+
+    Args:
+        editable: the model.
+        ids: token ids [batch, tokens], right-padded.
+        read: the (row, position) pairs [k, 2] at which logits are wanted.
+        parts: whose outputs are to be kept too: "feed_forward", "attention".
+    """
     ids = ids.to(editable.device)
     cache = DynamicCache()
     layers = dict(enumerate(editable.layers))
-    memories = {address.layer: memory.module for address, memory in editable.memories.items()}
+    parts = tuple(parts)
+    modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
     with (
         captured(layers, inputs=True) as entering,
         captured({0: layers[len(layers) - 1]}) as last,
-        captured(memories) as outputs,
+        captured(modules) as outputs,
         unembedding(editable, read),
     ):
         logits = editable.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
@@ -85,7 +94,7 @@ def record(editable: Editable, ids: Tensor, read: Tensor) -> Recording:
     return Recording(
         ids=ids,
         states=[*(entering[layer] for layer in layers), last[0]],
-        outputs=[outputs[layer].reshape(shape) for layer in sorted(outputs)],
+        outputs={part: [outputs[part, layer].reshape(shape) for layer in layers] for part in parts},
         past=_past(cache) if editable.resumable else [],
         logits=logits,
     )
@@ -121,7 +130,9 @@ def resume(
     cache = DynamicCache()
     if start:
         for index, (keys, values) in enumerate(recording.past):
-            cache.update(keys[rows, :, :start], values[rows, :, :start], index)
+            # Of the layers that do not run, the cache is only asked how many positions it holds.
+            some = rows if index >= layer else rows[:1]
+            cache.update(keys[some, :, :start], values[some, :, :start], index)
     with ExitStack() as stack:
         for below in editable.layers[:layer]:
             stack.enter_context(skipped(below, states, editable.layers_return_tuples))

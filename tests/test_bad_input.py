@@ -134,7 +134,7 @@ def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
 @pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two", "0-", ""])
 def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
     line = apply("fact.json", f"--layers={layers}", loads=True)
-    assert "layers 0 to 2" in line or "auto, one layer (4) or a range (3-8)" in line
+    assert "layers 0 to 2" in line or "auto, sweep, one layer (4) or a range (3-8)" in line
 
 
 @pytest.mark.parametrize("condition", ["beauty>=1", "efficacy=1", "efficacy>=high", "efficacy>=1e", "efficacy"])
@@ -252,7 +252,7 @@ def test_a_cache_that_cannot_be_cleared(refuses: Refuses, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("locator.trace", "noise_scale"), ("editor.rome", "choose_value"), ("checkpoint", "_check")]
+    ("module", "name"), [("locator.trace", "restore"), ("editor.rome", "choose_value"), ("checkpoint", "_check")]
 )
 def test_ctrl_c_leaves_model_and_disk_as_before(
     apply: Refuses, monkeypatch: pytest.MonkeyPatch, module: str, name: str

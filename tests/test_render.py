@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from ffedit import Address, Fact, Report, Scores, Trace, TraceSet, render
 from ffedit.evaluator.scores import FactScores
 from ffedit.memory import KeyValueMemory, Memories
-from ffedit.picture import RAMP, colour, number, token
+from ffedit.picture import RAMP, colour, number, pictures, token
 from ffedit.progress import silent
 from ffedit.progressbar import progress_bars
 
@@ -41,6 +41,7 @@ def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **kwargs: Any)
     count = effects.shape[1]
     words = ("The", " Eiffel", " Tower", " is", " in")
     given: dict[str, Any] = {
+        "errors": np.zeros_like(effects),
         "alone": effects[:, subject[1] - 1] / 2,
         "clean": 0.93,
         "corrupted": 0.06,
@@ -50,6 +51,9 @@ def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **kwargs: Any)
         "known": True,
         "kind": "feed_forward",
         "window": 3,
+        "sever": None,
+        "metric": "probability",
+        "corruption": "Gaussian noise of 3 σ",
         "noise": 0.1,
         "samples": 10,
         "seed": 0,
@@ -144,7 +148,7 @@ def test_odd_tokens_stay_on_their_line() -> None:
 
 
 def test_no_effect_negative_effects_and_a_single_token() -> None:
-    assert "No restoration brings any probability back" in shown(render.heat_map(trace(np.zeros((6, 5)))))
+    assert "No restoration brings anything back" in shown(render.heat_map(trace(np.zeros((6, 5)))))
     effects = np.zeros((6, 5))
     effects[3, 4], effects[1, 2] = -0.3, 0.5
     text = shown(render.heat_map(trace(effects)))
@@ -164,6 +168,31 @@ def test_several_facts_are_averaged_by_role() -> None:
     assert "▲ layer 2" in text and row.split()[-1] == "0.41"
     assert all(role in text for role in ("first subject*", "mid subject*", "next token", "further tokens"))
     assert shown(render.heat_map(TraceSet((peaked(),)))) == shown(render.heat_map(peaked()))
+
+
+def test_the_title_says_what_was_measured_and_how() -> None:
+    effects = np.full((6, 5), 0.5)
+    attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
+    text = shown(render.heat_map(attention), 120)
+    said = "attention outputs, windows of 3 layers, feed-forward layers severed, first-order estimate"
+    assert text.splitlines()[0] == f"Causal trace of {said}"
+    assert "log P(“Paris”) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
+    assert "0.50 nats brought back" in text and "probability" not in text
+    state = trace(effects, kind="state", window=1, sever="attention", metric="logit_difference")
+    text = shown(render.heat_map(TraceSet((state, state))), 120)
+    assert text.splitlines()[0] == "Causal trace of hidden states, attention layers severed, average of 2 facts"
+    assert "log P(old) − log P(new) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
+
+
+def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
+    early, late = np.zeros((6, 90)), np.zeros((6, 90))
+    early[2, 20], late[5, 60], late[5, 70] = 0.8, 0.01, 0.0001
+    both = pictures([trace(early, (40, 42)), trace(late, (40, 42), kind="attention")])
+    labels = [[row.label for row in shown.rows] for shown in both]
+    assert labels[0] == labels[1]
+    # The small effects of the second are telling for it, and keep their rows in both; what is small for it does not.
+    found = {float(row.effects.max()) for shown in both for row in shown.rows if not row.run}
+    assert {0.8, 0.01} <= found and 0.0001 not in found
 
 
 # The choice of the layer ---------------------------------------------------------------------------
@@ -186,6 +215,19 @@ def test_the_layer_is_explained() -> None:
     assert "on average over 2 facts" in several and "Tower" not in several
     state = words(render.layer_choice(trace(peaked().effects, kind="state", window=1), 2))
     assert "the hidden state after layer 2" in state
+
+
+def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
+    effects = peaked().effects
+    attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
+    text = words(render.layer_choice(attention, 2))
+    assert text.startswith(
+        "Layer 2: by a first-order estimate, with the feed-forward layers severed, restoring the attention outputs of "
+        "layers 1–3"
+    )
+    assert "0.41 of the 0.87 nats that the noise destroys; of these, layer 2 alone" in text
+    swapped = words(render.layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
+    assert "that another subject destroys" in swapped and "Another subject hardly changes the answer" in swapped
 
 
 def test_a_weak_trace_says_so() -> None:

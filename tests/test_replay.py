@@ -44,15 +44,16 @@ def test_padding_on_the_right_changes_no_number(family: str) -> None:
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_a_recording_holds_what_the_model_computed(family: str) -> None:
     editable = zoo.shared(family)
-    recording = replay.record(editable, pad(ROWS), every_read())
+    recording = replay.record(editable, pad(ROWS), every_read(), ("feed_forward", "attention"))
     assert close(recording.logits, replay.forward(editable, pad(ROWS), every_read()))
-    assert len(recording.states) == zoo.DEPTH + 1 and len(recording.outputs) == zoo.DEPTH
+    assert len(recording.states) == zoo.DEPTH + 1 and len(recording.outputs["attention"]) == zoo.DEPTH
     assert torch.equal(recording.ids, pad(ROWS))
     with captured(dict(enumerate(editable.layers))) as given:
         whole(editable, pad(ROWS))
     for layer in range(zoo.DEPTH):
         assert close(recording.states[layer + 1], given[layer])
-        assert recording.outputs[layer].shape == recording.states[0].shape
+        for part in ("feed_forward", "attention"):
+            assert recording.outputs[part][layer].shape == recording.states[0].shape
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)

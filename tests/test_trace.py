@@ -44,14 +44,24 @@ class Reference:
         draws = torch.randn(SAMPLES, self.end - self.first, zoo.WIDTH, generator=torch.Generator().manual_seed(seed))
         self.noise = 3 * self.embeddings.std() * draws
         blocks = {("state", i): block for i, block in enumerate(editable.layers)}
-        memories = {("feed_forward", i): editable.memories[i].module for i in range(zoo.DEPTH)}
-        self.modules: dict[Any, nn.Module] = {**blocks, **memories}
+        parts = {
+            (part, i): module
+            for part in ("feed_forward", "attention")
+            for i, module in enumerate(editable.outputs_of(part))
+        }
+        self.modules: dict[Any, nn.Module] = {**blocks, **parts}
         self.kept: dict[Any, Tensor] = {}
-        self.clean = self.run(None, [], 0, keep=True)
-        self.corrupted = float(np.mean([self.run(s, [], 0) for s in range(SAMPLES)]))
+        self.clean = self.run(None, [], 0, keep="clean")
+        self.corrupted = float(np.mean([self.run(s, [], 0, keep=s) for s in range(SAMPLES)]))
 
-    def run(self, sample: int | None, restored: list[Any], position: int, keep: bool = False) -> float:
-        """Probability of the whole answer with noise `sample`, modules `restored` to clean at `position`."""
+    def run(
+        self, sample: int | None, restored: list[Any], position: int, keep: Any = None, sever: str | None = None
+    ) -> float:
+        """Probability of the whole answer with noise `sample`, modules `restored` to clean at `position`.
+
+        With `sever`, all other modules of that part give at `position` what they gave with the noise alone. What every
+        module gives is kept under the name `keep`.
+        """
 
         def embed(_: Any, __: Any, output: Tensor) -> Tensor:
             output = output.clone()
@@ -63,10 +73,12 @@ class Reference:
             def change(_: Any, __: Any, output: Any) -> Any:
                 tensor = (output[0] if isinstance(output, tuple) else output).clone()
                 flat = tensor.view(-1, tensor.shape[-1])
-                if keep:
-                    self.kept[name] = flat.clone()
+                if keep is not None:
+                    self.kept[keep, name] = flat.clone()
                 elif name in restored:
-                    flat[position] = self.kept[name][position]
+                    flat[position] = self.kept["clean", name][position]
+                elif name[0] == sever:
+                    flat[position] = self.kept[sample, name][position]
                 return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
 
             return change
@@ -81,7 +93,7 @@ class Reference:
         log_probs = logits.log_softmax(-1)
         return math.exp(sum(float(log_probs[p - 1, self.ids[p]]) for p in range(self.prompt, len(self.ids))))
 
-    def effects(self, kind: str, window: int = 1) -> np.ndarray[Any, Any]:
+    def effects(self, kind: str, window: int = 1, sever: str | None = None) -> np.ndarray[Any, Any]:
         found = np.zeros((zoo.DEPTH, self.prompt))
         for layer in range(zoo.DEPTH):
             if kind == "state":
@@ -90,24 +102,27 @@ class Reference:
                 layers = range(max(0, layer - window // 2), min(zoo.DEPTH, layer + math.ceil(window / 2)))
             for position in range(self.prompt):
                 restored = [(kind, i) for i in layers]
-                found[layer, position] = np.mean([self.run(s, restored, position) for s in range(SAMPLES)])
+                runs = [self.run(s, restored, position, sever=sever) for s in range(SAMPLES)]
+                found[layer, position] = np.mean(runs)
         return found - self.corrupted
 
 
 def agrees(trace: Trace, reference: Reference, window: int = 1) -> None:
     assert trace.clean == pytest.approx(reference.clean, rel=1e-4, abs=1e-6)
     assert trace.corrupted == pytest.approx(reference.corrupted, rel=1e-4, abs=1e-6)
-    np.testing.assert_allclose(trace.effects, reference.effects(trace.kind, window), atol=1e-5)
+    np.testing.assert_allclose(trace.effects, reference.effects(trace.kind, window, trace.sever), atol=1e-5)
     assert trace.subject == (reference.first, reference.end)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gptj", "opt", "bloom", "falcon", "llama", "gemma3", "olmo2"])
-@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("kind", ["state", "feed_forward", "attention"])
 def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
     editable = zoo.shared(family)
-    trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=3)
-    agrees(trace, Reference(editable, FACT), 3)
-    assert np.abs(trace.effects).max() > 1e-4, "a trace of zeros would agree with anything"
+    reference = Reference(editable, FACT)
+    for sever in (None, "feed_forward", "attention"):
+        trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2, sever=sever)  # type: ignore[arg-type]
+        agrees(trace, reference, 2)
+        assert np.abs(trace.effects).max() > 1e-4, "a trace of zeros would agree with anything"
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=["middle", "end", "second"])
@@ -173,7 +188,9 @@ def test_the_noise_is_measured_on_all_entries_of_the_embeddings_output() -> None
         with torch.no_grad():
             entries = editable.embedding(torch.arange(zoo.VOCAB)).flatten()
         assert noise_scale(editable) == pytest.approx(float(entries.std()), rel=1e-5)
-        assert locate(editable, FACT, noise=2.0, samples=1).noise == pytest.approx(2 * noise_scale(editable))
+        assert locate(editable, FACT, corruption="gaussian:2", samples=1).noise == pytest.approx(
+            2 * noise_scale(editable)
+        )
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:

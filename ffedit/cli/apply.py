@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 import ffedit
-from ffedit import heat, plots, render
+from ffedit import averages, choice, heat, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options, parse_layers
@@ -21,6 +21,8 @@ from ffedit.editor import METHODS, Edit
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_free
+from ffedit.locator import TraceSet
+from ffedit.progress import Progress
 from ffedit.progressbar import progress_bars
 from ffedit.require import parse_requirements, unmet
 from ffedit.verdict import verdict
@@ -29,7 +31,7 @@ from ffedit.verdict import verdict
 @click.command()
 @fact_options
 @model_options
-@click.option("--layers", "--layer", default="auto", show_default=True, help="auto, N, or A-B: the best traced within.")
+@click.option("--layers", "--layer", default="auto", show_default=True, help="auto, sweep, N, or A-B.")
 @click.option("--method", default="rome", show_default=True, type=click.Choice(list(METHODS)))
 @click.option("--corpus", type=FILE, help="Text file for the key statistics.  [default: sampled from the model]")
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
@@ -64,10 +66,9 @@ def apply(
     clock.lap("load")
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
-        traces = ffedit.locate(editable, facts, seed=seed, progress=progress)
-        layer = traces.best_within(allowed)
+        traces, layer, why = find_layer(editable, facts, layers, allowed, seed, progress)
         clock.lap("locate")
-        surface.show(heat.heat_map(traces, layer), heat.layer_choice(traces, layer, layers))
+        surface.show(heat.heat_map(traces, layer), *why)
         config = ffedit.EditConfig(seed=seed)
         text = ffedit.Corpus(corpus)
         edit = ffedit.edit(editable, facts, method, [layer], config, text, progress)
@@ -85,6 +86,23 @@ def apply(
     if failure is not None:
         raise failure
     surface.show(next_step(facts[0], out, export_to))
+
+
+def find_layer(
+    editable: Editable, facts: list[Fact], asked: str, allowed: range, seed: int, progress: Progress
+) -> tuple[TraceSet, int, list[RenderableType]]:
+    """Trace, or sweep, or take what is remembered of this model; in the last case only the first fact is traced."""
+    how: choice.How = "sweep" if asked == "sweep" else "trace"
+    kept = choice.remembered(editable, how) if asked in ("auto", "sweep") else None
+    traces = choice.by_trace(editable, facts[:1] if kept else facts, seed, progress)
+    if kept:
+        over = f"remembered from a {kept.how} over {kept.facts} fact{'s' if kept.facts > 1 else ''}"
+        return traces, kept.layer, [Text(f"Layer {kept.layer}: {over} (`ffedit cache clear` forgets it).")]
+    if asked == "sweep":
+        sweep = choice.by_sweep(editable, facts, traces, progress=progress)
+        return traces, sweep.layer, [averages.compare_layers(sweep)]
+    layer = traces.best_within(allowed)
+    return traces, layer, [heat.layer_choice(traces, layer, asked)]
 
 
 def check_places(out: Path | None, export_to: Path | None, force: bool, corpus: Path | None) -> None:

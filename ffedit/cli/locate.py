@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 import ffedit
-from ffedit import heat, plots, render
+from ffedit import averages, choice, heat, plot_averages, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options
+from ffedit.errors import EditError
 from ffedit.facts import Fact
-from ffedit.locator import Kind
+from ffedit.folders import check_file
+from ffedit.locator import TraceSet, aggregate
+from ffedit.progress import Progress
 from ffedit.progressbar import progress_bars
 
-KINDS: dict[str, Kind] = {"state": "state", "feed-forward": "feed_forward"}
+KINDS = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
+KINDS["all"] = ["state", "feed_forward", "attention"]
+SEVERS: dict[str, list[str | None]] = {
+    "none": [None],
+    "feed-forward": ["feed_forward"],
+    "attention": ["attention"],
+    "all": [None, "feed_forward", "attention"],
+}
+METRICS = ("probability", "log-probability", "logit-difference")
+CORRUPTIONS = ("gaussian", "covariance", "uniform", "replacement")
+# An estimate is compared with exact effects on so many facts.
+COMPARED = 8
 
 
 @click.command()
@@ -27,33 +42,110 @@ KINDS: dict[str, Kind] = {"state": "state", "feed-forward": "feed_forward"}
 @click.option(
     "--window", type=click.IntRange(1), help="Layers restored together.  [default: a third of the depth, 3 to 10]"
 )
-@click.option("--samples", default=10, show_default=True, type=click.IntRange(1), help="Noise draws.")
+@click.option("--sever", default="none", show_default=True, type=click.Choice(list(SEVERS)), help="Hold corrupted.")
+@click.option("--corruption", default="gaussian", show_default=True, type=click.Choice(CORRUPTIONS))
 @click.option(
     "--noise",
     default=3.0,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="Standard deviation of the noise, in σ of the embeddings.",
+    help="Size of the noise, in σ of the embeddings.",
 )
+@click.option("--samples", default=10, show_default=True, type=click.IntRange(1), help="Corrupted runs.")
+@click.option("--metric", default="probability", show_default=True, type=click.Choice(METRICS))
+@click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
+@click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
+@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
 @click.option("--seed", default=0, show_default=True, type=SEED)
-@click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
+@click.option("--plot", type=FILE, help="Draw what was traced as PNG, SVG or PDF.")
+@click.option("--save", type=FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
 @output_options
 def locate(
     facts: list[Fact],
     load_model: Callable[[], Editable],
     kind: str,
+    sever: str,
+    corruption: str,
+    noise: float,
+    metric: str,
+    averaged: bool,
+    sweep: bool,
     plot: Path | None,
+    save: Path | None,
     surface: Surface,
     **settings: Any,
 ) -> None:
     """Trace where a model recalls the facts of FACTS (a file in any known format, or -)."""
-    if plot is not None:
-        plots.check_plot(plot)
+    check_places(plot, save, facts, averaged, KINDS[kind], SEVERS[sever])
+    settings |= {"corruption": f"{corruption}:{noise}", "metric": metric.replace("-", "_"), "resume": averaged}
     editable = load_model()
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
-        traces = ffedit.locate(editable, facts, KINDS[kind], progress=progress, **settings)
-    surface.show(heat.heat_map(traces, traces.layer), heat.layer_choice(traces, traces.layer, "auto"))
-    surface.write_json(result.located(editable, facts, traces))
+        measured = [
+            ffedit.locate(editable, facts, each, sever=cut, progress=progress, **settings)  # type: ignore[call-overload]
+            for each in KINDS[kind]
+            for cut in SEVERS[sever]
+        ]
+        aggregates = [aggregate(traces) for traces in measured] if averaged else []
+        chosen = chooser(measured)
+        layer = aggregate(chosen).layer if averaged else chosen.layer
+        swept = choice.by_sweep(editable, facts, chosen, progress=progress) if sweep else None
+        agreement = agreements(editable, facts, measured, settings, progress) if settings["approximate"] else None
+    if averaged and len(facts) >= choice.MANY:
+        choice.remember(editable, choice.Choice(layer, "trace", len(facts)))
+    for traces in [] if averaged else measured:
+        surface.show(heat.heat_map(traces, layer))
+    surface.show(*map(averages.averages_table, aggregates), heat.layer_choice(chosen, layer, "auto"), agreement)
+    if not editable.resumable:
+        surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
+    if swept is not None:
+        surface.show(averages.compare_layers(swept))
+    surface.write_json(result.located(editable, facts, measured, aggregates, swept, swept.layer if swept else layer))
+    if save is not None:
+        (aggregates[0] if averaged else measured[0].traces[0]).save(save)
+    if plot is not None and averaged:
+        plot_averages.save_aggregate(aggregates, plot)
+    elif plot is not None:
+        plots.save_plot(measured, plot, layer)
+
+
+def check_places(
+    plot: Path | None, save: Path | None, facts: list[Fact], averaged: bool, kinds: list[str], severs: Sequence[Any]
+) -> None:
+    """Find out before the long work whether its results can be kept.
+
+    Raises:
+        EditError: a file cannot be written, or would have to hold several measurements.
+    """
     if plot is not None:
-        plots.save_plot(traces, plot)
+        plots.check_plot(plot)
+    if save is None:
+        return
+    check_file(save)
+    if save.suffix != ".npz":
+        raise EditError(f"{save}: numbers are saved as .npz; rename it, or use --json")
+    if len(kinds) * len(severs) > 1 or not (averaged or len(facts) == 1):
+        raise EditError(
+            f"{save}: holds one measurement of one fact, or one average (--aggregate); use --json for several"
+        )
+
+
+def chooser(measured: Sequence[TraceSet]) -> TraceSet:
+    """The traces that choose the layer: those of unsevered feed-forward outputs, or else the first."""
+    feeding = [traces for traces in measured if (one := traces.traces[0]).kind == "feed_forward" and not one.sever]
+    return (feeding or measured)[0]
+
+
+def agreements(
+    editable: Editable, facts: list[Fact], measured: Sequence[TraceSet], settings: dict[str, Any], progress: Progress
+) -> Text:
+    """How well the estimates agree with exact effects on the first few facts."""
+    lines = []
+    for traces in measured:
+        one = traces.traces[0]
+        exact = ffedit.locate(
+            editable, facts[:COMPARED], one.kind, progress=progress,
+            **{**settings, "approximate": False, "resume": False},
+        )  # fmt: skip
+        lines.append(averages.agreement(TraceSet(traces.traces[:COMPARED]), exact))
+    return Text("\n".join(lines))

@@ -136,18 +136,18 @@ def _finite(value: Any) -> Any:
 
 
 def parse_layers(text: str, depth: int) -> range:
-    """The layers that `--layers` allows: auto, N or A-B.
+    """The layers that `--layers` allows: auto, sweep, N or A-B.
 
     Raises:
         EditError: it is none of these, or not in the model.
     """
-    if text == "auto":
+    if text in ("auto", "sweep"):
         return range(depth)
     first, dash, last = text.partition("-")
     try:
         chosen = range(int(first), int(last if dash else first) + 1)
     except ValueError as error:
-        raise EditError(f"--layers {text!r} is not known; give auto, one layer (4) or a range (3-8)") from error
+        raise EditError(f"--layers {text!r} is not known; give auto, sweep, one layer (4) or a range (3-8)") from error
     if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
         raise EditError(f"--layers {text} was asked for, but the model has layers 0 to {depth - 1}")
     return chosen

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ffedit.anatomy import Editable
+from ffedit.choice import Sweep
 from ffedit.editor import Edit
 from ffedit.editor.rome import versions
 from ffedit.evaluator import Report, Scores
 from ffedit.facts import Fact
-from ffedit.locator import Trace, TraceSet
+from ffedit.fingerprint import fingerprint
+from ffedit.locator import Aggregate, Trace, TraceSet
 
 
 def trace(traced: Trace, layer: int) -> dict[str, Any]:
@@ -18,31 +21,47 @@ def trace(traced: Trace, layer: int) -> dict[str, Any]:
     return {
         "layer": layer,
         "token": traced.subject_last,
-        "tokens": list(traced.tokens),
-        "kind": traced.kind,
-        "window": traced.window,
-        "answer": traced.answer,
-        "known": traced.known,
-        "effects": [[round(float(effect), 6) for effect in row] for row in traced.effects],
-        "clean": traced.clean,
-        "corrupted": traced.corrupted,
-        "noise": traced.noise,
-        "samples": traced.samples,
-        "seed": traced.seed,
+        "axes": ["layer", "token"],
+        **_rounded(traced.to_dict()),
     }
 
 
-def located(editable: Editable, facts: list[Fact], traces: TraceSet) -> dict[str, Any]:
-    """The result of `ffedit locate`."""
-    return {
+def located(
+    editable: Editable,
+    facts: list[Fact],
+    measured: Sequence[TraceSet],
+    aggregates: Sequence[Aggregate],
+    sweep: Sweep | None,
+    layer: int,
+) -> dict[str, Any]:
+    """The result of `ffedit locate`: `trace` is the first measurement of a fact, `traces` are all of several."""
+    rows = []
+    for i, fact in enumerate(facts):
+        traces = [trace(some.traces[i], some.traces[i].layer) for some in measured]
+        rows.append({**_prompt(fact), "trace": traces[0], **({"traces": traces} if len(traces) > 1 else {})})
+    found: dict[str, Any] = {
         "model": editable.name,
-        "layer": traces.layer,
-        "facts": [
-            {**_prompt(fact), "trace": trace(traced, traced.layer)}
-            for fact, traced in zip(facts, traces.traces, strict=True)
-        ],
-        "versions": versions(),
+        "fingerprint": fingerprint(editable),
+        "layer": layer,
+        "facts": rows,
     }
+    if aggregates:
+        found["aggregates"] = [
+            {"axes": ["role", "layer"], **{name: _rounded(v) for name, v in one.to_dict().items()}}
+            for one in aggregates
+        ]
+    if sweep is not None:
+        found["sweep"] = {**asdict(sweep), "layer": sweep.layer}
+    return {**found, "versions": versions()}
+
+
+def _rounded(value: Any) -> Any:
+    """Six decimals are more than any sample tells."""
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def measured(editable: Editable, report: Report, traces: TraceSet | None = None, layer: int = 0) -> dict[str, Any]:
@@ -56,7 +75,7 @@ def measured(editable: Editable, report: Report, traces: TraceSet | None = None,
             "after": {**after.scores.to_dict(), "says": after.says} if after else None,
         }
         if traces is not None:
-            row["trace"] = trace(traces.traces[i], layer)
+            row["trace"] = trace(traces.traces[i], layer) if i < len(traces.traces) else None
         rows.append(row)
     return {
         "model": editable.name,

@@ -1,6 +1,20 @@
-"""Find the layer that holds a fact: causal tracing (Meng et al. 2022, arXiv 2202.05262, section 2)."""
+"""Find where a fact is recalled: causal tracing (ROME, arXiv 2202.05262, section 2)."""
 
-from ffedit.locator.result import Kind, Trace, TraceSet, best_layer, span_of
-from ffedit.locator.trace import locate, noise_scale
+from ffedit.locator.aggregate import Aggregate, aggregate
+from ffedit.locator.corruption import Corruption, noise_scale
+from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet, span_of
+from ffedit.locator.trace import locate
 
-__all__ = ["Kind", "Trace", "TraceSet", "best_layer", "locate", "noise_scale", "span_of"]
+__all__ = [
+    "Aggregate",
+    "Corruption",
+    "Kind",
+    "Metric",
+    "Part",
+    "Trace",
+    "TraceSet",
+    "aggregate",
+    "locate",
+    "noise_scale",
+    "span_of",
+]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-Kind: TypeAlias = Literal["state", "feed_forward"]
+from ffedit.folders import placed
+
+Part: TypeAlias = Literal["feed_forward", "attention"]
+Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
+Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"]
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -17,23 +23,30 @@ class Trace:
     """What restoring brings back, for one fact.
 
     Attributes:
-        effects: indirect effects, [layers, tokens], probability; row l of a state trace is the output of block l,
-            and of a feed-forward trace the window around l.
-        alone: indirect effect of each layer without a window at the subject's last token, [layers], probability.
-        clean: P_clean, probability of the whole answer.
-        corrupted: P_corrupted, mean over the noise samples.
+        effects: indirect effects, [layers, tokens], in units of `metric`; row l of a state trace is the output of
+            block l, and of the others the window around l. Positive where the fact comes back.
+        errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample.
+        alone: indirect effect of each layer without a window at the subject's last token, [layers].
+        clean: the metric of the clean run.
+        corrupted: the metric of the corrupted runs, mean over samples.
         tokens: the prompt's tokens as text, [tokens].
         subject: first token of the subject and the one after its last.
         answer: the answer that was traced, as text.
         known: whether the clean model says the answer by itself (greedily).
         kind: what was restored.
-        window: layers restored together.
-        noise: standard deviation of the noise, in the units of the embedding.
-        samples: number of noise draws.
-        seed: of the noise.
+        window: layers restored together; 1 for states.
+        sever: which modules could not respond at the restored token, or None.
+        metric: "probability" of the whole answer, "log_probability" (nats), or "logit_difference" (nats).
+        corruption: what was done to the subject, in words.
+        noise: standard deviation of the noise, or half the width of uniform noise, in the units of the embedding; None
+            where another subject took the place.
+        samples: number of corrupted runs.
+        seed: of the corruption.
+        exact: False where the effects are first-order estimates.
     """
 
     effects: Effects
+    errors: Effects
     alone: LayerEffects
     clean: float
     corrupted: float
@@ -43,13 +56,17 @@ class Trace:
     known: bool
     kind: Kind
     window: int
-    noise: float
+    sever: Part | None
+    metric: Metric
+    corruption: str
+    noise: float | None
     samples: int
     seed: int
+    exact: bool = True
 
     @property
     def total(self) -> float:
-        """Total effect, P_clean − P_corrupted."""
+        """Total effect, clean − corrupted."""
         return self.clean - self.corrupted
 
     @property
@@ -67,10 +84,27 @@ class Trace:
         """The layer to edit: see `best_layer`."""
         return best_layer(self.at_subject, self.alone, self.window)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, in full precision."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trace:
+        """What `to_dict` gave, read back."""
+        arrays = {name: np.asarray(values[name], float) for name in ("effects", "errors", "alone")}
+        return cls(**{**values, **arrays, "tokens": tuple(values["tokens"]), "subject": tuple(values["subject"])})
+
+    def save(self, path: str | Path) -> None:
+        """Write the numbers as `.npz`; the array `axes` names the axes of `effects` and `errors`."""
+        arrays: dict[str, Any] = {n: v for n, v in self.to_dict().items() if v is not None}
+        with placed(Path(path)) as file, file.open("wb") as stream:
+            np.savez(stream, axes=np.array(["layer", "token"]), **arrays)
+
 
 @dataclass(frozen=True, eq=False)
 class TraceSet:
-    """Traces of several facts, all of one kind."""
+    """Traces of several facts, all with the same settings."""
 
     traces: tuple[Trace, ...]
 

@@ -1,37 +1,43 @@
 """Causal tracing: which state, restored, brings the fact back?
 
-Three kinds of run (ROME, arXiv 2202.05262, section 2.1). *Clean*: the prompt as it is. *Corrupted*: noise of 3σ is
-added to the subject's embeddings, and the answer is lost. *Restored*: the corrupted run once more, with one clean state
-put back at token i and layer l. With P the probability of the answer,
+Three kinds of run (ROME, arXiv 2202.05262, section 2.1). *Clean*: the prompt as it is. *Corrupted*: the subject is
+made unreadable (`corruption`), and the answer is lost. *Restored*: the corrupted run once more, with one clean state
+put back at token i and layer l. With P the probability of the answer (or another metric),
 
     total effect     TE       = P_clean − P_corrupted
     indirect effect  IE(i, l) = P_restored(i, l) − P_corrupted
 
-States are restored one at a time; feed-forward outputs in a window of layers around l, since a single one moves little.
-The noise is drawn once per fact and shared by every restoration, so that effects differ by the restored state alone.
-A restoration changes nothing below its layer and nothing left of the subject, so each run resumes there (`replay`).
+States are restored one at a time; the outputs of feed-forward or attention layers in a window of layers around l, since
+a single one moves little. *Severed*, a part cannot respond: at the restored token, its outputs at all layers stay what
+they were in the corrupted run, and what remains of the effect did not pass through it (section 2.2, figure 3).
+
+The corruption is drawn once per fact and shared by every restoration, so that effects differ by the restored state
+alone. A restoration changes nothing below its layer and nothing left of its token: every run resumes there
+(`restore`), many facts and tokens in one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import overload
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffedit import readout, replay
 from ffedit.anatomy import Editable
-from ffedit.errors import FactError, ModelError
+from ffedit.errors import FactError
 from ffedit.facts import Fact
-from ffedit.hooks import replaced
-from ffedit.locator.result import Kind, LayerEffects, Trace, TraceSet, span_of
+from ffedit.locator.attribution import estimate
+from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
+from ffedit.locator.corruption import Corruption, Noise
+from ffedit.locator.journal import Journal
+from ffedit.locator.restore import restore
+from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
 from ffedit.progress import Progress, silent
-from ffedit.tokens import Encoded, decode, encode, pad
+from ffedit.tokens import decode
 
-TOKENS_PER_BATCH = 8192
+Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @overload
@@ -40,10 +46,14 @@ def locate(
     facts: Fact,
     kind: Kind = ...,
     *,
+    corruption: Corruption | str = ...,
     samples: int = ...,
-    noise: float = ...,
     window: int | None = ...,
+    sever: Part | None = ...,
+    metric: Metric = ...,
     seed: int = ...,
+    approximate: bool = ...,
+    resume: bool = ...,
     progress: Progress = ...,
 ) -> Trace: ...
 @overload
@@ -52,10 +62,14 @@ def locate(
     facts: Sequence[Fact],
     kind: Kind = ...,
     *,
+    corruption: Corruption | str = ...,
     samples: int = ...,
-    noise: float = ...,
     window: int | None = ...,
+    sever: Part | None = ...,
+    metric: Metric = ...,
     seed: int = ...,
+    approximate: bool = ...,
+    resume: bool = ...,
     progress: Progress = ...,
 ) -> TraceSet: ...
 def locate(
@@ -63,10 +77,14 @@ def locate(
     facts: Fact | Sequence[Fact],
     kind: Kind = "feed_forward",
     *,
+    corruption: Corruption | str = "gaussian",
     samples: int = 10,
-    noise: float = 3.0,
     window: int | None = None,
+    sever: Part | None = None,
+    metric: Metric = "probability",
     seed: int = 0,
+    approximate: bool = False,
+    resume: bool = False,
     progress: Progress = silent,
 ) -> Trace | TraceSet:
     """Trace where a model recalls one fact, or several.
@@ -76,186 +94,143 @@ def locate(
     Args:
         editable: the model.
         facts: one fact gives a `Trace`, a sequence a `TraceSet`.
-        kind: restore the residual "state", or the "feed_forward" output in a window of layers.
-        samples: noise draws.
-        noise: standard deviation of the noise in units of σ, that of all entries of the embedding's output.
+        kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
+        corruption: how the subject is made unreadable: a `Corruption`, or "gaussian", "covariance", "uniform" (each
+            with its scale in σ behind a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects.
+        samples: corrupted runs; with replacement, at most as many as there are other subjects of equal length.
         window: layers restored together; default a third of the depth, between 3 and 10. States have none.
-        seed: of the noise.
+        sever: hold the outputs of this part at their corrupted values, at the restored token and all layers that are
+            not restored.
+        metric: "probability" of the whole answer, its "log_probability", or the "logit_difference" log P(old) −
+            log P(new) (the logits' difference where both are one token; the new object is the fact's target).
+        seed: of the corruption.
+        approximate: estimate the effects from one gradient (`attribution`) instead of measuring them.
+        resume: keep every fact's trace in the cache as soon as it is done, and take from there what is kept.
         progress: told how far it is.
 
     Raises:
-        FactError: a subject has no token, or a prompt does not fit the model.
+        FactError: a subject has no token, a prompt does not fit the model, a fact lacks what the metric or the
+            corruption needs, or a setting makes no sense.
+        ModelError: a part of the model was not recognised, or its output is not finite.
     """
-    depth = len(editable.layers)
-    if kind == "state":
-        window = 1
-    elif window is None:
-        window = min(10, max(3, round(depth / 3)), depth)
+    some = [facts] if isinstance(facts, Fact) else list(facts)
+    run = Run(
+        kind=kind,
+        corruption=Corruption.parse(corruption) if isinstance(corruption, str) else corruption,
+        samples=samples,
+        window=resolve_window(len(editable.layers), kind, window),
+        sever=sever,
+        metric=metric,
+        seed=seed,
+        exact=not approximate,
+    )
+    journal = Journal(editable, run, some) if resume else None
+    traces = {i: kept for i, fact in enumerate(some) if journal and (kept := journal.find(fact))}
+    missing = [i for i in range(len(some)) if i not in traces]
+    for number, trace in trace_all(editable, some, run, missing, progress):
+        traces[number] = trace
+        if journal:
+            journal.add(some[number], trace)
+    return traces[0] if isinstance(facts, Fact) else TraceSet(tuple(traces[i] for i in range(len(some))))
+
+
+def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
+    """How many layers are restored together: 1 for states, else `window`, by default a third of the depth, 3 to 10.
+
+    Raises:
+        FactError: the model is not so deep.
+    """
+    if window is None or kind == "state":
+        return 1 if kind == "state" else min(10, max(3, round(depth / 3)), depth)
     if not 1 <= window <= depth:
         raise FactError(f"a window of {window} layers was asked for, but the model has {depth}; give 1 to {depth}")
-    if samples < 1:
-        raise FactError(f"at least one noise sample is needed, found {samples}")
-    sigma = noise * noise_scale(editable)
-    some = [facts] if isinstance(facts, Fact) else list(facts)
-    traces = []
-    for i, fact in enumerate(some):
-        advance = _within(progress, i, len(some))
-        traces.append(_trace(editable, fact, kind, samples, sigma, window, seed, advance))
-    return traces[0] if isinstance(facts, Fact) else TraceSet(tuple(traces))
+    return window
 
 
-def _within(progress: Progress, index: int, count: int) -> Callable[[float], None]:
-    """Progress of one fact among `count`, as a share."""
-    return lambda share: progress("tracing", round(100 * (index + share)), 100 * count)
+def trace_all(
+    editable: Editable, facts: Sequence[Fact], run: Run, wanted: Sequence[int], progress: Progress = silent
+) -> Iterator[tuple[int, Trace]]:
+    """The traces of the `wanted` ones of `facts` with their indices, as they are ready: similar ones go together."""
+    noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption)
+    parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
+    cases, done = prepare(editable, facts, wanted, run), 0
+    for some in batches(editable, cases):
+        batch = run_batch(editable, [cases[i] for i in some], run, noise, parts)
+
+        def advance(share: float, before: int = done, count: int = len(some)) -> None:
+            progress("tracing", round(100 * (before + share * count)), 100 * len(cases))
+
+        if run.exact:
+            places, log_probs = restore(editable, batch, run, advance)
+        else:
+            places, log_probs = estimate(editable, batch, run)
+            advance(1.0)
+        of_case = np.array([case for case, _, _ in places])
+        for number, i in enumerate(some):
+            own = np.flatnonzero(of_case == number)
+            yield wanted[i], _trace(editable, batch, number, [places[j] for j in own], log_probs[own], run, noise)
+        done += len(some)
 
 
-def noise_scale(editable: Editable) -> float:
-    """σ: the standard deviation of all entries of the input embedding's output, over the whole vocabulary."""
-    with torch.no_grad():
-        vocabulary = torch.arange(editable.model.config.get_text_config().vocab_size, device=editable.device)
-        return float(editable.embedding(vocabulary).float().std())
+def _metric(log_probs: Tensor, metric: Metric) -> Values:
+    """The metric from the answers' log-probabilities [.., answers]."""
+    if metric == "probability":
+        return np.asarray(log_probs[..., 0].exp().numpy())
+    if metric == "log_probability":
+        return np.asarray(log_probs[..., 0].numpy())
+    return np.asarray((log_probs[..., 0] - log_probs[..., 1]).numpy())
 
 
-def traced_answer(editable: Editable, fact: Fact) -> tuple[Encoded, bool]:
-    """The prompt with the answer to trace, and whether the model gives this answer greedily."""
-    tokenizer, limit = editable.tokenizer, editable.max_tokens
-    if fact.previous is None:
-        prompt = encode(tokenizer, fact.text, span=fact.span, max_tokens=limit)
-        return readout.with_own_answer(editable, prompt), True
-    encoded = encode(tokenizer, fact.text, fact.previous, fact.span, limit)
-    said = readout.continuations(editable, [encoded.ids[: encoded.answer]], len(encoded.target_ids))[0]
-    return encoded, tuple(said) == encoded.target_ids
-
-
-@torch.no_grad()
 def _trace(
     editable: Editable,
-    fact: Fact,
-    kind: Kind,
-    samples: int,
-    sigma: float,
-    window: int,
-    seed: int,
-    advance: Callable[[float], None],
+    batch: Batch,
+    number: int,
+    places: list[tuple[int, int, int]],
+    log_probs: Tensor,
+    run: Run,
+    noise: Noise | None,
 ) -> Trace:
-    encoded, known = traced_answer(editable, fact)
-    assert encoded.subject is not None
-    start, end = encoded.subject
-    read = readout.answer_reads([encoded] * (samples + 1))
-    ids = pad([encoded.ids[:-1]]).expand(samples + 1, -1)
-    generator = torch.Generator().manual_seed(seed)
-
-    def corrupt(embedded: Tensor) -> Tensor:
-        """Row 0 stays clean; each other row carries its own noise on the subject."""
-        d_model = embedded.shape[-1]
-        noise = sigma * torch.randn(samples, end - start, d_model, generator=generator)
-        corrupted = embedded.clone()
-        corrupted[1:, start:end] += noise.to(embedded)
-        return corrupted
-
-    with replaced(editable.embedding, corrupt):
-        recording = replay.record(editable, ids, read)
-    probability = _probabilities(recording.logits, encoded)
-    clean, corrupted = float(probability[0]), float(probability[1:].mean())
-    if not np.isfinite([clean, corrupted]).all():
-        layer = next((i for i, s in enumerate(recording.states) if not torch.isfinite(s).all()), "the unembedding")
-        raise ModelError(f"the model's output is not finite on {fact.text!r}; the first bad state enters layer {layer}")
-    positions, last = torch.arange(start, encoded.answer), torch.tensor([encoded.subject_last])
-    alone = np.zeros(len(editable.layers))
-    effects = np.zeros((len(editable.layers), encoded.answer))
-    for layer in range(len(editable.layers)):
-        if kind == "state":
-            restored = _restore_states(editable, recording, encoded, layer, positions, samples)
+    """Gather one case's results: log-probabilities [places, samples, answers] at its places."""
+    case = batch.cases[number]
+    answers = range(len(case.answers))
+    rows = torch.tensor([[batch.row(number, a, s) for a in answers] for s in range(-1, case.samples)])
+    measured = _metric(batch.log_probs[rows], run.metric)
+    clean, corrupted = float(measured[0]), measured[1:]
+    if run.exact:
+        changes = _metric(log_probs[:, : case.samples], run.metric) - corrupted
+    else:
+        changes = log_probs[:, : case.samples, 0].numpy()
+        if run.metric == "logit_difference":
+            changes = changes - log_probs[:, : case.samples, 1].numpy()
+        elif run.metric == "probability":
+            changes = changes * corrupted  # ∂P = P ∂ log P
+    effect = changes.mean(1)
+    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(places), np.nan)
+    depth = len(editable.layers)
+    effects, errors = (np.zeros((depth, case.encoded.answer)) for _ in range(2))
+    alone = np.zeros(depth)
+    for i, (_, layer, position) in enumerate(places):
+        if position < 0:
+            alone[layer] = effect[i]
         else:
-            inside = span_of(layer, window, len(editable.layers))
-            restored = _restore_outputs(editable, recording, encoded, inside, positions, samples)
-            at_last = _restore_outputs(editable, recording, encoded, range(layer, layer + 1), last, samples)
-            alone[layer] = at_last[0] - corrupted
-        effects[layer, start:] = restored - corrupted
-        advance((layer + 1) / len(editable.layers))
+            effects[layer, position], errors[layer, position] = effect[i], error[i]
     return Trace(
         effects=effects,
-        alone=effects[:, encoded.subject_last] if kind == "state" else alone,
+        errors=errors,
+        alone=alone if run.window > 1 else np.array(effects[:, case.encoded.subject_last]),
         clean=clean,
-        corrupted=corrupted,
-        tokens=tuple(decode(editable.tokenizer, [i]) for i in encoded.ids[: encoded.answer]),
-        subject=encoded.subject,
-        answer=decode(editable.tokenizer, encoded.target_ids).strip(),
-        known=known,
-        kind=kind,
-        window=window,
-        noise=sigma,
-        samples=samples,
-        seed=seed,
+        corrupted=float(corrupted.mean()),
+        tokens=tuple(decode(editable.tokenizer, [i]) for i in case.encoded.ids[: case.encoded.answer]),
+        subject=case.subject,
+        answer=decode(editable.tokenizer, case.encoded.target_ids).strip(),
+        known=batch.known[number],
+        kind=run.kind,
+        window=run.window,
+        sever=run.sever,
+        metric=run.metric,
+        corruption=str(run.corruption),
+        noise=None if noise is None else noise.sigma,
+        samples=case.samples,
+        seed=run.seed,
+        exact=run.exact,
     )
-
-
-def _probabilities(logits: Tensor, encoded: Encoded) -> Tensor:
-    """Probability of the whole answer in each rerun, [n], from logits [n · answer tokens, vocabulary]."""
-    rows = len(logits) // len(encoded.target_ids)
-    return readout.answer_sums(logits, [encoded] * rows).double().exp().cpu()
-
-
-def _rerun(
-    editable: Editable,
-    recording: replay.Recording,
-    encoded: Encoded,
-    positions: Tensor,
-    samples: int,
-    layer: int,
-    prepare: Callable[[ExitStack, Tensor, Tensor], Tensor],
-) -> LayerEffects:
-    """P_restored at each position, mean over samples: reruns from `layer` of what `prepare` sets up for each batch."""
-    start = int(positions[0])
-    pairs = torch.cartesian_prod(positions, torch.arange(1, samples + 1))
-    size = max(1, TOKENS_PER_BATCH // (recording.ids.shape[1] - start))
-    found = []
-    for some in pairs.split(size):
-        at, rows = some[:, 0] - start, some[:, 1]
-        with ExitStack() as stack:
-            states = prepare(stack, at, rows)
-            read = readout.answer_reads([encoded] * len(rows))
-            logits = replay.resume(editable, recording, layer, states, rows, start, read)
-        found.append(_probabilities(logits, encoded))
-    return np.asarray(torch.cat(found).reshape(len(positions), samples).mean(1).numpy())
-
-
-def _restore_states(
-    editable: Editable, recording: replay.Recording, encoded: Encoded, layer: int, positions: Tensor, samples: int
-) -> LayerEffects:
-    """The output of block `layer` is clean at one position."""
-    start, state = int(positions[0]), recording.states[layer + 1]
-
-    def prepare(stack: ExitStack, at: Tensor, rows: Tensor) -> Tensor:
-        states = state[rows, start:]
-        states[torch.arange(len(rows)), at] = state[0, start + at]
-        return states
-
-    return _rerun(editable, recording, encoded, positions, samples, layer + 1, prepare)
-
-
-def _restore_outputs(
-    editable: Editable,
-    recording: replay.Recording,
-    encoded: Encoded,
-    inside: range,
-    positions: Tensor,
-    samples: int,
-) -> LayerEffects:
-    """The feed-forward outputs of the layers `inside` are clean at one position."""
-    start = int(positions[0])
-
-    def prepare(stack: ExitStack, at: Tensor, rows: Tensor) -> Tensor:
-        for layer in inside:
-            clean = recording.outputs[layer][0, start + at]
-
-            def restore(output: Tensor, clean: Tensor = clean) -> Tensor:
-                changed = output.reshape(len(rows), -1, output.shape[-1]).clone()
-                # Counted from the end: a model that cannot be resumed runs the positions before `start` too.
-                changed[torch.arange(len(rows)), start + at - recording.ids.shape[1]] = clean
-                return changed.reshape(output.shape)
-
-            stack.enter_context(replaced(editable.memories[layer].module, restore))
-        return recording.states[inside[0]][rows, start:]
-
-    return _rerun(editable, recording, encoded, positions, samples, inside[0], prepare)

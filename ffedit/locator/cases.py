@@ -1,0 +1,208 @@
+"""What is to be traced, in tokens, and the clean and corrupted runs of a batch of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from ffedit import readout, replay
+from ffedit.anatomy import Editable
+from ffedit.errors import FactError, ModelError
+from ffedit.facts import Fact
+from ffedit.hooks import replaced
+from ffedit.locator.corruption import Corruption, Noise, replacements
+from ffedit.locator.result import Kind, Metric, Part
+from ffedit.tokens import Encoded, encode, pad
+
+# How many numbers (tokens × d_model × layers) of each recorded kind a batch of facts may hold.
+RECORDED = 2**24
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of a trace.
+
+    Attributes:
+        kind: what is restored.
+        corruption: what is done to the subject.
+        samples: corrupted runs.
+        window: layers restored together; 1 for states.
+        sever: the part that cannot respond at the restored token, or None.
+        metric: what is measured.
+        seed: of the corruption.
+        exact: measured; False estimates to first order.
+    """
+
+    kind: Kind
+    corruption: Corruption
+    samples: int
+    window: int
+    sever: Part | None
+    metric: Metric
+    seed: int
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("kind", self.kind, get_args(Kind)),
+            ("sever", self.sever, (None, *get_args(Part))),
+            ("metric", self.metric, get_args(Metric)),
+        ):
+            if value not in known:
+                raise FactError(f"{name} {value!r} is not known; there is {', '.join(map(str, known))}")
+        if self.sever and not self.exact:
+            raise FactError("severed parts have no first-order estimate; trace exactly, or without severing")
+        if self.samples < 1:
+            raise FactError(f"at least one corrupted run is needed, found {self.samples}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fact in tokens.
+
+    Attributes:
+        fact: the fact.
+        answers: the prompt with the traced answer, and, for a logit difference, with the new object.
+        others: token ids of the subjects that take the place of its own; empty where noise is added.
+        samples: how many corrupted runs.
+    """
+
+    fact: Fact
+    answers: tuple[Encoded, ...]
+    others: tuple[tuple[int, ...], ...]
+    samples: int
+
+    @property
+    def encoded(self) -> Encoded:
+        """The prompt with the traced answer."""
+        return self.answers[0]
+
+    @property
+    def subject(self) -> tuple[int, int]:
+        """First token of the subject and the one after its last."""
+        assert self.encoded.subject is not None
+        return self.encoded.subject
+
+    @property
+    def rows(self) -> int:
+        """Rows of a recording: for each answer the clean run, then the corrupted ones."""
+        return len(self.answers) * (1 + self.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Several cases that were run together.
+
+    Attributes:
+        cases: what was run.
+        recording: all their rows, case by case.
+        first: where each case's rows begin.
+        log_probs: of the answer in each row, [rows], nats, float64.
+        known: by case, whether the clean model says the traced answer by itself.
+    """
+
+    cases: tuple[Case, ...]
+    recording: replay.Recording
+    first: tuple[int, ...]
+    log_probs: Tensor
+    known: tuple[bool, ...]
+
+    def row(self, case: int, answer: int, sample: int) -> int:
+        """The row of a corrupted run; sample −1 is the clean one."""
+        return self.first[case] + answer * (1 + self.cases[case].samples) + 1 + sample
+
+
+def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], run: Run) -> list[Case]:
+    """Encode the `wanted` ones of `facts`; where one names no previous object, the model is asked for its own.
+
+    Raises:
+        FactError: a prompt or object does not fit, or a fact lacks what the run needs.
+    """
+    tokenizer, limit = editable.tokenizer, editable.max_tokens
+    chosen = [facts[i] for i in wanted]
+    unanswered = [fact for fact in chosen if fact.previous is None]
+    prompts = [encode(tokenizer, fact.text, span=fact.span, max_tokens=limit) for fact in unanswered]
+    own = iter(readout.with_own_answers(editable, prompts))
+    subjects = sorted({fact.subject for fact in facts})
+    cases = []
+    for fact in chosen:
+        old = next(own) if fact.previous is None else encode(tokenizer, fact.text, fact.previous, fact.span, limit)
+        answers: tuple[Encoded, ...] = (old,)
+        if run.metric == "logit_difference":
+            answers = (old, encode(tokenizer, fact.text, fact.new_object, fact.span, limit))
+            if answers[1].ids[: answers[1].answer] != old.ids[: old.answer]:
+                raise FactError(
+                    f"{fact.text!r} falls into other tokens before {fact.target!r} than before the old object, so that "
+                    "their logits cannot be compared; trace a probability"
+                )
+        others: list[tuple[int, ...]] = []
+        if run.corruption.name == "replacement":
+            others = replacements(editable, fact, old, subjects, run.samples, run.seed)
+        cases.append(Case(fact, answers, tuple(others), len(others) or run.samples))
+    return cases
+
+
+def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
+    """Indices of cases that go through together: of similar length, and no more than fit."""
+    room = RECORDED // (int(editable.memories[0].value.shape[0]) * len(editable.layers))
+    order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
+    some: list[int] = []
+    for i in order:
+        rows = sum(cases[j].rows for j in (*some, i))
+        if some and rows * max(len(e.ids) for e in cases[i].answers) > room:
+            yield some
+            some = []
+        some.append(i)
+    if some:
+        yield some
+
+
+@torch.no_grad()
+def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise | None, parts: Iterable[str]) -> Batch:
+    """The clean and the corrupted runs of `cases`, recorded in one pass.
+
+    Raises:
+        ModelError: numbers that are not finite.
+    """
+    texts = [answer for case in cases for answer in case.answers for _ in range(1 + case.samples)]
+    ids = pad([e.ids[:-1] for e in texts])
+    first = [0]
+    for case in cases:
+        first.append(first[-1] + case.rows)
+    drawn: list[tuple[int, int, int, Tensor]] = []
+    for begin, case in zip(first, cases, strict=False):
+        start, end = case.subject
+        for row in range(begin, begin + case.rows, 1 + case.samples):
+            if noise is None:
+                ids[row + 1 : row + 1 + case.samples, start:end] = torch.tensor(case.others)
+            else:
+                d_model = int(editable.memories[0].value.shape[0])
+                drawn.append((row, start, end, noise.draw(case.samples, end - start, d_model, run.seed)))
+
+    def corrupt(embedded: Tensor) -> Tensor:
+        corrupted = embedded.clone()
+        for row, start, end, values in drawn:
+            corrupted[row + 1 : row + 1 + len(values), start:end] += values.to(embedded)
+        return corrupted
+
+    with replaced(editable.embedding, corrupt):
+        recording = replay.record(editable, ids, readout.answer_reads(texts), parts)
+    for begin, case in zip(first, cases, strict=False):
+        states = [state[begin : begin + case.rows, : len(case.encoded.ids) - 1] for state in recording.states]
+        bad = next((i for i, state in enumerate(states) if not torch.isfinite(state).all()), None)
+        if bad is not None:
+            where = f"enters layer {bad}" if bad < len(editable.layers) else "leaves the last layer"
+            raise ModelError(
+                f"the model's numbers are not finite on {case.fact.text!r}: the first bad state {where}; check the "
+                "weights, or compute in a wider dtype"
+            )
+    log_probs = readout.answer_sums(recording.logits, texts).double().cpu()
+    if not torch.isfinite(recording.logits).all():
+        raise ModelError("the model's logits are not finite though its states are: the unembedding overflows")
+    said = recording.logits.argmax(-1).cpu().split([len(e.target_ids) for e in texts])
+    known = tuple(tuple(said[row].tolist()) == case.encoded.target_ids for row, case in zip(first, cases, strict=False))
+    return Batch(tuple(cases), recording, tuple(first[:-1]), log_probs, known)

@@ -1,0 +1,130 @@
+"""How the subject is made unreadable: noise on its embeddings, or another subject in its place.
+
+    gaussian     E + k σ ε,   ε ~ N(0, I)                         ROME, arXiv 2202.05262, section 2.1 (k = 3)
+    covariance   E + k Σ^½ ε, ε ~ N(0, I), Σ = Cov(E)             noise shaped as the embeddings are
+    uniform      E + k σ ε,   ε ~ U(−1, 1)
+    replacement  another subject of as many tokens                Zhang & Nanda 2023, arXiv 2309.16042
+
+with σ the standard deviation of all entries of the input embedding's output, over the whole vocabulary. Noise takes a
+model out of its distribution; another subject stays in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from ffedit.anatomy import Editable
+from ffedit.errors import FactError
+from ffedit.facts import Fact
+from ffedit.tokens import Encoded, encode
+
+Name: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """What is done to the subject.
+
+    Attributes:
+        name: which of the four.
+        scale: k, how many σ (or Σ^½) of noise; without meaning for a replacement.
+    """
+
+    name: Name = "gaussian"
+    scale: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(Name):
+            raise FactError(f"corruption {self.name!r} is not known; there is {', '.join(get_args(Name))}")
+        if not self.scale > 0:
+            raise FactError(f"noise of {self.scale} σ was asked for; give a number above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> Corruption:
+        """A name, with a scale behind a colon if it is not 3: "gaussian", "uniform:2"."""
+        name, _, scale = text.partition(":")
+        try:
+            return cls(name, float(scale) if scale else 3.0)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise FactError(f"corruption {text!r}: {scale!r} is no number of σ") from error
+
+    def __str__(self) -> str:
+        if self.name == "replacement":
+            return "another subject in its place"
+        shape = {
+            "gaussian": "Gaussian noise",
+            "covariance": "full-covariance Gaussian noise",
+            "uniform": "uniform noise",
+        }
+        return f"{shape[self.name]} of {self.scale:g} σ"
+
+
+@torch.no_grad()
+def embeddings(editable: Editable) -> Tensor:
+    """The input embedding's output for the whole vocabulary, [vocabulary, d_model], float32."""
+    vocabulary = torch.arange(editable.model.config.get_text_config().vocab_size, device=editable.device)
+    embedded = editable.embedding(vocabulary)
+    assert isinstance(embedded, Tensor)
+    return embedded.float()
+
+
+def noise_scale(editable: Editable) -> float:
+    """σ: the standard deviation of all entries of the input embedding's output, over the whole vocabulary."""
+    return float(embeddings(editable).std())
+
+
+def covariance_root(editable: Editable) -> Tensor:
+    """Σ^½, the symmetric root of the covariance of the embeddings, [d_model, d_model], float32."""
+    values, vectors = torch.linalg.eigh(embeddings(editable).double().cpu().T.cov())
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root.float()
+
+
+class Noise:
+    """Draws noise for one model; σ and Σ^½ are computed once."""
+
+    def __init__(self, editable: Editable, corruption: Corruption) -> None:
+        self.corruption = corruption
+        self.sigma = corruption.scale * noise_scale(editable)
+        self._root = corruption.scale * covariance_root(editable) if corruption.name == "covariance" else None
+
+    def draw(self, samples: int, tokens: int, d_model: int, seed: int) -> Tensor:
+        """[samples, tokens, d_model], in the units of the embedding; the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (samples, tokens, d_model)
+        if self.corruption.name == "uniform":
+            return self.sigma * (2 * torch.rand(shape, generator=generator) - 1)
+        normal = torch.randn(shape, generator=generator)
+        return self.sigma * normal if self._root is None else normal @ self._root
+
+
+def replacements(
+    editable: Editable, fact: Fact, encoded: Encoded, subjects: list[str], samples: int, seed: int
+) -> list[tuple[int, ...]]:
+    """Token ids of other subjects in this fact's prompt, as many tokens long as its own; at most `samples`, by seed.
+
+    Raises:
+        FactError: none of `subjects` has as many tokens.
+    """
+    assert encoded.subject is not None
+    start, end = encoded.subject
+    found: dict[tuple[int, ...], None] = {}
+    for subject in subjects:
+        first = fact.span[0]
+        text = fact.text[:first] + subject + fact.text[fact.span[1] :]
+        other = encode(editable.tokenizer, text, span=(first, first + len(subject)))
+        rest = other.ids[:start] + other.ids[end:]
+        if other.subject == (start, end) and rest == encoded.ids[:start] + encoded.ids[end : encoded.answer]:
+            found[other.ids[start:end]] = None
+    found.pop(encoded.ids[start:end], None)
+    if not found:
+        raise FactError(
+            f"no other subject of {end - start} tokens among the facts to take the place of {fact.subject!r}; "
+            "give more facts, or corrupt with noise"
+        )
+    return Random(seed).sample(list(found), min(samples, len(found)))

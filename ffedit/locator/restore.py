@@ -1,0 +1,193 @@
+"""Restored runs, each from the first layer and token that it changes.
+
+A restoration at token i and layer l changes nothing below l and nothing left of i. All restorations of a batch of facts
+that begin at the same layer are sorted by their token and cut into groups; a group resumes (`replay`) above that layer,
+at its first token, with keys and values of the earlier tokens from the corrupted runs, and reads the unembedding at the
+answers' positions only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffedit import readout, replay
+from ffedit.anatomy import Editable
+from ffedit.errors import ModelError
+from ffedit.hooks import replaced
+from ffedit.locator.cases import Batch, Run
+from ffedit.locator.result import span_of
+
+# A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
+LEAST = 128
+# How many numbers (tokens × d_ff) a group may hold in a feed-forward layer.
+MOST = 2**24
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """One clean state put back.
+
+    Attributes:
+        case: which fact of the batch.
+        position: its token.
+        inside: layers whose outputs are restored; empty for a state.
+        first: the layer that the run begins at; of a state, the one that it enters.
+        row: where its result belongs.
+    """
+
+    case: int
+    position: int
+    inside: range
+    first: int
+    row: int
+
+
+def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tuple[int, int, int]]]:
+    """Every restoration that can have an effect, and the place (case, layer, token) of each result.
+
+    Beside the window, the layer alone is restored at the subject's last token; its place has the token −1.
+    """
+    found: list[Restoration] = []
+    places: list[tuple[int, int, int]] = []
+
+    def add(case: int, layer: int, position: int, window: int, place: int) -> None:
+        inside = range(0) if run.kind == "state" else span_of(layer, window, depth)
+        first = layer + 1 if run.kind == "state" else inside[0]
+        last_of_all = batch.cases[case].encoded.answer - 1
+        # What no attention reads any more changes the logits at its own token only.
+        if position == last_of_all or first < depth - (run.kind != "state"):
+            found.append(Restoration(case, position, inside, first, len(places)))
+        places.append((case, layer, place))
+
+    for index, case in enumerate(batch.cases):
+        for layer in range(depth):
+            for position in range(case.subject[0], case.encoded.answer):
+                add(index, layer, position, run.window, position)
+            if run.window > 1:
+                add(index, layer, case.encoded.subject_last, 1, -1)
+    return found, places
+
+
+@torch.no_grad()
+def restore(
+    editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]
+) -> tuple[list[tuple[int, int, int]], Tensor]:
+    """Run every restoration of `batch`.
+
+    Returns:
+        the places (case, layer, token) and the log-probabilities of the answers there, [places, samples, answers],
+        nats; NaN beyond a case's own number of samples.
+    """
+    depth = len(editable.layers)
+    wanted, places = plan(batch, run, depth)
+    samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
+    # Where nothing is run, nothing changes: the corrupted run's own log-probability.
+    corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
+    for index, case in enumerate(batch.cases):
+        for answer in range(answers):
+            begin = batch.row(index, answer, 0)
+            corrupted[index, : case.samples, answer] = batch.log_probs[begin : begin + case.samples]
+    found = corrupted[[case for case, _, _ in places]]
+    by_layer: dict[int, list[Restoration]] = defaultdict(list)
+    for one in wanted:
+        by_layer[one.first].append(one)
+    done = 0
+    for first in sorted(by_layer):
+        for group in _groups(batch, by_layer[first], editable.memories[0].d_ff):
+            _run_group(editable, batch, run, first, group, found)
+            done += len(group)
+            advance(done / len(wanted))
+    return places, found
+
+
+def _groups(batch: Batch, restorations: list[Restoration], d_ff: int) -> Iterator[list[Restoration]]:
+    """Restorations of neighbouring tokens, as many as fill a batch."""
+    some: list[Restoration] = []
+    tokens = longest = 0
+    for one in sorted(restorations, key=lambda r: (r.position, r.case)):
+        case = batch.cases[one.case]
+        size = max(len(e.ids) for e in case.answers) - 1
+        start = some[0].position if some else one.position
+        added = case.samples * len(case.answers) * (max(longest, size) - start)
+        full = (tokens + added) * d_ff > MOST
+        if some and (full or (tokens >= LEAST and one.position > some[-1].position)):
+            yield some
+            some, tokens, longest = [], 0, 0
+            added = case.samples * len(case.answers) * (size - one.position)
+        some.append(one)
+        tokens, longest = tokens + added, max(longest, size)
+    if some:
+        yield some
+
+
+def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration], found: Tensor) -> None:
+    """Run a group and note its results; halved as often as the memory asks for.
+
+    Raises:
+        ModelError: there is no memory for a single restoration.
+    """
+    try:
+        _run(editable, batch, run, first, group, found)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "memory" not in str(error):
+            raise
+        if len(group) == 1:
+            raise ModelError("not enough memory for a single restoration; trace with fewer samples") from error
+        half = len(group) // 2
+        _run_group(editable, batch, run, first, group[:half], found)
+        _run_group(editable, batch, run, first, group[half:], found)
+
+
+def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration], found: Tensor) -> None:
+    entries = [
+        (number, one, answer, sample)
+        for number, one in enumerate(group)
+        for answer in range(len(batch.cases[one.case].answers))
+        for sample in range(batch.cases[one.case].samples)
+    ]
+    texts = [batch.cases[one.case].answers[answer] for _, one, answer, _ in entries]
+    rows = torch.tensor([batch.row(one.case, answer, sample) for _, one, answer, sample in entries])
+    clean = torch.tensor([batch.row(one.case, answer, -1) for _, one, answer, _ in entries])
+    positions = torch.tensor([one.position for _, one, _, _ in entries])
+    start, end = int(positions.min()), max(len(text.ids) for text in texts) - 1
+    each = torch.arange(len(entries))
+    states = batch.recording.states[first][rows, start:end]
+    if run.kind == "state":
+        states[each, positions - start] = batch.recording.states[first][clean, positions]
+    with ExitStack() as stack:
+        for part in {run.kind, run.sever} - {"state", None}:
+            assert part is not None
+            modules, outputs = editable.outputs_of(part), batch.recording.outputs[part]
+            for layer in range(first, len(modules)):
+                restored = torch.tensor([part == run.kind and layer in one.inside for _, one, _, _ in entries])
+                held = each if part == run.sever else each[restored]
+                if len(held):
+                    source = torch.where(restored, clean, rows)[held]
+                    change = _put(outputs[layer][source, positions[held]], held, positions[held] - end, len(entries))
+                    stack.enter_context(replaced(modules[layer], change))
+        logits = replay.resume(
+            editable, batch.recording, first, states, rows, start, readout.answer_reads(texts)
+        )  # fmt: skip
+    log_probs = readout.answer_sums(logits, texts).double().cpu()
+    places = torch.tensor([(one.row, sample, answer) for _, one, answer, sample in entries]).unbind(-1)
+    found[places] = log_probs
+
+
+def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:
+    """A change that puts `values` [n, d_model] at (rows, positions), counted from the end.
+
+    From the end, since a model that cannot be resumed runs the positions left of the group's first token too.
+    """
+
+    def change(output: Tensor) -> Tensor:
+        changed = output.reshape(count, -1, output.shape[-1]).clone()
+        changed[rows, positions] = values.to(changed.device)
+        return changed.reshape(output.shape)
+
+    return change

@@ -1,0 +1,148 @@
+"""Averages over facts and the comparison of layers read the same at 80 columns, without colour and through a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from ffedit.averages import averages_table, compare_layers
+from ffedit.choice import LayerScore, Sweep
+from ffedit.locator.aggregate import Aggregate, Interval
+
+ROLES = ("first subject", "last subject", "further tokens", "last token")
+
+
+def shown(renderable: RenderableType, width: int = 80, **kwargs: Any) -> str:
+    """The text as a pipe gets it; no line may be wider than the console."""
+    file = io.StringIO()
+    Console(file=file, width=width, **kwargs).print(renderable)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    if "force_terminal" not in kwargs:
+        assert "\x1b" not in file.getvalue()
+        assert all(cell_len(line) <= width for line in lines), lines
+    return "\n".join(lines)
+
+
+def words(renderable: RenderableType) -> str:
+    return " ".join(shown(renderable).split())
+
+
+def averaged(layers: int = 6, **kwargs: Any) -> Aggregate:
+    """0.52 at layer 0 of the subject's last token, 0.3 in the last layer of the prompt's."""
+    effects = np.zeros((len(ROLES), layers))
+    effects[1, 0], effects[3, -1] = 0.52, 0.3
+    given: dict[str, Any] = {
+        "roles": ROLES,
+        "effects": effects,
+        "low": effects - 0.04,
+        "high": effects + 0.04,
+        "counts": (250, 300, 299, 300),
+        "total": Interval(0.64, 0.61, 0.67),
+        "clean": 0.95,
+        "corrupted": 0.31,
+        "facts": 300,
+        "unknown": (),
+        "layer": 0,
+        "level": 0.95,
+        "kind": "feed_forward",
+        "window": 3,
+        "sever": None,
+        "metric": "probability",
+        "corruption": "Gaussian noise of 3 σ",
+        "exact": True,
+    }
+    return Aggregate(**(given | kwargs))
+
+
+def test_a_role_has_its_best_layer_with_its_interval() -> None:
+    lines = shown(averages_table(averaged())).splitlines()
+    assert lines[0] == "Causal trace of feed-forward outputs, windows of 3 layers, average of 300 facts"
+    assert lines[1] == "P(answer) 0.95 clean → 0.31 corrupted: total effect 0.64 [0.61, 0.67]"
+    assert lines[2] == "Corruption: Gaussian noise of 3 σ; in brackets: 95% bootstrap intervals"
+    rows = {line[:14].strip(): line for line in lines[4:8]}
+    assert set(rows) == set(ROLES)
+    assert rows["last subject"].split()[2:] == ["████", "0.52", "[0.48,", "0.56]", "0", "300"]
+    assert rows["last token"].endswith("0.30 [0.26, 0.34]      5 300") and "▒▒▒▒ 0.30" in rows["last token"]
+    assert rows["first subject"].endswith("250")
+    heading = next(line for line in lines if "most [95%]" in line)
+    assert heading.split()[-4:] == ["most", "[95%]", "layer", "n"]
+    assert any("▲ layer 0" in line for line in lines) and "0.52 of probability brought back" in lines[-1]
+
+
+@pytest.mark.parametrize("layers", [1, 6, 12, 48, 126])
+@pytest.mark.parametrize("width", [80, 120])
+def test_any_depth_keeps_its_figures(layers: int, width: int) -> None:
+    low = np.full((len(ROLES), layers), -12.34)
+    lines = shown(averages_table(averaged(layers, low=low)), width).splitlines()
+    assert all(line.endswith((" 250", " 300", " 299")) for line in lines[4:8])
+
+
+def test_without_colour_and_without_shades() -> None:
+    text = shown(averages_table(averaged()), force_terminal=True, color_system="truecolor", no_color=False)
+    assert "\x1b[38;2;" in text and "████" in text
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
+    Console(file=file, width=80).print(averages_table(averaged()))
+    file.seek(0)
+    piped = file.read()
+    assert "####" in piped and "^ layer 0" in piped
+
+
+def test_conditions_and_units_are_named() -> None:
+    some = averaged(kind="state", window=1, sever="attention", exact=False, metric="log_probability", facts=1)
+    text = words(averages_table(some))
+    assert text.startswith(
+        "Causal trace of hidden states, attention layers severed, first-order estimate, average of 1"
+    )
+    assert "1 fact log P(answer)" in text and "total effect 0.64 nats [0.61, 0.67]" in text
+    assert "0.52 nats brought back" in text
+
+
+def test_facts_set_apart_are_named() -> None:
+    assert "set apart" not in words(averages_table(averaged()))
+    one = words(averages_table(averaged(unknown=("[bold]x[/bold]\nis",))))
+    assert one.endswith(
+        "1 fact is set apart because the model does not give its answer by itself: “[bold]x[/bold]\\nis”"
+    )
+    many = words(averages_table(averaged(unknown=("a", "b", "c", "d" * 99, "e"))))
+    assert many.endswith(
+        "5 facts are set apart because the model does not give their answers by itself: “a”, “b”, “c” and 2 more"
+    )
+
+
+# Tracing and a sweep -------------------------------------------------------------------------------
+
+ROWS = tuple(LayerScore(i, 0.5 - 0.1 * i, 1.0, 0.8, 0.95, score) for i, score in enumerate((0.8, 0.9, 0.7)))
+
+
+def test_layers_side_by_side() -> None:
+    lines = shown(compare_layers(Sweep(ROWS, 0, 0.5))).splitlines()
+    assert " ".join(lines[0].split()) == "layer trace effect efficacy paraphrase specificity score choice of"
+    assert lines[2].split() == ["0", "0.50", "1.00", "0.80", "0.95", "0.80", "tracing"]
+    assert lines[3].split()[-2:] == ["0.90", "sweep"] and lines[4].split()[-1] == "0.70"
+    agreeing = shown(compare_layers(Sweep(ROWS, 1, 0.5))).splitlines()
+    assert agreeing[3].endswith("tracing, sweep") and agreeing[2].endswith("0.80")
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    bare = Sweep((LayerScore(0, 0.1, 1.0, None, None, None), LayerScore(1, None, 0.5, None, None, None)), 0, None)
+    lines = shown(compare_layers(bare)).splitlines()
+    assert lines[2].split() == ["0", "0.10", "1.00", "tracing,", "sweep"] and lines[3].split() == ["1", "0.50"]
+    assert "cannot be said" in words(compare_layers(bare))
+
+
+@pytest.mark.parametrize(
+    ("correlation", "says"),
+    [
+        (0.9, "0.90; where tracing finds more, an edit clearly scores better."),
+        (0.4, "0.40; where tracing finds more, an edit somewhat scores better."),
+        (-0.1, "−0.10; where tracing finds more, an edit scores neither better nor worse."),
+        (-0.7, "−0.70; where tracing finds more, an edit clearly scores worse."),
+    ],
+)
+def test_the_correlation_in_words(correlation: float, says: str) -> None:
+    assert words(compare_layers(Sweep(ROWS, 0, correlation))).endswith(says)
