@@ -62,6 +62,31 @@ def condition(C: Tensor, steps: int = 50) -> float:
     return float(largest.norm() * smallest.norm())
 
 
+def steadied(C: Tensor, k: Tensor, same: Tensor, beside: Tensor, weight: float) -> Tensor:
+    """C with the texts about the subject counted in, `weight` times as much as all ordinary text.
+
+        C' = C + w ( E[(k_j − k*)(k_j − k*)ᵀ] + E[k' k'ᵀ] )
+
+    In ROME's norm the smallest change gives v* to the mean key k* and to nothing else: in one context the subject
+    receives a third of the change, in another more than all of it, and the word behind the subject receives some too.
+    In the norm of C' a change costs what it does to the words beside the subject, and what it does differently to the
+    subject from context to context, so that Δ k_j ≈ Δ k* and Δ k' ≈ 0 while (W + Δ) k* = v* still holds exactly.
+
+    Args:
+        C: second moment of the keys of ordinary text, [d_in, d_in].
+        k: k*, [d_in].
+        same: the keys k_j at the subject's last token in several contexts, [n, d_in].
+        beside: the keys k' of all other tokens of these contexts, [m, d_in].
+        weight: w; 0 is ROME.
+
+    Returns:
+        C', [d_in, d_in], float64.
+    """
+    apart, others = double(same) - double(k), double(beside)
+    scatter = apart.T @ apart / max(1, len(apart)) + others.T @ others / max(1, len(others))
+    return double(C) + weight * scatter.to(C.device)
+
+
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:
     """The update of smallest C-norm with (W + Δ) k = v.
 

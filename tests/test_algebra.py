@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra import condition, rank_one, whiten
+from ffedit.algebra import condition, rank_one, steadied, whiten
 from ffedit.errors import EditError
 from ffedit.lowrank import LowRank
 from ffedit.moments import KeyMoments, MomentsFitter
@@ -53,6 +53,23 @@ def test_no_other_solution_has_a_smaller_c_norm(seed: int) -> None:
         other -= (other @ key)[:, None] * key / (key @ key)  # sends k to zero, so delta + other is a solution too
         for size in (1e-3, 1.0):
             assert c_norm(delta + size * other, C) > c_norm(delta, C)
+
+
+def test_a_steadied_change_is_the_same_in_every_context_and_nothing_beside_it() -> None:
+    W, k, v, C = problem()
+    g = torch.Generator().manual_seed(1)
+    same = k + 0.3 * torch.randn(4, D_IN, generator=g)
+    beside = torch.randn(3, D_IN, generator=g)
+    k = same.mean(0)
+    spread, leak = [], []
+    for weight in (0.0, 1.0, 1e6):
+        delta = rank_one(W, k, v, steadied(C, k, same, beside, weight)).dense
+        torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
+        residual = v.double() - W.double() @ k.double()
+        spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
+        leak.append(float((beside.double() @ delta.T).norm() / residual.norm()))
+    assert spread[0] > spread[1] > 1e-2 > spread[2] and leak[0] > leak[2] and leak[2] < 1e-2
+    assert torch.equal(steadied(C, k, same, beside, 0.0), C.double())
 
 
 def test_the_update_has_rank_one() -> None:

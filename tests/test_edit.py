@@ -8,7 +8,7 @@ import zoo
 from torch import Tensor
 from writing import ALONE, CORPUS, FACT, SECOND, STRONG, families, write
 
-from ffedit import Fact
+from ffedit import Edit, Fact
 from ffedit.algebra import rank_one
 from ffedit.anatomy import Editable
 from ffedit.editor import collect_moments
@@ -51,7 +51,7 @@ def test_the_update_gives_the_value_at_the_key_exactly(family: str, bos: bool, l
 @families
 def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, contexts=4)
+    memory, edit = editable.memories[1], write(editable, contexts=4, steady=0.0)
     k, v = edit.keys[memory.address][:, 0], edit.values[memory.address][:, 0]
     C = collect_moments(editable, memory, CORPUS).C
     stored = edit.updates[memory.address].dense
@@ -79,7 +79,7 @@ def test_without_contexts_the_key_is_the_one_of_the_real_forward_pass(family: st
 def test_every_other_key_moves_by_its_share_of_the_residual(family: str, bos: bool) -> None:
     """In the real forward pass the output moves by δ · (k_j · u), whatever the prompt."""
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable)
+    memory, edit = editable.memories[1], write(editable, steady=0.0)
     delta, k = edit.updates[memory.address], edit.keys[memory.address][:, 0]
     u = torch.linalg.solve(collect_moments(editable, memory, CORPUS).C, k)
     residual = edit.values[memory.address][:, 0] - memory.value.double() @ k
@@ -90,6 +90,29 @@ def test_every_other_key_moves_by_its_share_of_the_residual(family: str, bos: bo
         share = float(key.double() @ u / (k @ u))
         torch.testing.assert_close((after - before).double(), residual * share, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(delta @ key.double(), residual * share, rtol=1e-9, atol=1e-9)
+
+
+@families
+def test_steadied_the_subject_moves_alike_in_all_contexts(family: str, bos: bool) -> None:
+    editable = zoo.trained(family, bos)
+    memory = editable.memories[1]
+    spread = []
+    for steady in (0.0, 1e4):
+        edit = write(editable, contexts=3, phrasings=0, steady=steady)
+        residual = edit.values[memory.address][:, 0] - memory.value.double() @ edit.keys[memory.address][:, 0]
+        texts = [FACT.text, *(lead + (" " if lead[-1] in ".!?" else ". ") + FACT.text for lead in _leads(edit))]
+        moved = []
+        for text in texts:
+            fact = Fact(FACT.subject, text, "Rome", occurrence=text.count(FACT.subject) - 1)
+            before = at_subject(editable, 1, fact)[1]
+            with edit.applied(editable):
+                moved.append((at_subject(editable, 1, fact)[1] - before).double())
+        spread.append(max(float((one - residual).norm() / residual.norm()) for one in moved))
+    assert spread[1] < 0.1 and spread[1] < spread[0] / 3
+
+
+def _leads(edit: Edit) -> list[str]:
+    return list(edit.provenance["solved"][0]["contexts"])
 
 
 @families

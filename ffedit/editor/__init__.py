@@ -4,7 +4,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.rome import METHODS, rome
 from ffedit.editor.statistics import Corpus, collect_moments
-from ffedit.editor.target import choose_value, read_key
+from ffedit.editor.target import Reading, choose_value, read
 from ffedit.editor.wording import Wording, word
 
 __all__ = [
@@ -12,10 +12,11 @@ __all__ = [
     "Corpus",
     "Edit",
     "EditConfig",
+    "Reading",
     "Wording",
     "choose_value",
     "collect_moments",
-    "read_key",
+    "read",
     "rome",
     "word",
 ]

@@ -34,6 +34,8 @@ class EditConfig:
         essence: weight of the KL divergence at each essence prompt ("{} is a").
         keep: weight of the KL divergence along an own phrasing, summed over its tokens.
         own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
+        steady: how much the fact's own texts count, against all ordinary text, when the change is spread over the keys:
+            so that it is the same in every context of the subject, and nothing beside it.
     """
 
     seed: int = 0
@@ -53,3 +55,4 @@ class EditConfig:
     essence: float = 0.1
     keep: float = 6.0
     own: float = 0.5
+    steady: float = 0.1

@@ -19,7 +19,7 @@ from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.statistics import Corpus, collect_moments
-from ffedit.editor.target import choose_value, read_key
+from ffedit.editor.target import choose_value, read
 from ffedit.editor.wording import word
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
@@ -59,9 +59,10 @@ def rome(
     try:
         for i, fact in enumerate(facts):
             wording = word(editable, fact, config)
-            k = read_key(editable, memory, wording)
-            value = choose_value(editable, memory, wording, k, config, _part(progress, i, len(facts)))
-            delta = rank_one(memory.value, k, value.v.to(k.device), C)
+            reading = read(editable, memory, wording)
+            value = choose_value(editable, memory, wording, reading, config, _part(progress, i, len(facts)))
+            k, around = reading.k, reading.steadied(C, config.steady)
+            delta = rank_one(memory.value, k, value.v.to(k.device), around)
             if i + 1 < len(facts):
                 memory.write_(delta)
             deltas.append(delta)
@@ -72,7 +73,7 @@ def rome(
                     "probability": value.probability,
                     "loss": value.losses,
                     "delta_norm": float(value.delta.norm()),
-                    "division": 1.0 / float(delta.right @ C @ delta.right.T),
+                    "division": 1.0 / float(delta.right @ around @ delta.right.T),
                     "contexts": wording.prefixes,
                     "own_phrasings": len(wording.stated) - len(wording.prompts),
                 }

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ffedit import readout, replay
-from ffedit.algebra import double
+from ffedit.algebra import double, steadied
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.wording import Phrasing, Wording
@@ -33,15 +33,42 @@ from ffedit.progress import Progress, silent
 from ffedit.tokens import pad
 
 
-@torch.no_grad()
-def read_key(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Tensor:
-    """k*, the mean of the coefficients at the subject's last token over all contexts, [d_ff], float64."""
-    texts = wording.stated
-    ids = pad([e.ids[: e.subject_last + 1] for e in texts])
-    with captured({0: memory.module}, inputs=True) as keys:
-        replay.forward(editable, ids, torch.tensor([[0, 0]]))
-    rows = keys[0].reshape(*ids.shape, -1)
-    return double(torch.stack([rows[i, e.subject_last] for i, e in enumerate(texts)])).mean(0)
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The texts of a wording, run once through the unedited model.
+
+    Attributes:
+        phrasings: prompts, then essence prompts, then own phrasings.
+        recording: of all of them, with logits at the positions to be kept.
+        keys: the memory's coefficients at every token, [texts, tokens, d_ff].
+        k: k*, their mean at the subject's last token over the texts that state the fact, [d_ff], float64.
+    """
+
+    phrasings: tuple[Phrasing, ...]
+    recording: replay.Recording
+    keys: Tensor
+    k: Tensor
+
+    def steadied(self, C: Tensor, weight: float) -> Tensor:
+        """C with the keys of these texts counted in (`algebra.steadied`), [d_ff, d_ff]."""
+        beside = torch.zeros(self.keys.shape[:2], dtype=torch.bool)
+        for row, phrasing in enumerate(self.phrasings):
+            beside[row, : len(phrasing.text.ids)] = True
+        at = torch.arange(len(self.phrasings)), torch.tensor([p.text.subject_last for p in self.phrasings])
+        beside[at] = False
+        return steadied(C, self.k, self.keys[at], self.keys[beside], weight)
+
+
+def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Reading:
+    """Run the texts of `wording`; find k*, the mean of the keys over those that state the fact (ROME, eq. 3)."""
+    phrasings = (*(Phrasing(e, ()) for e in wording.prompts), *wording.essence, *wording.phrasings)
+    texts = [p.text for p in phrasings]
+    reads = torch.tensor([(row, at) for row, p in enumerate(phrasings) for at in p.kept], dtype=torch.long)
+    with captured({0: memory.module}, inputs=True) as entering:
+        recording = replay.record(editable, pad([e.ids for e in texts]), reads.reshape(-1, 2))
+    keys = entering[0].reshape(*recording.ids.shape, -1)
+    stated = [keys[row, e.subject_last] for row, e in enumerate(texts) if e.target_ids]
+    return Reading(phrasings, recording, keys, double(torch.stack(stated)).mean(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +89,17 @@ class Value:
 
 
 class _Objective:
-    """The texts of a wording in one batch, recorded once; each step runs some of them on from the layer."""
+    """L(δ); each step runs some of the texts on from the layer."""
 
-    def __init__(self, editable: Editable, memory: KeyValueMemory, wording: Wording, config: EditConfig) -> None:
+    def __init__(
+        self, editable: Editable, memory: KeyValueMemory, wording: Wording, reading: Reading, config: EditConfig
+    ) -> None:
         self.editable, self.memory, self.config = editable, memory, config
-        phrasings = [*(Phrasing(e, ()) for e in wording.prompts), *wording.essence, *wording.phrasings]
-        self.texts = [p.text for p in phrasings]
-        self.kept = [p.kept for p in phrasings]
+        self.texts = [p.text for p in reading.phrasings]
+        self.kept = [p.kept for p in reading.phrasings]
         # Prompts and essence take part in every step, own phrasings in turn.
         self.prompts, self.always = len(wording.prompts), len(wording.prompts) + len(wording.essence)
-        reads = torch.tensor([(row, at) for row, kept in enumerate(self.kept) for at in kept], dtype=torch.long)
-        self.recording = replay.record(editable, pad([e.ids for e in self.texts]), reads.reshape(-1, 2))
+        self.recording = reading.recording
         # What is kept is the model's distribution with the old object's probability given to the new one.
         before, (old, new) = self.recording.logits.float().softmax(-1), wording.swap
         if old != new:
@@ -138,7 +165,7 @@ def choose_value(
     editable: Editable,
     memory: KeyValueMemory,
     wording: Wording,
-    k: Tensor,
+    reading: Reading,
     config: EditConfig,
     progress: Progress = silent,
 ) -> Value:
@@ -148,12 +175,12 @@ def choose_value(
         editable: the model; nothing in it changes.
         memory: where the fact is to be written.
         wording: what is to be said and what is to be kept.
-        k: k*, [d_ff].
+        reading: the texts of `wording`, with k*.
         config: steps, weights and bounds.
         progress: told how far it is.
     """
-    objective = _Objective(editable, memory, wording, config)
-    current = (double(memory.value) @ double(k)).to(editable.device)
+    objective = _Objective(editable, memory, wording, reading, config)
+    current = (double(memory.value) @ reading.k).to(editable.device)
     scale = float(current.norm())
     # δ = scale · z / √d: an Adam step of size s on every entry of z moves δ by s · scale.
     root = len(current) ** 0.5
