@@ -127,12 +127,6 @@ def resume(
     if not editable.resumable and start:
         kept = recording.states[layer][rows, :start]
         return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
-    cache = DynamicCache()
-    if start:
-        for index, (keys, values) in enumerate(recording.past):
-            # Of the layers that do not run, the cache is only asked how many positions it holds.
-            some = rows if index >= layer else rows[:1]
-            cache.update(keys[some, :, :start], values[some, :, :start], index)
     with ExitStack() as stack:
         for below in editable.layers[:layer]:
             stack.enter_context(skipped(below, states, editable.layers_return_tuples))
@@ -141,9 +135,42 @@ def resume(
         stack.enter_context(unembedding(editable, read, start))
         logits: Tensor = editable.model(
             input_ids=recording.ids[rows, start : start + states.shape[1]],
-            past_key_values=cache if start else None,
+            past_key_values=_cache(recording, layer, rows, start) if start else None,
             use_cache=bool(start),
         ).logits[0]
+    return logits
+
+
+def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> DynamicCache:
+    """Keys and values of the positions left of `start`."""
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(recording.past):
+        # Of the layers that do not run, the cache is only asked how many positions it holds.
+        some = rows if index >= layer else rows[:1]
+        cache.update(keys[some, :, :start], values[some, :, :start], index)
+    return cache
+
+
+def final_states(
+    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, start: int, read: Tensor
+) -> Tensor:
+    """As `resume`, but what the last layer gives at `read`, [k, d_model]: `logits_of` many such runs is one product."""
+    with captured({0: editable.layers[-1]}) as last:
+        resume(editable, recording, layer, states, rows, start, read[:0])
+    given = last[0]
+    # Counted from the end: a model that cannot be resumed ran the positions left of `start` too.
+    at = read.to(given.device)
+    return given[at[:, 0], at[:, 1] - start - states.shape[1]]
+
+
+@torch.no_grad()
+def logits_of(editable: Editable, states: Tensor) -> Tensor:
+    """Logits [n, vocabulary] of what the last layer gave, [n, d_model]: the model's own norm, unembedding, scaling."""
+    with ExitStack() as stack:
+        for layer in editable.layers:
+            stack.enter_context(skipped(layer, states[:, None], editable.layers_return_tuples))
+        ids = torch.zeros(len(states), 1, dtype=torch.long, device=editable.device)
+        logits: Tensor = editable.model(input_ids=ids, use_cache=False).logits[:, 0]
     return logits
 
 

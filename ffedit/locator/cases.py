@@ -18,8 +18,10 @@ from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
 from ffedit.tokens import Encoded, encode, pad
 
-# How many numbers (tokens × d_model × layers) of each recorded kind a batch of facts may hold.
-RECORDED = 2**24
+# How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
+# feed-forward layer (tokens × d_ff): on a CPU this fills the matrix products; a GPU wants more, and its free memory is
+# shared among so many numbers of each kind.
+ROOM, SHARES = 2**20, 64
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,22 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
     return cases
 
 
+def room(editable: Editable) -> int:
+    """How many numbers of each kind a batch may hold, by the memory at hand."""
+    if editable.device.type != "cuda":
+        return ROOM
+    free, _ = torch.cuda.mem_get_info(editable.device)
+    return max(ROOM, free // (SHARES * editable.memories[0].weight.element_size()))
+
+
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
     """Indices of cases that go through together: of similar length, and no more than fit."""
-    room = RECORDED // (int(editable.memories[0].value.shape[0]) * len(editable.layers))
+    most = room(editable) // (int(editable.memories[0].value.shape[0]) * len(editable.layers))
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
     some: list[int] = []
     for i in order:
         rows = sum(cases[j].rows for j in (*some, i))
-        if some and rows * max(len(e.ids) for e in cases[i].answers) > room:
+        if some and rows * max(len(e.ids) for e in cases[i].answers) > most:
             yield some
             some = []
         some.append(i)

@@ -11,6 +11,7 @@ model out of its distribution; another subject stays in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
@@ -18,11 +19,14 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.errors import FactError
 from ffedit.facts import Fact
 from ffedit.tokens import Encoded, encode
 
+# How much of the vocabulary is embedded at a time.
+ROWS = 4096
 Name: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
 
 
@@ -65,22 +69,29 @@ class Corruption:
 
 
 @torch.no_grad()
-def embeddings(editable: Editable) -> Tensor:
-    """The input embedding's output for the whole vocabulary, [vocabulary, d_model], float32."""
+def embeddings(editable: Editable) -> Iterator[Tensor]:
+    """The input embedding's output for the whole vocabulary, a few thousand tokens at a time, [n, d_model], float32."""
     vocabulary = torch.arange(editable.model.config.get_text_config().vocab_size, device=editable.device)
-    embedded = editable.embedding(vocabulary)
-    assert isinstance(embedded, Tensor)
-    return embedded.float()
+    for some in vocabulary.split(ROWS):
+        yield editable.embedding(some).float()
 
 
 def noise_scale(editable: Editable) -> float:
     """σ: the standard deviation of all entries of the input embedding's output, over the whole vocabulary."""
-    return float(embeddings(editable).std())
+    count, mean, squares = 0, 0.0, 0.0
+    for rows in embeddings(editable):
+        # The parts' variances are joined as Chan et al. 1979 do: no large sums are subtracted.
+        (variance, middle), size = map(float, torch.var_mean(rows, correction=0)), rows.numel()
+        squares += variance * size + (middle - mean) ** 2 * count * size / (count + size)
+        mean += (middle - mean) * size / (count + size)
+        count += size
+    return float((squares / (count - 1)) ** 0.5)
 
 
 def covariance_root(editable: Editable) -> Tensor:
     """Σ^½, the symmetric root of the covariance of the embeddings, [d_model, d_model], float32."""
-    values, vectors = torch.linalg.eigh(embeddings(editable).double().cpu().T.cov())
+    rows = torch.cat([double(some).cpu() for some in embeddings(editable)])
+    values, vectors = torch.linalg.eigh(rows.T.cov())
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root.float()
 

@@ -20,13 +20,16 @@ from ffedit import readout, replay
 from ffedit.anatomy import Editable
 from ffedit.errors import ModelError
 from ffedit.hooks import replaced
-from ffedit.locator.cases import Batch, Run
+from ffedit.locator.cases import Batch, Run, room
 from ffedit.locator.result import span_of
+from ffedit.tokens import Encoded
 
 # A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
 LEAST = 128
-# How many numbers (tokens × d_ff) a group may hold in a feed-forward layer.
-MOST = 2**24
+# Memory does not cut a group below so many tokens.
+FEWEST = 512
+# How many logits are read at once: the unembedding is the largest matrix, and wants more rows than one group has.
+UNEMBEDDED = 2**22
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,21 @@ class Restoration:
     inside: range
     first: int
     row: int
+
+
+@dataclass(frozen=True, eq=False)
+class Final:
+    """What some runs leave to be unembedded.
+
+    Attributes:
+        states: of the last layer, at the positions whose next token is an answer's, [reads, d_model].
+        texts: of each run.
+        places: (row of the results, sample, answer) of each run, [runs, 3].
+    """
+
+    states: Tensor
+    texts: list[Encoded]
+    places: Tensor
 
 
 def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tuple[int, int, int]]]:
@@ -97,17 +115,33 @@ def restore(
     by_layer: dict[int, list[Restoration]] = defaultdict(list)
     for one in wanted:
         by_layer[one.first].append(one)
-    done = 0
+    vocabulary = int(editable.model.config.get_text_config().vocab_size)
+    waiting: list[Final] = []
+    done, most = 0, max(FEWEST, room(editable) // editable.memories[0].d_ff)
     for first in sorted(by_layer):
-        for group in _groups(batch, by_layer[first], editable.memories[0].d_ff):
-            _run_group(editable, batch, run, first, group, found)
+        for group in _groups(batch, by_layer[first], most):
+            for final in _run_group(editable, batch, run, first, group):
+                waiting.append(final)
+                if sum(len(one.states) for one in waiting) * vocabulary >= UNEMBEDDED:
+                    _unembed(editable, waiting, found)
+                    waiting = []
             done += len(group)
             advance(done / len(wanted))
+    _unembed(editable, waiting, found)
     return places, found
 
 
-def _groups(batch: Batch, restorations: list[Restoration], d_ff: int) -> Iterator[list[Restoration]]:
-    """Restorations of neighbouring tokens, as many as fill a batch."""
+def _unembed(editable: Editable, waiting: list[Final], found: Tensor) -> None:
+    """Read the answers of the runs that wait for it."""
+    if waiting:
+        texts = [text for final in waiting for text in final.texts]
+        logits = replay.logits_of(editable, torch.cat([final.states for final in waiting]))
+        places = torch.cat([final.places for final in waiting])
+        found[places.unbind(-1)] = readout.answer_sums(logits, texts).double().cpu()
+
+
+def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
+    """Restorations of neighbouring tokens, as many as fill a batch and run no more than `most` tokens."""
     some: list[Restoration] = []
     tokens = longest = 0
     for one in sorted(restorations, key=lambda r: (r.position, r.case)):
@@ -115,7 +149,7 @@ def _groups(batch: Batch, restorations: list[Restoration], d_ff: int) -> Iterato
         size = max(len(e.ids) for e in case.answers) - 1
         start = some[0].position if some else one.position
         added = case.samples * len(case.answers) * (max(longest, size) - start)
-        full = (tokens + added) * d_ff > MOST
+        full = tokens + added > most
         if some and (full or (tokens >= LEAST and one.position > some[-1].position)):
             yield some
             some, tokens, longest = [], 0, 0
@@ -126,25 +160,25 @@ def _groups(batch: Batch, restorations: list[Restoration], d_ff: int) -> Iterato
         yield some
 
 
-def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration], found: Tensor) -> None:
-    """Run a group and note its results; halved as often as the memory asks for.
+def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration]) -> Iterator[Final]:
+    """Run a group; halved as often as the memory asks for.
 
     Raises:
         ModelError: there is no memory for a single restoration.
     """
     try:
-        _run(editable, batch, run, first, group, found)
+        yield _run(editable, batch, run, first, group)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "memory" not in str(error):
             raise
         if len(group) == 1:
             raise ModelError("not enough memory for a single restoration; trace with fewer samples") from error
         half = len(group) // 2
-        _run_group(editable, batch, run, first, group[:half], found)
-        _run_group(editable, batch, run, first, group[half:], found)
+        yield from _run_group(editable, batch, run, first, group[:half])
+        yield from _run_group(editable, batch, run, first, group[half:])
 
 
-def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration], found: Tensor) -> None:
+def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration]) -> Final:
     entries = [
         (number, one, answer, sample)
         for number, one in enumerate(group)
@@ -171,12 +205,10 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Res
                     source = torch.where(restored, clean, rows)[held]
                     change = _put(outputs[layer][source, positions[held]], held, positions[held] - end, len(entries))
                     stack.enter_context(replaced(modules[layer], change))
-        logits = replay.resume(
-            editable, batch.recording, first, states, rows, start, readout.answer_reads(texts)
-        )  # fmt: skip
-    log_probs = readout.answer_sums(logits, texts).double().cpu()
-    places = torch.tensor([(one.row, sample, answer) for _, one, answer, sample in entries]).unbind(-1)
-    found[places] = log_probs
+        reads = readout.answer_reads(texts)
+        final = replay.final_states(editable, batch.recording, first, states, rows, start, reads)
+    places = torch.tensor([(one.row, sample, answer) for _, one, answer, sample in entries])
+    return Final(final, texts, places)
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,164 @@
+"""Causal tracing as published, for comparison: one pass of the whole model per token and layer.
+
+The procedure of ROME (Meng et al. 2022, arXiv 2202.05262, section 2.1, and the notebook published with it). Every pass
+holds one clean row and `samples` corrupted ones, all with the same prompt. A hook on the embeddings adds the noise to
+the corrupted rows; a hook on what is restored copies the clean row's output at one token into all others. The whole
+model runs on all tokens and unembeds all of them.
+
+It is the oracle that effects are compared with and the opponent that speed is measured against. So it does nothing
+beyond what was published, neither waste (no cache is built, no graph, nothing is copied that the hooks do not need) nor
+cleverness. Two things are more general than the publication: an answer may have several tokens, and either part can be
+severed; with one token and nothing severed, this is the published loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffedit import Editable
+from ffedit.hooks import tensor_of
+
+Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
+Part: TypeAlias = Literal["feed_forward", "attention"]
+Change: TypeAlias = Callable[[Tensor], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What the reference gives.
+
+    Attributes:
+        effects: indirect effects, mean over samples, [layers, tokens of the prompt], probability; NaN where not asked.
+        clean: probability of the answer in the clean row.
+        corrupted: the same in the corrupted rows, mean over samples.
+        passes: forward passes of the whole model.
+    """
+
+    effects: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    clean: float
+    corrupted: float
+    passes: int
+
+
+def window_around(layer: int, window: int, depth: int) -> range:
+    """Layers max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1 (arXiv 2202.05262, section 2.1)."""
+    return range(max(0, layer - window // 2), min(depth, layer + (window + 1) // 2))
+
+
+@torch.no_grad()
+def noise_level(editable: Editable, scale: float = 3.0) -> float:
+    """`scale` times the standard deviation of all entries of the embedding module's output, over the vocabulary."""
+    size = int(editable.model.config.get_text_config().vocab_size)
+    return scale * float(editable.embedding(torch.arange(size, device=editable.device)).float().std())
+
+
+@torch.no_grad()
+def trace(
+    editable: Editable,
+    ids: Sequence[int],
+    subject: tuple[int, int],
+    answer: int,
+    kind: Kind,
+    *,
+    sigma: float,
+    window: int = 1,
+    samples: int = 10,
+    seed: int = 0,
+    sever: Part | None = None,
+    pairs: Iterable[tuple[int, int]] | None = None,
+) -> Traced:
+    """Trace one fact.
+
+    Args:
+        editable: the model and its parts.
+        ids: the tokens of the prompt and, behind it, the answer.
+        subject: first token of the subject and the one after its last.
+        answer: index of the answer's first token in `ids`.
+        kind: what is restored: the output of a block ("state"), of the value matrix ("feed_forward"), or of the
+            attention's output projection ("attention").
+        sigma: standard deviation of the noise, in the units of the embedding; drawn once, shared by all restorations.
+        window: layers restored together; of no meaning for states.
+        samples: corrupted rows.
+        seed: of the noise.
+        sever: at the restored token, hold this part's outputs in all layers that are not restored at their values in
+            the corrupted run, sample by sample (section 2.2).
+        pairs: which (layer, token) to restore; default all of the prompt.
+    """
+    depth, rows = len(editable.layers), samples + 1
+    start, end = subject
+    width = int(editable.memories[0].value.shape[0])
+    given = torch.tensor([list(ids[:-1])] * rows, device=editable.device)
+    answers = torch.tensor(list(ids[answer:]), device=editable.device).expand(rows, -1)[..., None]
+    generator = torch.Generator().manual_seed(seed)
+    noise = (sigma * torch.randn(samples, end - start, width, generator=generator)).to(editable.device)
+
+    def corrupt(embedded: Tensor) -> None:
+        embedded[1:, start:end] += noise
+
+    def run(changes: Iterable[tuple[nn.Module, Change]]) -> Tensor:
+        """Probability of the answer in each row, [rows]; each change alters a module's output in place."""
+        with ExitStack() as stack:
+            for module, change in [(editable.embedding, corrupt), *changes]:
+                stack.callback(module.register_forward_hook(_altering(change, rows)).remove)
+            logits: Tensor = editable.model(input_ids=given, use_cache=False).logits
+        log_probs = logits[:, answer - 1 :].float().log_softmax(-1)
+        return log_probs.gather(-1, answers)[..., 0].sum(-1).double().exp()
+
+    restorable = _modules(editable, kind)
+    severed = [] if sever is None else _modules(editable, sever)
+    kept: list[Tensor] = []
+    without = run((module, lambda output: kept.append(output.clone())) for module in severed)
+    corrupted = float(without[1:].mean())
+    effects = np.full((depth, answer), np.nan)
+    some = [(layer, token) for token in range(answer) for layer in range(depth)] if pairs is None else list(pairs)
+    for layer, token in some:
+        inside = [layer] if kind == "state" else window_around(layer, window, depth)
+        held = [i for i in range(len(severed)) if sever != kind or i not in inside]
+        changes = [(restorable[i], _restoring(token)) for i in inside]
+        changes += [(severed[i], _holding(token, kept[i])) for i in held]
+        effects[layer, token] = float(run(changes)[1:].mean()) - corrupted
+    return Traced(effects, float(without[0]), corrupted, 1 + len(some))
+
+
+def _modules(editable: Editable, kind: Kind) -> list[nn.Module]:
+    """The modules whose output is meant by `kind`, by layer."""
+    if kind == "state":
+        return editable.layers
+    if kind == "attention":
+        return editable.attention
+    return [editable.memories[layer].module for layer in range(len(editable.layers))]
+
+
+def _altering(change: Change, rows: int) -> Callable[[nn.Module, Any, Any], None]:
+    """A forward hook that shows `change` a module's output as [rows, tokens, d_model], whatever it returned."""
+
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        tensor = tensor_of(output)
+        change(tensor.view(rows, -1, tensor.shape[-1]))  # some modules flatten rows and tokens
+
+    return hook
+
+
+def _restoring(token: int) -> Change:
+    """Copy the clean row's output at `token` into the corrupted rows."""
+
+    def change(output: Tensor) -> None:
+        output[1:, token] = output[0, token]
+
+    return change
+
+
+def _holding(token: int, kept: Tensor) -> Change:
+    """Put back what the corrupted rows had at `token`, from `kept` [rows, tokens, d_model]."""
+
+    def change(output: Tensor) -> None:
+        output[1:, token] = kept[1:, token]
+
+    return change

@@ -1,0 +1,475 @@
+"""How fast causal tracing is, against the published loop, against arithmetic, and against the machine.
+
+    python evaluations/benchmarks/tracing.py [--out FILE.json] [--rounds N] [--threads N] [--plot FILE.png]
+    [--quick | --full]
+
+`ffedit.locate` and `reference.trace` run in one process, by turns, on the same facts, with the same noise, samples,
+threads and precision (float32), after a warm-up. For each setting:
+
+    ratio      seconds of the reference / seconds of ffedit; median over the rounds, with the smallest and largest
+    ceiling    multiply-accumulates of the reference / those that exact tracing needs (`products`)
+    reached    ratio / ceiling
+    matmul     share of the measured speed of a float32 matrix product that ffedit's needed products come to
+    memory     peak resident memory above that of the loaded model, each in a fresh process
+    equal      largest absolute difference of the effects, and the same as a share of the largest effect
+
+All passes of the reference are alike: one pass of the whole model. Unless `--full`, it restores only some pairs of
+layer and token, drawn once by seed, and its seconds are scaled by the number of passes; equality is judged on those
+pairs. What ffedit does besides (σ of the noise in every call; with windows, each layer alone at the subject's last
+token) is in its seconds and not in the reference's, and not in the needed products.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+import reference
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+import ffedit
+from ffedit.editor.rome import versions
+from ffedit.formats import parse_record
+from ffedit.tokens import Encoded, encode
+
+DATA = Path(__file__).parent.parent / "atlas-counterfact.json"
+SAMPLES, SEED, FIRST, LAST = 10, 0, 3, 6
+# Effects agree when they differ by less than this, and by less than this share of the largest: a random model gives its
+# answer so little probability that the first alone would let anything pass.
+TOLERANCE, RELATIVE = 1e-5, 1e-2
+# Restorations of the reference for each fact, unless all: so many pairs of layer and token.
+PAIRS = {False: (36, 6), True: (7, 2)}
+MiB = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is traced.
+
+    Attributes:
+        name: short.
+        title: in words.
+        model: "gpt2", with random weights, or "atlas".
+        kind: what is restored.
+    """
+
+    name: str
+    title: str
+    model: str
+    kind: reference.Kind
+
+    def load(self, quick: bool) -> tuple[ffedit.Editable, list[ffedit.Fact]]:
+        """The model and the facts."""
+        if self.model == "gpt2":
+            return random_gpt2(GPT2Config(), 12)
+        records = [r for r in json.loads(DATA.read_text(encoding="utf-8")) if r["split"] == "reporting"]
+        return ffedit.load("atlas", device="cpu"), [parse_record(r) for r in records[: 20 if quick else 100]]
+
+    def pairs(self, quick: bool, full: bool) -> int | None:
+        """Restorations of the reference for each fact; None for all."""
+        return None if full else PAIRS[quick][self.model == "atlas"]
+
+
+SETTINGS = (
+    Setting("a", "GPT-2 124M, states", "gpt2", "state"),
+    Setting("b", "GPT-2 124M, feed-forward windows", "gpt2", "feed_forward"),
+    Setting("c", "GPT-2 124M, attention windows", "gpt2", "attention"),
+    Setting("d", "Atlas, many facts, states", "atlas", "state"),
+)
+
+
+def random_gpt2(config: GPT2Config, length: int) -> tuple[ffedit.Editable, list[ffedit.Fact]]:
+    """A GPT-2 of random weights, and a prompt of `length` tokens, its subject at tokens 3 … 6, its answer one token."""
+    torch.manual_seed(SEED)
+    model = GPT2LMHeadModel(config).eval()
+    words = [f"w{i}" for i in range(length + 2)]
+    step = (config.vocab_size - 1) // len(words)  # spread over the vocabulary
+    backend = Tokenizer(models.WordLevel({word: i * step for i, word in enumerate(words)}, unk_token=words[-1]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=words[-1], eos_token=words[-1])
+    prompt = " ".join([*words[:FIRST], "{}", *words[LAST + 1 : length]])
+    fact = ffedit.Fact(" ".join(words[FIRST : LAST + 1]), prompt, None, words[length])
+    return ffedit.load((model, tokenizer)), [fact]
+
+
+def encoded(editable: ffedit.Editable, facts: Sequence[ffedit.Fact]) -> list[Encoded]:
+    """The facts' prompts with their previous objects, in tokens, as `ffedit.locate` has them."""
+    return [encode(editable.tokenizer, f.text, f.previous or "", f.span, editable.max_tokens) for f in facts]
+
+
+def products(
+    editable: ffedit.Editable, text: Encoded, kind: reference.Kind, window: int, samples: int
+) -> tuple[int, int]:
+    """Multiply-accumulates of the reference and of exact tracing, for one fact.
+
+    A token costs the entries of a layer's matrices in each layer and the unembedding's entries once for its logits; the
+    products of queries with keys and of their weights with values are neglected (below 1 % at these lengths).
+
+    The reference: every (layer, token of the prompt) and the corrupted run, with all rows, tokens, layers and logits.
+    Exact tracing: one pass of all rows, recorded, with logits for the answer only; then for each restoration the
+    corrupted rows from its token on, from the first layer that it changes on: for states the one above, else the
+    window's first. Nothing left of the subject, where nothing changes; and nothing where no attention follows that
+    reads the token, unless the answer is read there.
+    """
+    assert text.subject is not None
+    layers = [sum(p.numel() for p in layer.parameters() if p.ndim == 2) for layer in editable.layers]
+    weight = editable.unembedding.weight
+    assert isinstance(weight, torch.Tensor)
+    depth, tokens, answers = len(layers), len(text.ids) - 1, len(text.ids) - text.answer
+    whole = tokens * (sum(layers) + weight.numel())
+    published = (depth * text.answer + 1) * (samples + 1) * whole
+    needed = (samples + 1) * (tokens * sum(layers) + answers * weight.numel())
+    for layer in range(depth):
+        first = layer + 1 if kind == "state" else reference.window_around(layer, window, depth)[0]
+        read = first < depth if kind == "state" else first < depth - 1
+        for token in range(text.subject[0], text.answer):
+            if read or token == text.answer - 1:
+                needed += samples * ((tokens - token) * sum(layers[first:]) + answers * weight.numel())
+    return published, needed
+
+
+def matmul_speed(repeats: int = 7) -> float:
+    """Multiply-accumulates per second of a float32 product [4096, 1024] × [1024, 1024]; median."""
+    left, right = torch.randn(4096, 1024), torch.randn(1024, 1024)
+    out = left @ right
+    seconds = [timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(repeats)]
+    return 4096 * 1024 * 1024 / median(seconds)
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds that `work` takes, and what it gives."""
+    started = time.perf_counter()
+    result = work()
+    return time.perf_counter() - started, result
+
+
+class Opponents:
+    """Both sides of one comparison: the same facts, the same noise."""
+
+    def __init__(
+        self,
+        editable: ffedit.Editable,
+        facts: Sequence[ffedit.Fact],
+        kind: reference.Kind,
+        samples: int = SAMPLES,
+        pairs: int | None = None,
+    ) -> None:
+        self.editable, self.facts, self.kind, self.samples = editable, list(facts), kind, samples
+        self.texts = encoded(editable, facts)
+        self.sigma = reference.noise_level(editable)
+        self.window = self.ours(1).traces[0].window  # ffedit's default; and both are warm
+        rng = random.Random(SEED)
+        every = [[(layer, i) for i in range(t.answer) for layer in range(len(editable.layers))] for t in self.texts]
+        self.pairs = [some if pairs is None else rng.sample(some, min(pairs, len(some))) for some in every]
+        self.scale = sum(len(some) + 1 for some in every) / sum(len(some) + 1 for some in self.pairs)
+        self.theirs(1)
+
+    def ours(self, samples: int | None = None) -> ffedit.TraceSet:
+        """ffedit's traces, all facts as one list."""
+        return ffedit.locate(self.editable, self.facts, self.kind, samples=samples or self.samples, seed=SEED)
+
+    def theirs(self, only: int | None = None) -> list[reference.Traced]:
+        """The reference's traces, fact by fact; with `only`, one restoration each of so many facts."""
+        return [
+            reference.trace(
+                self.editable,
+                text.ids,
+                text.subject or (0, 0),
+                text.answer,
+                self.kind,
+                sigma=self.sigma,
+                window=self.window,
+                samples=self.samples,
+                seed=SEED,
+                pairs=some if only is None else some[:1],
+            )
+            for text, some in zip(self.texts[:only], self.pairs, strict=False)
+        ]
+
+    def products(self) -> tuple[int, int]:
+        """Multiply-accumulates of the reference and those needed, over all facts."""
+        each = [products(self.editable, text, self.kind, self.window, self.samples) for text in self.texts]
+        return sum(published for published, _ in each), sum(needed for _, needed in each)
+
+    def rounds(self, count: int) -> tuple[list[float], list[float], dict[str, float]]:
+        """Seconds of ffedit and of the reference (scaled to all its passes) by round, and how far their effects differ.
+
+        The two take turns, and who begins changes from round to round.
+        """
+        ours, theirs = [], []
+        for number in range(count):
+            for side in (0, 1) if number % 2 else (1, 0):
+                if side:
+                    seconds, traces = timed(self.ours)
+                    ours.append(seconds)
+                else:
+                    seconds, published = timed(self.theirs)
+                    theirs.append(seconds * self.scale)
+        return ours, theirs, _differences(traces.traces, published)
+
+
+def _differences(ours: Iterable[ffedit.Trace], theirs: Iterable[reference.Traced]) -> dict[str, float]:
+    """Largest difference of effects, of clean and of corrupted probabilities, and the largest effect."""
+    differences, sizes, levels = [], [], []
+    for one, other in zip(ours, theirs, strict=True):
+        asked = ~np.isnan(other.effects)
+        differences.append(float(np.abs(one.effects - other.effects)[asked].max()))
+        sizes.append(float(np.abs(other.effects[asked]).max()))
+        levels += [abs(one.clean - other.clean), abs(one.corrupted - other.corrupted)]
+    return {"difference": max(differences), "largest_effect": max(sizes), "level_difference": max(levels)}
+
+
+def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> int:
+    """Bytes that tracing with "ffedit" or the "reference" takes at its peak beyond the loaded model; in this process.
+
+    The reference restores twice: every pass is alike, and so is its peak.
+    """
+    torch.set_num_threads(threads)
+    editable, facts = setting.load(quick)
+    texts = encoded(editable, facts)
+    # A pass of two tokens brings in what libraries load late.
+    reference.trace(editable, texts[0].ids[:2], (0, 1), 1, "state", sigma=1.0, samples=1, pairs=[(0, 0)])
+    baseline = _forget_peak()
+    if side == "ffedit":
+        ffedit.locate(editable, facts, setting.kind, samples=SAMPLES, seed=SEED)
+    else:
+        longest = max(texts, key=lambda text: len(text.ids))
+        assert longest.subject is not None
+        pairs = [(0, longest.subject[0]), (len(editable.layers) - 1, longest.answer - 1)]
+        few = {"sigma": 1.0, "window": 3, "samples": SAMPLES, "pairs": pairs}
+        reference.trace(editable, longest.ids, longest.subject, longest.answer, setting.kind, **few)  # type: ignore[arg-type]
+    return _peak() - baseline
+
+
+def _forget_peak() -> int:
+    """Begin a new peak of resident memory where the system allows it (Linux), and return the present one, in bytes.
+
+    Otherwise what was needed only while the model was loaded would hide what tracing needs.
+    """
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _peak()
+
+
+def _peak() -> int:
+    """The peak of this process's resident memory, in bytes.
+
+    On Linux `ru_maxrss` begins with the parent's peak, `VmHWM` does not; elsewhere there is `ru_maxrss` alone.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def memory(setting: Setting, threads: int, quick: bool) -> dict[str, float]:
+    """Peak memory of both sides in MiB, each in a fresh process, and their ratio ffedit / reference."""
+    peaks = {}
+    for side in ("ffedit", "reference"):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            peaks[side] = pool.submit(peak_memory, setting, side, threads, quick).result() / MiB
+    return {**peaks, "ratio": peaks["ffedit"] / peaks["reference"]}
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Median, smallest and largest."""
+    some = list(values)
+    return {"median": median(some), "min": min(some), "max": max(some)}
+
+
+def compare(setting: Setting, rounds: int, quick: bool, full: bool) -> dict[str, Any]:
+    """Time one setting and hold it against the two limits."""
+    editable, facts = setting.load(quick)
+    opponents = Opponents(editable, facts, setting.kind, pairs=setting.pairs(quick, full))
+    before = matmul_speed()
+    ours, theirs, differences = opponents.rounds(rounds)
+    speed = median([before, matmul_speed()])
+    published, needed = opponents.products()
+    ratio = spread(b / a for a, b in zip(ours, theirs, strict=True))
+    return {
+        **asdict(setting),
+        "facts": len(facts),
+        "samples": SAMPLES,
+        "window": opponents.window,
+        "restored_by_reference": sum(map(len, opponents.pairs)),
+        "scaled_by": opponents.scale,
+        "seconds": {"ffedit": ours, "reference": theirs},
+        "ratio": ratio,
+        "ceiling": published / needed,
+        "reached": ratio["median"] * needed / published,
+        "products": {"reference": published, "needed": needed},
+        "matmul_per_second": speed,
+        "matmul_share": {
+            "ffedit": needed / median(ours) / speed,
+            "reference": published / median(theirs) / speed,
+        },
+        "equal": differences["difference"] <= min(TOLERANCE, RELATIVE * differences["largest_effect"]),
+        **differences,
+    }
+
+
+def scaling(quick: bool) -> dict[str, list[dict[str, float]]]:
+    """Seconds of both against layers, tokens and samples, on random GPT-2 shapes of width 256, states."""
+    standard = {"layers": 6, "tokens": 12, "samples": SAMPLES}
+    steps = {"layers": (2, 4, 8, 16), "tokens": (8, 16, 32, 64), "samples": (1, 4, 16, 64)}
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, values in steps.items():
+        for value in values[:3] if quick else values:
+            now = {**standard, name: value}
+            shape: dict[str, Any] = {"n_positions": 128, "n_embd": 256, "n_head": 4, "n_layer": now["layers"]}
+            config = GPT2Config(vocab_size=1000, bos_token_id=0, eos_token_id=0, **shape)
+            opponents = Opponents(*random_gpt2(config, now["tokens"]), "state", now["samples"], pairs=7)
+            ours, theirs, _ = opponents.rounds(1 if quick else 3)
+            published, needed = opponents.products()
+            point = {name: value, "ffedit": median(ours), "reference": median(theirs), "ceiling": published / needed}
+            found.setdefault(name, []).append(point)
+    return found
+
+
+def draw(found: dict[str, list[dict[str, float]]], path: Path) -> None:
+    """Seconds against layers, tokens and samples: one panel each, both axes logarithmic, one vertical scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(found), figsize=(9.6, 3.0), sharey=True, layout="constrained")
+    for panel, (name, points) in zip(panels, found.items(), strict=True):
+        where = [point[name] for point in points]
+        least = [point["reference"] / point["ceiling"] for point in points]
+        panel.plot(where, [p["reference"] for p in points], "s-", color="#d55e00", label="published loop")
+        panel.plot(where, [p["ffedit"] for p in points], "o-", color="#0072b2", label="ffedit")
+        panel.plot(where, least, ":", color="#000000", label="published loop / ceiling")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(where, [f"{value:g}" for value in where])
+        panel.set_xlabel({"tokens": "tokens of the prompt", "samples": "corrupted samples"}.get(name, name))
+        panel.grid(alpha=0.3, which="major")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("seconds per trace of states")
+    panels[0].legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def show(row: dict[str, Any]) -> None:
+    """One setting in lines."""
+    ratio, share, peaks = row["ratio"], row["matmul_share"], row.get("memory")
+    scaled = "" if row["scaled_by"] == 1 else f", scaled ×{row['scaled_by']:.1f}"
+    facts = "1 fact" if row["facts"] == 1 else f"{row['facts']} facts"
+    print(f"({row['name']}) {row['title']}; {facts}, {row['samples']} samples, window {row['window']}")
+    print(
+        f"    seconds   ffedit {median(row['seconds']['ffedit']):.2f}, reference "
+        f"{median(row['seconds']['reference']):.2f} ({row['restored_by_reference']} restorations run{scaled})"
+    )
+    print(
+        f"    ratio     {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}), "
+        f"ceiling {row['ceiling']:.2f}, reached {row['reached']:.0%}"
+    )
+    print(
+        f"    matmul    ffedit {share['ffedit']:.0%}, reference {share['reference']:.0%} of "
+        f"{2e-9 * row['matmul_per_second']:.0f} GFLOP/s"
+    )
+    if peaks:
+        print(
+            f"    memory    ffedit {peaks['ffedit']:.0f} MiB, reference {peaks['reference']:.0f} MiB, "
+            f"ratio {peaks['ratio']:.2f}"
+        )
+    print(
+        f"    equal     {'yes' if row['equal'] else 'NO'}: effects differ by {row['difference']:.1e} at most, "
+        f"{row['difference'] / row['largest_effect']:.1e} of the largest",
+        flush=True,
+    )
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Default 5; 1 with --quick.")
+@click.option("--threads", type=click.IntRange(min=1), default=torch.get_num_threads, help="Default: torch's own.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Scaling with layers, tokens and samples, as a figure.")
+@click.option("--only", multiple=True, type=click.Choice([s.name for s in SETTINGS]), help="Only these settings.")
+@click.option("--quick", is_flag=True, help="About a minute: one round, 20 facts, memory of the first setting only.")
+@click.option("--full", is_flag=True, help="Every restoration of the reference, nothing scaled.")
+def main(
+    out: Path | None,
+    rounds: int | None,
+    threads: int,
+    plot: Path | None,
+    only: tuple[str, ...],
+    quick: bool,
+    full: bool,
+) -> None:
+    """Time tracing against the published loop; exits with 1 where the effects are not equal."""
+    if quick and full:
+        raise click.UsageError("--quick and --full exclude each other")
+    rounds = rounds or (1 if quick else 5)
+    load = os.getloadavg()[0]
+    if load + threads > (os.cpu_count() or 1) + 0.5:
+        print(f"{load:.1f} threads were running on {os.cpu_count()} cores before this began: the seconds mean little")
+    settings = [s for s in SETTINGS if not only or s.name in only]
+    # Before anything is loaded here: both sides then find the machine as free as it will be.
+    peaks = {s.name: memory(s, threads, quick) for s in (settings[:1] if quick else settings)}
+    torch.set_num_threads(threads)
+    rows = []
+    for setting in settings:
+        row = compare(setting, rounds, quick, full)
+        if setting.name in peaks:
+            row["memory"] = peaks[setting.name]
+        rows.append(row)
+        show(row)
+    found = {}
+    if plot:
+        found = scaling(quick)
+        draw(found, plot)
+    if out:
+        report = {
+            "settings": rows,
+            "scaling": found,
+            "rounds": rounds,
+            "quick": quick,
+            "full": full,
+            "tolerance": {"absolute": TOLERANCE, "of_the_largest": RELATIVE},
+            "seeds": {"weights": SEED, "noise": SEED, "pairs": SEED},
+            "threads": threads,
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "load": {"before": load, "after": os.getloadavg()[0]},
+            "dtype": "float32",
+            "versions": versions(),
+        }
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if not all(row["equal"] for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
