@@ -3,8 +3,7 @@
     python evaluations/single_edits.py [--model atlas] [--split reporting] [--limit N] [--layer auto|N] [--set
     NAME=VALUE …]
 
-Each fact is traced, edited, measured before and after, and undone before the next. Writes the report as JSON and
-Markdown.
+Each fact is traced, edited, measured before and after, and undone before the next. Writes the report as JSON.
 """
 
 import json

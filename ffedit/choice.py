@@ -16,11 +16,11 @@ from typing import Literal, TypeAlias
 from ffedit import cache
 from ffedit.anatomy import Editable
 from ffedit.editor import METHODS, Corpus, EditConfig
-from ffedit.errors import EditError, FactError
+from ffedit.errors import EditError
 from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
-from ffedit.locator import TraceSet, locate
+from ffedit.locator import Corruption, TraceSet, locate
 from ffedit.locator.aggregate import rank_correlation
 from ffedit.progress import Progress, silent
 
@@ -91,12 +91,19 @@ def by_trace(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress:
     Raises:
         FactError: nothing to trace.
     """
-    if not facts:
-        raise FactError("no facts to trace; give at least one")
     traces = locate(editable, list(facts), "feed_forward", seed=seed, progress=progress)
-    if len(facts) >= MANY:
-        remember(editable, Choice(traces.layer, "trace", len(facts)))
+    remember_trace(editable, traces)
     return traces
+
+
+def remember_trace(editable: Editable, traces: TraceSet) -> None:
+    """Keep the layer that many known facts point to, where they were traced as `by_trace` does."""
+    known = TraceSet(tuple(trace for trace in traces.traces if trace.known))
+    if len(known.traces) < MANY:
+        return
+    one = known.traces[0]
+    if one.kind == "feed_forward" and not one.sever and one.exact and one.corruption == str(Corruption()):
+        remember(editable, Choice(known.layer, "trace", len(known.traces)))
 
 
 def by_sweep(

@@ -66,7 +66,7 @@ def apply(
     clock.lap("load")
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
-        traces, layer, why = find_layer(editable, facts, layers, allowed, seed, progress)
+        traces, layer, why = find_layer(editable, facts, layers, allowed, corpus, seed, progress)
         clock.lap("locate")
         surface.show(heat.heat_map(traces, layer), *why)
         config = ffedit.EditConfig(seed=seed)
@@ -89,7 +89,13 @@ def apply(
 
 
 def find_layer(
-    editable: Editable, facts: list[Fact], asked: str, allowed: range, seed: int, progress: Progress
+    editable: Editable,
+    facts: list[Fact],
+    asked: str,
+    allowed: range,
+    corpus: Path | None,
+    seed: int,
+    progress: Progress,
 ) -> tuple[TraceSet, int, list[RenderableType]]:
     """Trace, or sweep, or take what is remembered of this model; in the last case only the first fact is traced."""
     how: choice.How = "sweep" if asked == "sweep" else "trace"
@@ -99,7 +105,8 @@ def find_layer(
         over = f"remembered from a {kept.how} over {kept.facts} fact{'s' if kept.facts > 1 else ''}"
         return traces, kept.layer, [Text(f"Layer {kept.layer}: {over} (`ffedit cache clear` forgets it).")]
     if asked == "sweep":
-        sweep = choice.by_sweep(editable, facts, traces, progress=progress)
+        config = ffedit.EditConfig(seed=seed)
+        sweep = choice.by_sweep(editable, facts, traces, config, ffedit.Corpus(corpus), progress)
         return traces, sweep.layer, [averages.compare_layers(sweep)]
     layer = traces.best_within(allowed)
     return traces, layer, [heat.layer_choice(traces, layer, asked)]

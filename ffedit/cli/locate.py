@@ -18,6 +18,7 @@ from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_file
 from ffedit.locator import TraceSet, aggregate
+from ffedit.locator.trace import resolve_window
 from ffedit.progress import Progress
 from ffedit.progressbar import progress_bars
 
@@ -77,8 +78,12 @@ def locate(
 ) -> None:
     """Trace where a model recalls the facts of FACTS (a file in any known format, or -)."""
     check_places(plot, save, facts, averaged, KINDS[kind], SEVERS[sever])
+    if settings["approximate"] and sever != "none":
+        raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
     settings |= {"corruption": f"{corruption}:{noise}", "metric": metric.replace("-", "_"), "resume": averaged}
     editable = load_model()
+    for each in KINDS[kind]:
+        resolve_window(len(editable.layers), each, settings["window"])  # type: ignore[arg-type]
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
         measured = [
@@ -87,12 +92,17 @@ def locate(
             for cut in SEVERS[sever]
         ]
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
-        chosen = chooser(measured)
-        layer = aggregate(chosen).layer if averaged else chosen.layer
-        swept = choice.by_sweep(editable, facts, chosen, progress=progress) if sweep else None
+        chosen = chooser(measured, averaged)
+        layer = chosen.layer
+        swept = None
+        if sweep:
+            feeding = chosen.traces[0].kind == "feed_forward"
+            traced = chosen if feeding else choice.by_trace(editable, facts, settings["seed"], progress)
+            config = ffedit.EditConfig(seed=settings["seed"])
+            swept = choice.by_sweep(editable, facts, traced, config, progress=progress)
         agreement = agreements(editable, facts, measured, settings, progress) if settings["approximate"] else None
-    if averaged and len(facts) >= choice.MANY:
-        choice.remember(editable, choice.Choice(layer, "trace", len(facts)))
+    if averaged:
+        choice.remember_trace(editable, chosen)
     for traces in [] if averaged else measured:
         surface.show(heat.heat_map(traces, layer))
     surface.show(*map(averages.averages_table, aggregates), heat.layer_choice(chosen, layer, "auto"), agreement)
@@ -130,10 +140,12 @@ def check_places(
         )
 
 
-def chooser(measured: Sequence[TraceSet]) -> TraceSet:
-    """The traces that choose the layer: those of unsevered feed-forward outputs, or else the first."""
+def chooser(measured: Sequence[TraceSet], averaged: bool) -> TraceSet:
+    """The traces that choose the layer: those of unsevered feed-forward outputs, or else the first; known facts only
+    where an average was asked for."""
     feeding = [traces for traces in measured if (one := traces.traces[0]).kind == "feed_forward" and not one.sever]
-    return (feeding or measured)[0]
+    chosen = (feeding or measured)[0]
+    return TraceSet(tuple(trace for trace in chosen.traces if trace.known)) if averaged else chosen
 
 
 def agreements(
@@ -141,11 +153,16 @@ def agreements(
 ) -> Text:
     """How well the estimates agree with exact effects on the first few facts."""
     lines = []
+    # Other subjects are drawn from the facts: fewer facts would be another corruption.
+    sample = facts if settings["corruption"].startswith("replacement") else facts[:COMPARED]
     for traces in measured:
         one = traces.traces[0]
-        exact = ffedit.locate(
-            editable, facts[:COMPARED], one.kind, progress=progress,
-            **{**settings, "approximate": False, "resume": False},
+        exact, guess = (
+            ffedit.locate(
+                editable, sample, one.kind, progress=progress,
+                **{**settings, "approximate": approximate, "resume": False},
+            )
+            for approximate in (False, True)
         )  # fmt: skip
-        lines.append(averages.agreement(TraceSet(traces.traces[:COMPARED]), exact))
+        lines.append(averages.agreement(guess, exact))
     return Text("\n".join(lines))

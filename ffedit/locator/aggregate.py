@@ -45,7 +45,7 @@ class Aggregate:
         clean: mean of the clean runs.
         corrupted: mean of the corrupted runs.
         facts: how many known facts were averaged.
-        unknown: prompt tokens, joined, of those that the model does not know; in no average.
+        unknown: prompts of those that the model does not know; in no average.
         layer: the layer to edit.
         level: confidence level of the intervals.
         kind: what was restored.
@@ -134,7 +134,7 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
         FactError: the model knows none of the facts.
     """
     known = [trace for trace in traces.traces if trace.known]
-    unknown = tuple("".join(trace.tokens).strip() for trace in traces.traces if not trace.known)
+    unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
     if not known:
         raise FactError(
             f"the model gives the traced answer by itself for none of {len(unknown)} facts, so there is nothing to "

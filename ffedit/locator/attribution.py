@@ -5,9 +5,10 @@ Restoring an output a at token i and layer l changes the metric m, to first orde
     IE(i, l) ≈ (a_clean − a_corrupted) · ∂m/∂a |corrupted
 
 so that one forward and one backward pass give what exact tracing measures with a run for each token and layer (Nanda
-2023, "Attribution patching: activation patching at industrial scale"; Syed et al. 2023, arXiv 2310.10348). A window is
-the sum of its layers. The estimate is good where the model is nearly linear between the two runs, and poor where it
-saturates: compare it with exact effects on a few facts before trusting it.
+2023, "Attribution patching: activation patching at industrial scale"; Syed et al. 2023, arXiv 2310.10348). The estimate
+is good where the model is nearly linear between the two runs, and poor where it saturates. A window is the sum of its
+layers, which is more than its first order: an exact restoration also stops what its earlier layers would do to its
+later ones. Compare with exact effects on a few facts before trusting it.
 """
 
 from __future__ import annotations

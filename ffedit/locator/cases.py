@@ -150,10 +150,11 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
 
 def room(editable: Editable) -> int:
     """How many numbers of each kind a batch may hold, by the memory at hand."""
-    if editable.device.type != "cuda":
+    weight = editable.memories[0].weight
+    if not weight.is_cuda:
         return ROOM
-    free, _ = torch.cuda.mem_get_info(editable.device)
-    return max(ROOM, free // (SHARES * editable.memories[0].weight.element_size()))
+    free, _ = torch.cuda.mem_get_info(weight.device)
+    return max(ROOM, free // (SHARES * weight.element_size()))
 
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
@@ -162,8 +163,9 @@ def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
     some: list[int] = []
     for i in order:
-        rows = sum(cases[j].rows for j in (*some, i))
-        if some and rows * max(len(e.ids) for e in cases[i].answers) > most:
+        together = [cases[j] for j in (*some, i)]
+        longest = max(len(e.ids) for case in together for e in case.answers)
+        if some and sum(case.rows for case in together) * longest > most:
             yield some
             some = []
         some.append(i)

@@ -11,6 +11,7 @@ model out of its distribution; another subject stays in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -45,7 +46,7 @@ class Corruption:
     def __post_init__(self) -> None:
         if self.name not in get_args(Name):
             raise FactError(f"corruption {self.name!r} is not known; there is {', '.join(get_args(Name))}")
-        if not self.scale > 0:
+        if not 0 < self.scale < math.inf:
             raise FactError(f"noise of {self.scale} σ was asked for; give a number above 0")
 
     @classmethod

@@ -17,6 +17,7 @@ from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
 from ffedit.locator.cases import Run
 from ffedit.locator.result import Trace
+from ffedit.version import __version__
 
 
 class Journal:
@@ -25,11 +26,14 @@ class Journal:
     def __init__(self, editable: Editable, run: Run, facts: list[Fact]) -> None:
         # Another subject in a fact's place is drawn from the subjects of all facts.
         others = sorted({fact.subject for fact in facts}) if run.corruption.name == "replacement" else []
-        mark = json.dumps([fingerprint(editable), asdict(run), others])
+        mark = json.dumps([__version__, fingerprint(editable), asdict(run), others])
         self.path: Path = cache.path("traces", hashlib.sha256(mark.encode()).hexdigest()[:24], ".jsonl")
         self._kept: dict[str, Trace] = {}
-        lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
-        for line in lines:
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # none yet
+            text = ""
+        for line in text.split("\n"):
             try:
                 entry = json.loads(line)
                 self._kept[entry["fact"]] = Trace.from_dict(entry["trace"])

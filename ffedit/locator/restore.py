@@ -29,7 +29,7 @@ LEAST = 128
 # Memory does not cut a group below so many tokens.
 FEWEST = 512
 # How many logits are read at once: the unembedding is the largest matrix, and wants more rows than one group has.
-UNEMBEDDED = 2**22
+UNEMBEDDED = 2**21
 
 
 @dataclass(frozen=True)
@@ -166,16 +166,23 @@ def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: li
     Raises:
         ModelError: there is no memory for a single restoration.
     """
+    final = None
     try:
-        yield _run(editable, batch, run, first, group)
+        final = _run(editable, batch, run, first, group)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "memory" not in str(error):
+        # torch has no class of its own for an allocation that fails on a CPU.
+        failed = any(words in str(error) for words in ("not enough memory", "allocate memory"))
+        if not (failed or isinstance(error, torch.OutOfMemoryError | MemoryError)):
             raise
         if len(group) == 1:
             raise ModelError("not enough memory for a single restoration; trace with fewer samples") from error
-        half = len(group) // 2
-        yield from _run_group(editable, batch, run, first, group[:half])
-        yield from _run_group(editable, batch, run, first, group[half:])
+    # Outside the handler, where the error no longer holds the failed run's tensors.
+    if final is not None:
+        yield final
+        return
+    half = len(group) // 2
+    yield from _run_group(editable, batch, run, first, group[:half])
+    yield from _run_group(editable, batch, run, first, group[half:])
 
 
 def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration]) -> Final:

@@ -25,7 +25,8 @@ class Trace:
     Attributes:
         effects: indirect effects, [layers, tokens], in units of `metric`; row l of a state trace is the output of
             block l, and of the others the window around l. Positive where the fact comes back.
-        errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample.
+        errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample, 0 where nothing can
+            change.
         alone: indirect effect of each layer without a window at the subject's last token, [layers].
         clean: the metric of the clean run.
         corrupted: the metric of the corrupted runs, mean over samples.
@@ -43,6 +44,7 @@ class Trace:
         samples: number of corrupted runs.
         seed: of the corruption.
         exact: False where the effects are first-order estimates.
+        prompt: the prompt as text.
     """
 
     effects: Effects
@@ -63,6 +65,7 @@ class Trace:
     samples: int
     seed: int
     exact: bool = True
+    prompt: str = ""
 
     @property
     def total(self) -> float:

@@ -114,6 +114,8 @@ def locate(
         ModelError: a part of the model was not recognised, or its output is not finite.
     """
     some = [facts] if isinstance(facts, Fact) else list(facts)
+    if not some:
+        raise FactError("no facts to trace; give at least one")
     run = Run(
         kind=kind,
         corruption=Corruption.parse(corruption) if isinstance(corruption, str) else corruption,
@@ -233,4 +235,5 @@ def _trace(
         samples=case.samples,
         seed=run.seed,
         exact=run.exact,
+        prompt=case.fact.text,
     )

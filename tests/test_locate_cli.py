@@ -1,0 +1,253 @@
+"""Journeys through `ffedit locate`, and through the layers that `ffedit apply` chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+from shell import FACT, PROBES, Ran, disk, shell, trained_folder
+from writing import CORPUS, quick
+
+import ffedit
+from ffedit import choice
+from ffedit.cli import locate as command
+from ffedit.facts import Fact
+from ffedit.locator import TraceSet
+from ffedit.locator import locate as locate_facts
+from ffedit.locator import trace as tracing
+
+Command = Callable[..., Ran]
+KINDS = ["state", "feed_forward", "attention"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_folder(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with one fact, with the eight facts that the model knows, and with one it does not."""
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    known = [
+        {"subject": subject, "prompt": "the {} is located in", "target": "Berlin", "previous": place}
+        for subject, place in zoo.KNOWN
+    ]
+    unknown = {**known[0], "prompt": "the old {} is", "previous": "piano"}
+    for name, facts in (("fact", {**FACT, **PROBES}), ("many", known), ("mixed", [*known[:2], unknown])):
+        (folder / f"{name}.json").write_text(json.dumps(facts))
+    return folder
+
+
+@pytest.fixture
+def locate(here: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return lambda *words: shell(capsys, "locate", "--samples", "2", *words, "--model", model)
+
+
+def found(done: Ran) -> Any:
+    assert (done.code, done.err) == (0, ""), done.err
+    return json.loads(done.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many facts each batch traces."""
+    seen, run_batch = [], tracing.run_batch
+    monkeypatch.setattr(
+        tracing, "run_batch", lambda e, some, *rest: seen.append(len(some)) or run_batch(e, some, *rest)
+    )
+    return seen
+
+
+def test_all_kinds_and_all_severed_parts_in_one_object(locate: Command, model: Path) -> None:
+    result = found(locate("fact.json", "--kind", "all", "--sever", "all", "--json", "-"))
+    assert {"model", "fingerprint", "layer", "facts", "versions"} == set(result) and result["model"] == str(model)
+    (row,) = result["facts"]
+    assert [(t["kind"], t["sever"]) for t in row["traces"]] == [
+        (kind, sever) for kind in KINDS for sever in (None, "feed_forward", "attention")
+    ]
+    assert row["trace"] == row["traces"][0] and {name: row[name] for name in FACT} == FACT
+    for one in row["traces"]:
+        assert one["axes"] == ["layer", "token"] and one["metric"] == "probability" and "Gaussian" in one["corruption"]
+        assert np.shape(one["effects"]) == np.shape(one["errors"]) == (3, len(one["tokens"]))
+        assert one["tokens"][one["token"]] == "tower" and one["window"] == (1 if one["kind"] == "state" else 3)
+
+
+def test_unsevered_feed_forward_layers_choose_the_layer() -> None:
+    cut, feed, state = (
+        locate_facts(zoo.shared("gpt2"), [Fact(*FACT.values())], kind, samples=1, sever=sever)
+        for kind, sever in (("feed_forward", "attention"), ("feed_forward", None), ("state", None))
+    )
+    assert command.chooser([state, cut, feed], False) is feed and command.chooser([state, cut], False) is state
+    known, unknown = (dataclasses.replace(feed.traces[0], known=known) for known in (True, False))
+    assert command.chooser([TraceSet((unknown, known))], True).traces == (known,)
+
+
+def test_settings_reach_the_trace(locate: Command) -> None:
+    words = ["--corruption", "uniform", "--noise", "2", "--metric", "logit-difference", "--window", "2", "--seed", "5"]
+    one = found(locate("fact.json", *words, "--sever", "attention", "--json", "-"))["facts"][0]["trace"]
+    assert (one["corruption"], one["metric"]) == ("uniform noise of 2 σ", "logit_difference")
+    assert (one["window"], one["seed"], one["sever"], one["samples"]) == (2, 5, "attention", 2)
+    shown = locate("fact.json", "--sever", "attention", "--metric", "log-probability")
+    assert shown.code == 0 and "severed" in shown.out and "nats" in shown.out
+
+
+def test_one_sample_has_no_errors(locate: Command) -> None:
+    one = found(locate("fact.json", "--json", "-", "--samples", "1"))["facts"][0]["trace"]
+    assert None in one["errors"][0] and None not in one["effects"][0]
+
+
+def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) -> None:
+    words = ["mixed.json", "--aggregate", "--kind", "all", "--json"]
+    result = found(locate(*words, "-"))
+    assert sum(traced) == 9
+    assert [one["kind"] for one in result["aggregates"]] == KINDS and len(result["facts"]) == 3
+    for one in result["aggregates"]:
+        assert one["axes"] == ["role", "layer"] and (one["facts"], len(one["unknown"])) == (2, 1)
+        assert {np.shape(one[name]) for name in ("effects", "low", "high")} == {(len(one["roles"]), 3)}
+        assert one["total"]["low"] <= one["total"]["mean"] <= one["total"]["high"]
+        assert one["counts"] == [2] * len(one["roles"]) and one["sever"] is None
+    assert result["layer"] == result["aggregates"][1]["layer"]
+    shown = locate(*words, "again.json")
+    assert sum(traced) == 9, "all came from the journal"
+    assert json.loads(Path("again.json").read_text()) == result
+    for told in ("average of 2 facts", "last subject", "1 fact is set apart because"):
+        assert told in shown.out
+
+
+def test_the_average_of_many_facts_is_remembered(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(choice, "remember", lambda _, one: kept.append(one))
+    assert locate("many.json", "--aggregate", "-q").code == 0 and kept == []
+    monkeypatch.setattr(choice, "MANY", 8)
+    result = found(locate("many.json", "--aggregate", "--json", "-"))
+    assert kept == [choice.Choice(result["layer"], "trace", 8)]
+
+
+def test_estimates_are_compared_with_exact_effects(
+    locate: Command, traced: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "COMPARED", 3)
+    done = locate("many.json", "--approximate", "--window", "1")
+    assert done.code == 0 and sum(traced) == 8 + 3 + 3
+    told = " ".join(done.out.split())
+    assert "first-order estimate" in told and "rank correlation with the exact effects 0." in told
+    assert "mean of 3 facts" in told
+    assert found(locate("fact.json", "--approximate", "--json", "-"))["facts"][0]["trace"]["exact"] is False
+
+
+def test_numbers_and_figures_are_saved(locate: Command) -> None:
+    result = found(locate("fact.json", "--save", "one.npz", "--json", "-"))
+    saved = np.load("one.npz")
+    assert saved["axes"].tolist() == ["layer", "token"] and not saved["clean"].shape
+    np.testing.assert_allclose(saved["effects"], result["facts"][0]["trace"]["effects"], atol=1e-6)
+    words = ["--aggregate", "--save", "all.npz", "--plot", "all.svg", "--json", "-"]
+    result = found(locate("many.json", *words))
+    saved = np.load("all.npz")
+    assert saved["axes"].tolist() == ["role", "layer"] and saved["roles"].tolist() == result["aggregates"][0]["roles"]
+    np.testing.assert_allclose(saved["low"], result["aggregates"][0]["low"], atol=1e-6)
+    assert Path("all.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["many.json", "--save", "x.npz"], "x.npz: holds one measurement"),
+        (["fact.json", "--save", "x.npz", "--sever", "all"], "x.npz: holds one measurement"),
+        (["many.json", "--save", "x.npz", "--kind", "all", "--aggregate"], "x.npz: holds one measurement"),
+        (["fact.json", "--save", "x.csv"], "saved as .npz"),
+        (["fact.json", "--save", "none/../fact.json/x.npz"], "x.npz"),
+        (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
+        (["fact.json", "--window", "4"], "window of 4 layers was asked for, but the model has 3"),
+        (["fact.json", "--corruption", "replacement"], "no other subject of 2 tokens"),
+        (["fact.json", "--sever", "attention", "--approximate"], "no first-order estimate"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: list[str], told: str) -> None:
+    before = disk(here)
+    done = locate(*words)
+    assert done.code == 1 and told in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
+    assert disk(here) == before
+
+
+def test_places_are_checked_before_the_model_is_loaded(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffedit.cli.options.load", lambda *_, **__: pytest.fail("loaded"))
+    for words in (["--save", "x.csv"], ["--plot", "x.gif"], ["--save", "x.npz", "--kind", "all"]):
+        assert locate("fact.json", *words).code == 1
+
+
+def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:
+    result = found(locate("many.json", "--corruption", "replacement", "--json", "-"))
+    assert {row["trace"]["corruption"] for row in result["facts"]} == {"another subject in its place"}
+    assert {row["trace"]["noise"] for row in result["facts"]} == {None}
+    Path("none.json").write_text(json.dumps({**FACT, "previous": "piano"}))
+    done = locate("none.json", "--aggregate")
+    assert done.code == 1 and "for none of 1 facts" in done.err and done.err.count("\n") == 1
+
+
+# Sweeps -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edits of a few steps."""
+    rome = choice.METHODS["rome"]
+
+    def few(editable: Any, facts: Any, layer: int, config: Any, corpus: Any, progress: Any) -> Any:
+        return rome(editable, facts, layer, quick(steps=3), CORPUS, progress)
+
+    monkeypatch.setattr(choice, "METHODS", {"rome": few})
+    monkeypatch.setattr(ffedit, "EditConfig", lambda seed: quick(steps=3))
+
+
+@pytest.mark.usefixtures("short")
+def test_a_sweep_stands_beside_the_trace(locate: Command) -> None:
+    result = found(locate("fact.json", "--sweep", "--json", "-"))
+    sweep, row = result["sweep"], result["facts"][0]
+    assert [one["layer"] for one in sweep["rows"]] == [0, 1, 2] and result["layer"] == sweep["layer"]
+    assert sweep["traced"] == row["trace"]["layer"] and set(sweep) == {"rows", "traced", "correlation", "layer"}
+    effects = np.array(row["trace"]["effects"])[:, row["trace"]["token"]]
+    np.testing.assert_allclose([one["effect"] for one in sweep["rows"]], effects, atol=1e-6)
+    shown = locate("fact.json", "--sweep")
+    assert shown.code == 0 and "choice of" in shown.out and "Causal trace" in shown.out
+    Path("aimless.json").write_text(json.dumps({"subject": "Eiffel tower", "prompt": "{} stands in"}))
+    done = locate("aimless.json", "--sweep")
+    assert done.code == 1 and "no new object" in done.err
+
+
+@pytest.mark.usefixtures("short")
+def test_a_layer_chosen_by_a_sweep_is_remembered(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
+) -> None:
+    words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "sweep"]
+    first, again = (shell(capsys, *words) for _ in range(2))
+    assert first.code == again.code == 0, (first.err, again.err)
+    kept = choice.remembered(ffedit.load(str(model)), "sweep")
+    assert kept is not None and "choice of" in first.out and "remembered" not in first.out
+    assert f"Layer {kept.layer}: remembered from a sweep over 1 fact (`ffedit cache clear`" in again.out
+    assert found(shell(capsys, *words, "--json", "-"))["layers"] == [kept.layer]
+    assert shell(capsys, "cache", "clear").code == 0
+    assert "remembered" not in shell(capsys, *words).out
+
+
+@pytest.mark.usefixtures("short")
+def test_a_layer_remembered_from_a_trace_is_taken_unless_another_is_asked_for(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
+) -> None:
+    choice.remember(ffedit.load(str(model)), choice.Choice(2, "trace", 40))
+    words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
+    done = shell(capsys, *words)
+    assert done.code == 0 and "Layer 2: remembered from a trace over 40 facts" in done.out
+    assert traced == [1], "only the first fact is traced, for the picture"
+    result = found(shell(capsys, *words, "--json", "-"))
+    assert result["layers"] == [2] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
+    asked = shell(capsys, *words, "--layer", "1")
+    assert asked.code == 0 and "remembered" not in asked.out and traced[-1] == 3
