@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from shell import trained_folder
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -17,4 +18,19 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own; no test reads or fills the user's."""
     folder = tmp_path / "ffedit-cache"
     monkeypatch.setenv("FFEDIT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model that knows a few facts; read only."""
+    return trained_folder(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with nothing in it."""
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
     return folder

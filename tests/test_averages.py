@@ -7,25 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from shown import shown
 
 from ffedit.averages import averages_table, compare_layers
 from ffedit.choice import LayerScore, Sweep
 from ffedit.locator.aggregate import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")
-
-
-def shown(renderable: RenderableType, width: int = 80, **kwargs: Any) -> str:
-    """The text as a pipe gets it; no line may be wider than the console."""
-    file = io.StringIO()
-    Console(file=file, width=width, **kwargs).print(renderable)
-    lines = [line.rstrip() for line in file.getvalue().splitlines()]
-    if "force_terminal" not in kwargs:
-        assert "\x1b" not in file.getvalue()
-        assert all(cell_len(line) <= width for line in lines), lines
-    return "\n".join(lines)
 
 
 def words(renderable: RenderableType) -> str:

@@ -25,17 +25,10 @@ OUTPUTS = ["--out", "e", "--export", "x", "--json", "r.json", "--plot", "p.png"]
 Refuses = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_folder(tmp_path_factory.mktemp("base") / "model")
-
-
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (folder := tmp_path / "here").mkdir()
-    monkeypatch.chdir(folder)
-    (folder / "fact.json").write_text(json.dumps(FACT))
-    return folder
+def here(empty: Path) -> Path:
+    (empty / "fact.json").write_text(json.dumps(FACT))
+    return empty
 
 
 @pytest.fixture

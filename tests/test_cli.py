@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shell import ASKED, FACT, PROBES, Ran, disk, process, shell, trained_folder
+from shell import ASKED, FACT, PROBES, Ran, disk, process, shell
 from transformers import AutoModelForCausalLM
 
 import ffedit
@@ -22,20 +22,12 @@ Command = Callable[..., Ran]
 SCORES = {*NAMES, *(f"{name}_magnitude" for name in ("efficacy", "paraphrase", "specificity", "same_subject"))}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_folder(tmp_path_factory.mktemp("base") / "model")
-
-
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(empty: Path) -> Path:
     """The current folder, with two files of facts and nothing else in it."""
-    (folder := tmp_path / "here").mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("COLUMNS", "100")
-    (folder / "fact.json").write_text(json.dumps({**FACT, **PROBES}))
-    (folder / "bare.json").write_text(json.dumps(FACT))
-    return folder
+    (empty / "fact.json").write_text(json.dumps({**FACT, **PROBES}))
+    (empty / "bare.json").write_text(json.dumps(FACT))
+    return empty
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zoo
-from shell import FACT, PROBES, Ran, disk, shell, trained_folder
+from shell import FACT, PROBES, Ran, disk, shell
 from writing import CORPUS, quick
 
 import ffedit
@@ -26,25 +26,17 @@ Command = Callable[..., Ran]
 KINDS = ["state", "feed_forward", "attention"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_folder(tmp_path_factory.mktemp("base") / "model")
-
-
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(empty: Path) -> Path:
     """The current folder, with one fact, with the eight facts that the model knows, and with one it does not."""
-    (folder := tmp_path / "here").mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("COLUMNS", "100")
     known = [
         {"subject": subject, "prompt": "the {} is located in", "target": "Berlin", "previous": place}
         for subject, place in zoo.KNOWN
     ]
     unknown = {**known[0], "prompt": "the old {} is", "previous": "piano"}
     for name, facts in (("fact", {**FACT, **PROBES}), ("many", known), ("mixed", [*known[:2], unknown])):
-        (folder / f"{name}.json").write_text(json.dumps(facts))
-    return folder
+        (empty / f"{name}.json").write_text(json.dumps(facts))
+    return empty
 
 
 @pytest.fixture

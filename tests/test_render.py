@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from shown import shown
 
 from ffedit import Address, Fact, Report, Scores, Trace, TraceSet, render
 from ffedit.evaluator.scores import FactScores
@@ -23,17 +24,6 @@ from ffedit.progressbar import progress_bars
 FACT = Fact("Eiffel Tower", "The {} is in", "Rome", "Paris")
 BEFORE = Scores(0.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, -0.86, -0.7, 0.8, 0.9)
 AFTER = Scores(1.0, 0.9972, 0.98, 1.0, 0.99, 1.0, 0.0003, 0.97, 0.9, 0.7, 0.8)
-
-
-def shown(renderable: RenderableType, width: int = 80, **kwargs: Any) -> str:
-    """The text as a pipe gets it; no line may be wider than the console."""
-    file = io.StringIO()
-    Console(file=file, width=width, **kwargs).print(renderable)
-    lines = [line.rstrip() for line in file.getvalue().splitlines()]
-    if "force_terminal" not in kwargs:
-        assert "\x1b" not in file.getvalue()
-        assert all(cell_len(line) <= width for line in lines), lines
-    return "\n".join(lines)
 
 
 def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **kwargs: Any) -> Trace:

@@ -10,7 +10,7 @@ threads and precision (float32), after a warm-up. For each setting:
     ceiling    multiply-accumulates of the reference / those that exact tracing needs (`products`)
     reached    ratio / ceiling
     matmul     share of the measured speed of a float32 matrix product that ffedit's needed products come to
-    memory     peak resident memory above that of the loaded model, each in a fresh process
+    memory     peak resident memory above that of the loaded model, each in a fresh process; and of the whole processes
     equal      largest absolute difference of the effects, and the same as a share of the largest effect
 
 All passes of the reference are alike: one pass of the whole model. Unless `--full`, it restores only some pairs of
@@ -236,8 +236,8 @@ def _differences(ours: Iterable[ffedit.Trace], theirs: Iterable[reference.Traced
     return {"difference": max(differences), "largest_effect": max(sizes), "level_difference": max(levels)}
 
 
-def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> int:
-    """Bytes that tracing with "ffedit" or the "reference" takes at its peak beyond the loaded model; in this process.
+def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> tuple[int, int]:
+    """Bytes of this process with the model loaded, and at the peak of tracing with "ffedit" or the "reference".
 
     The reference restores twice: every pass is alike, and so is its peak.
     """
@@ -255,7 +255,7 @@ def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> int:
         pairs = [(0, longest.subject[0]), (len(editable.layers) - 1, longest.answer - 1)]
         few = {"sigma": 1.0, "window": 3, "samples": SAMPLES, "pairs": pairs}
         reference.trace(editable, longest.ids, longest.subject, longest.answer, setting.kind, **few)  # type: ignore[arg-type]
-    return _peak() - baseline
+    return baseline, _peak()
 
 
 def _forget_peak() -> int:
@@ -282,12 +282,17 @@ def _peak() -> int:
 
 
 def memory(setting: Setting, threads: int, quick: bool) -> dict[str, float]:
-    """Peak memory of both sides in MiB, each in a fresh process, and their ratio ffedit / reference."""
-    peaks = {}
+    """Peak memory of both sides above the loaded model in MiB, each in a fresh process; ratios ffedit / reference."""
+    peaks, whole = {}, {}
     for side in ("ffedit", "reference"):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            peaks[side] = pool.submit(peak_memory, setting, side, threads, quick).result() / MiB
-    return {**peaks, "ratio": peaks["ffedit"] / peaks["reference"]}
+            loaded, peak = pool.submit(peak_memory, setting, side, threads, quick).result()
+        peaks[side], whole[side] = (peak - loaded) / MiB, peak / MiB
+    return {
+        **peaks,
+        "ratio": peaks["ffedit"] / peaks["reference"],
+        "whole_ratio": whole["ffedit"] / whole["reference"],
+    }
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
@@ -402,7 +407,7 @@ def show(row: dict[str, Any]) -> None:
     if peaks:
         print(
             f"    memory    ffedit {peaks['ffedit']:.0f} MiB, reference {peaks['reference']:.0f} MiB, "
-            f"ratio {peaks['ratio']:.2f}"
+            f"ratio {peaks['ratio']:.2f} (of the whole processes {peaks['whole_ratio']:.2f})"
         )
     print(
         f"    equal     {'yes' if row['equal'] else 'NO'}: effects differ by {row['difference']:.1e} at most, "

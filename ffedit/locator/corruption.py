@@ -27,7 +27,7 @@ from ffedit.facts import Fact
 from ffedit.tokens import Encoded, encode
 
 # How much of the vocabulary is embedded at a time.
-ROWS = 4096
+ROWS = 1024
 Name: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
 
 
