@@ -67,6 +67,13 @@ class Editable:
         assert isinstance(weight, Tensor)
         return weight.device
 
+    @property
+    def last_feed_forward(self) -> nn.Module | None:
+        """The module of the last feed-forward layer, norms outside; None where it is no module of its own (OPT)."""
+        path = max(self.memories.values(), key=lambda memory: memory.address).name.rsplit(".", 1)[0]
+        module = self.model.get_submodule(path)
+        return None if module is self.layers[-1] else module
+
     def outputs_of(self, part: str) -> list[nn.Module]:
         """The modules whose output is that of the "feed_forward" or "attention" part, layer by layer.
 

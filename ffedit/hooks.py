@@ -119,6 +119,33 @@ def skipped(module: nn.Module, tensor: Tensor, returns_tuple: bool) -> Iterator[
 
 
 @contextmanager
+def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None]:
+    """Let `module`, which treats every position alike, run at the pairs (row, position) only; it gives 0 elsewhere.
+
+    A module that takes more than one tensor, or returns more, runs as always.
+    """
+    shadowing, original = module.__dict__.get("forward"), module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and args[0].dim() == 3:
+            given = original(args[0][rows, positions][None])
+            if isinstance(given, Tensor):
+                output = given.new_zeros(*args[0].shape[:-1], given.shape[-1])
+                output[rows, positions] = given[0]
+                return output
+        return original(*args, **kwargs)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if shadowing is None:
+            del module.forward
+        else:
+            module.forward = shadowing
+
+
+@contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Ask for no gradient of any parameter of `model`, so that only what is optimised costs memory and time."""
     learning = [p for p in model.parameters() if p.requires_grad]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ffedit.hooks import captured, fed, skipped
+from ffedit.hooks import captured, fed, only_at, skipped
 
 if TYPE_CHECKING:
     from ffedit.anatomy import Editable
@@ -152,15 +152,29 @@ def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> Dynami
 
 
 def final_states(
-    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, start: int, read: Tensor
+    editable: Editable,
+    recording: Recording,
+    layer: int,
+    states: Tensor,
+    rows: Tensor,
+    start: int,
+    read: Tensor,
+    narrow: bool = False,
 ) -> Tensor:
-    """As `resume`, but what the last layer gives at `read`, [k, d_model]: `logits_of` many such runs is one product."""
-    with captured({0: editable.layers[-1]}) as last:
+    """As `resume`, but what the last layer gives at `read`, [k, d_model]: `logits_of` many such runs is one product.
+
+    With `narrow`, the last feed-forward layer runs at `read` only, since nothing reads its other outputs; hooks on it
+    would see another shape then.
+    """
+    # Counted from the end: a model that cannot be resumed runs the positions left of `start` too.
+    run, at = read[:, 0], read[:, 1] - start - states.shape[1]
+    feed_forward = editable.last_feed_forward
+    with ExitStack() as stack:
+        last = stack.enter_context(captured({0: editable.layers[-1]}))
+        if narrow and feed_forward is not None and layer < len(editable.layers):
+            stack.enter_context(only_at(feed_forward, run, at))
         resume(editable, recording, layer, states, rows, start, read[:0])
-    given = last[0]
-    # Counted from the end: a model that cannot be resumed ran the positions left of `start` too.
-    at = read.to(given.device)
-    return given[at[:, 0], at[:, 1] - start - states.shape[1]]
+    return last[0][run, at]
 
 
 @torch.no_grad()

@@ -126,6 +126,22 @@ def test_gradients_flow_to_the_states(family: str, start: int) -> None:
     assert float((gradient[0] * step).sum()) == pytest.approx(slope, rel=0.02, abs=2e-3)
 
 
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("resumable", [True, False])
+def test_final_states_unembedded_together_give_the_logits(family: str, resumable: bool) -> None:
+    editable = dataclasses.replace(zoo.shared(family), resumable=resumable)
+    recording = replay.record(editable, pad(ROWS), every_read())
+    expected = whole(editable, pad(ROWS))
+    rows, start = torch.tensor([0, 2]), 2
+    read = torch.tensor([[0, 3], [0, 6], [1, 4]])
+    for layer in range(zoo.DEPTH + 1):
+        states = recording.states[layer][rows, start:]
+        for narrow in (False, True):
+            final = replay.final_states(editable, recording, layer, states, rows, start, read, narrow)
+            assert close(replay.logits_of(editable, final), expected[rows[read[:, 0]], read[:, 1]])
+    assert all("forward" not in module.__dict__ for module in editable.model.modules())
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_skipped_layer_is_restored_even_when_the_block_raises(family: str) -> None:
     editable = zoo.shared(family)

@@ -201,6 +201,7 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Res
     states = batch.recording.states[first][rows, start:end]
     if run.kind == "state":
         states[each, positions - start] = batch.recording.states[first][clean, positions]
+    narrow = True
     with ExitStack() as stack:
         for part in {run.kind, run.sever} - {"state", None}:
             assert part is not None
@@ -212,8 +213,9 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Res
                     source = torch.where(restored, clean, rows)[held]
                     change = _put(outputs[layer][source, positions[held]], held, positions[held] - end, len(entries))
                     stack.enter_context(replaced(modules[layer], change))
+                    narrow = narrow and not (part == "feed_forward" and layer == len(modules) - 1)
         reads = readout.answer_reads(texts)
-        final = replay.final_states(editable, batch.recording, first, states, rows, start, reads)
+        final = replay.final_states(editable, batch.recording, first, states, rows, start, reads, narrow)
     places = torch.tensor([(one.row, sample, answer) for _, one, answer, sample in entries])
     return Final(final, texts, places)
 
