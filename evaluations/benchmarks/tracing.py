@@ -15,9 +15,9 @@ threads and precision (float32), after a warm-up. For each setting:
 
 All passes of the reference are alike: one pass of the whole model. Unless `--full`, it restores only some pairs of
 layer and token, drawn once by seed, and its seconds are scaled by the number of passes; equality is judged on those
-pairs.ffedit also spares the last feed-forward layer where nothing reads it, which the needed products count, so that more than
-the ceiling can be reached. What it does besides (σ of the noise in every call; with windows, each layer alone at the
-subject's last token) is in its seconds and not in the reference's, and not in the needed products.
+pairs. ffedit also spares the last feed-forward layer where nothing reads it, which the needed products count, so that
+more than the ceiling can be reached. What it does besides (σ of the noise in every call; with windows, each layer alone
+at the subject's last token) is in its seconds and not in the reference's, and not in the needed products.
 """
 
 from __future__ import annotations
