@@ -102,7 +102,8 @@ def remember_trace(editable: Editable, traces: TraceSet) -> None:
     if len(known.traces) < MANY:
         return
     one = known.traces[0]
-    if one.kind == "feed_forward" and not one.sever and one.exact and one.corruption == str(Corruption()):
+    asked = (one.kind, one.sever, one.metric, one.corruption, one.exact)
+    if asked == ("feed_forward", None, "probability", str(Corruption()), True):
         remember(editable, Choice(known.layer, "trace", len(known.traces)))
 
 

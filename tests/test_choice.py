@@ -122,6 +122,7 @@ def test_only_a_trace_of_many_facts_is_remembered(monkeypatch: pytest.MonkeyPatc
     for sever in (None, "attention"):
         choice.remember_trace(editable, locate(editable, known, "feed_forward", sever=sever, corruption="uniform"))
     choice.remember_trace(editable, locate(editable, known, "state"))
+    choice.remember_trace(editable, locate(editable, known, metric="log_probability"))
     assert remembered(editable, "trace") is None, "traced in another way than `apply` would"
     traces = by_trace(editable, known, seed=3)
     assert remembered(editable, "trace") == Choice(traces.layer, "trace", 2)
