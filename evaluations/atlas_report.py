@@ -17,7 +17,7 @@ import click
 import ffedit
 from ffedit import readout
 from ffedit.atlas.table import held_out, load
-from ffedit.editor.rome import versions
+from ffedit.editor.provenance import versions
 from ffedit.tokens import encode
 
 WINDOW, SAMPLES, TRACED = 3, 10, 300

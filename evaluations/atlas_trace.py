@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit.editor.rome import versions
+from ffedit.editor.provenance import versions
 from ffedit.fingerprint import fingerprint
 from ffedit.formats import parse_record
 from ffedit.locator import Kind, Part, aggregate

@@ -1,111 +1,94 @@
 """One edit at a time: the figures of `ffedit apply` over many counterfactual edits.
 
-    python evaluations/single_edits.py [--model atlas] [--split reporting] [--limit N] [--layer auto|N] [--set
-    NAME=VALUE …]
+    python evaluations/single_edits.py [--model atlas] [--limit N] [--method memit] --out evaluations/single-edits
 
-Each fact is traced, edited, measured before and after, and undone before the next. Writes the report as JSON.
+Each fact is traced, edited, measured before and after, and undone before the next. The report grows with every ten
+facts; a second run goes on where the first stopped.
 """
 
 import json
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 import click
+from common import DATA, SHOWN, configured, facts_of, keep, number, table
 
 import ffedit
 from ffedit.choice import by_trace
-from ffedit.editor.rome import versions
-from ffedit.evaluator import mean_scores
-from ffedit.formats import parse_record
+from ffedit.editor.provenance import versions
+from ffedit.evaluator import Scores, mean_scores
 
-HERE = Path(__file__).parent
+KEPT_EVERY = 10
 
 
 @click.command()
 @click.option("--model", default="atlas", show_default=True)
-@click.option("--data", default=str(HERE / "atlas-counterfact.json"))
+@click.option("--data", default=DATA, type=click.Path(path_type=Path))
 @click.option("--split", default="reporting", show_default=True)
 @click.option("--limit", type=int, help="Only the first edits.")
 @click.option("--layer", default="auto", show_default=True)
-@click.option("--corpus", type=click.Path(path_type=Path), help="Text for the key statistics.")
+@click.option("--method", default="memit", show_default=True)
+@click.option("--corpus", help="Text for the key statistics.")
 @click.option("--set", "settings", multiple=True, help="NAME=VALUE of EditConfig.")
-@click.option("--out", type=click.Path(path_type=Path), help="Report, without suffix.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Report, without suffix.")
 def main(
     model: str,
-    data: str,
+    data: Path,
     split: str,
     limit: int | None,
     layer: str,
-    corpus: Path | None,
+    method: str,
+    corpus: str | None,
     settings: tuple[str, ...],
-    out: Path | None,
+    out: Path,
 ) -> None:
     """Edit, measure, undo, for each fact of the split."""
-    editable = ffedit.load(model)
-    config = ffedit.EditConfig()
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        config = replace(config, **{name: type(getattr(config, name))(json.loads(value))})
-    records = [r for r in json.loads(Path(data).read_text()) if r["split"] == split][:limit]
-    facts = [parse_record(record) for record in records]
-    text = ffedit.Corpus(corpus) if corpus else None
-    rows, seconds = [], {"locate": 0.0, "edit": 0.0, "evaluate": 0.0}
-    for i, fact in enumerate(facts):
+    editable, config = ffedit.load(model), configured(settings)
+    facts, place = facts_of(split, limit, data), out.with_suffix(".json")
+    asked = {"model": model, "split": split, "method": method, "layer": layer, "corpus": corpus}
+    asked = json.loads(json.dumps({**asked, "config": asdict(config)}))
+    report = json.loads(place.read_text()) if place.exists() else {}
+    if {name: report.get(name) for name in asked} != asked:
+        report = {**asked, "versions": versions(), "cases": []}
+    cases = report["cases"]
+    stats = ffedit.Corpus(corpus)
+    for fact in facts[len(cases) :]:
         started = time.perf_counter()
         chosen = by_trace(editable, [fact], config.seed).layer if layer == "auto" else int(layer)
         traced = time.perf_counter()
-        edit = ffedit.edit(editable, [fact], layers=[chosen], config=config, corpus=text)
+        edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
         edited = time.perf_counter()
-        report = ffedit.evaluate(editable, [fact], edit)
-        seconds["locate"] += traced - started
-        seconds["edit"] += edited - traced
-        seconds["evaluate"] += time.perf_counter() - edited
-        rows.append((fact, chosen, edit.provenance["norm_ratio"], report))
-        if (i + 1) % 20 == 0:
-            print(f"{i + 1}/{len(facts)}", flush=True)
-    before = mean_scores(report.before for *_, report in rows)
-    after = mean_scores(report.after for *_, report in rows if report.after)
-    layers = sorted({chosen for _, chosen, *_ in rows})
-    summary = {
-        "model": model,
-        "split": split,
-        "edits": len(rows),
-        "layers": {str(n): sum(chosen == n for _, chosen, *_ in rows) for n in layers},
-        "config": {**config.__dict__},
-        "before": before.to_dict(),
-        "after": after.to_dict(),
-        "seconds_per_edit": {name: value / len(rows) for name, value in seconds.items()},
-        "versions": versions(),
-    }
-    for name, value in before.to_dict().items():
-        print(f"{name:24s} {number(value)} -> {number(after.to_dict()[name])}")
-    print(
-        "layers",
-        summary["layers"],
-        "seconds per edit",
-        {k: round(v, 2) for k, v in summary["seconds_per_edit"].items()},
-    )
-    if out:
-        cases = [
+        measured = ffedit.evaluate(editable, [fact], edit)
+        seconds = {"locate": traced - started, "edit": edited - traced, "evaluate": time.perf_counter() - edited}
+        assert measured.after is not None and measured.facts_after is not None
+        cases.append(
             {
                 "case_id": fact.case_id,
                 "relation": fact.relation,
                 "subject": fact.subject,
                 "layer": chosen,
-                "norm_ratio": ratio,
-                "before": report.before.to_dict(),
-                "after": report.after.to_dict() if report.after else None,
-                "says": report.facts_after[0].says if report.facts_after else None,
+                "norm_ratio": edit.provenance["norm_ratio"],
+                "before": measured.before.to_dict(),
+                "after": measured.after.to_dict(),
+                "says": measured.facts_after[0].says,
+                "seconds": seconds,
             }
-            for fact, chosen, ratio, report in rows
-        ]
-        out.with_suffix(".json").write_text(json.dumps({**summary, "cases": cases}, indent=1) + "\n")
-
-
-def number(value: float | None) -> str:
-    """A score to three places, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
+        )
+        if len(cases) % KEPT_EVERY == 0 or len(cases) == len(facts):
+            keep(place, report)
+            after = mean_scores(Scores(**case["after"]) for case in cases)
+            print(f"{len(cases)}/{len(facts)}", *(f"{n} {number(getattr(after, n))}" for n in SHOWN), flush=True)
+    means = {when: mean_scores(Scores(**case[when]) for case in cases) for when in ("before", "after")}
+    spent = {name: fmean(case["seconds"][name] for case in cases) for name in ("locate", "edit", "evaluate")}
+    report["edits"], report["layers"] = len(cases), dict(Counter(str(case["layer"]) for case in cases))
+    report |= {when: scores.to_dict() for when, scores in means.items()} | {"seconds_per_edit": spent}
+    keep(place, report)
+    text = table([((when,), scores) for when, scores in means.items()], [f"{len(cases)} edits"])
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text, "seconds per edit", {name: round(value, 2) for name, value in spent.items()})
 
 
 if __name__ == "__main__":

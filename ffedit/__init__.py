@@ -18,9 +18,10 @@ from ffedit.version import __version__
 
 if TYPE_CHECKING:
     from ffedit.anatomy import Editable
-    from ffedit.api import edit
-    from ffedit.checkpoint import export, load
-    from ffedit.editor import Corpus, Edit, EditConfig
+    from ffedit.api import edit, stats
+    from ffedit.checkpoint import load
+    from ffedit.difference import Diff, diff
+    from ffedit.editor import Corpus, Edit, EditConfig, combine, load_stats, merge_stats, save_stats
     from ffedit.errors import CheckError, EditError, FactError, FFEditError, ModelError
     from ffedit.evaluator import Report, Scores
     from ffedit.evaluator.evaluate import evaluate
@@ -28,27 +29,33 @@ if TYPE_CHECKING:
     from ffedit.locator import Trace, TraceSet, locate
     from ffedit.lowrank import LowRank
     from ffedit.memory import Address, KeyValueMemory
+    from ffedit.moments import KeyMoments
     from ffedit.reading import read_facts
+    from ffedit.shipping import export, undo
 
 # Where each name lives. It is imported when it is first used, so that `ffedit --help` need not wait for torch.
 _HOMES = {
     "anatomy": ("Editable",),
-    "api": ("edit",),
-    "checkpoint": ("export", "load"),
-    "editor": ("Corpus", "Edit", "EditConfig"),
+    "api": ("edit", "stats"),
+    "checkpoint": ("load",),
+    "difference": ("Diff", "diff"),
+    "editor": ("Corpus", "Edit", "EditConfig", "combine", "load_stats", "merge_stats", "save_stats"),
     "errors": ("CheckError", "EditError", "FFEditError", "FactError", "ModelError"),
     "evaluator": ("Report", "Scores", "evaluate"),
     "facts": ("Fact", "Probe"),
     "locator": ("Trace", "TraceSet", "locate"),
     "lowrank": ("LowRank",),
     "memory": ("Address", "KeyValueMemory"),
+    "moments": ("KeyMoments",),
     "reading": ("read_facts",),
+    "shipping": ("export", "undo"),
 }
 
 __all__ = [
     "Address",
     "CheckError",
     "Corpus",
+    "Diff",
     "Edit",
     "EditConfig",
     "EditError",
@@ -56,6 +63,7 @@ __all__ = [
     "FFEditError",
     "Fact",
     "FactError",
+    "KeyMoments",
     "KeyValueMemory",
     "LowRank",
     "ModelError",
@@ -65,12 +73,19 @@ __all__ = [
     "Trace",
     "TraceSet",
     "__version__",
+    "combine",
+    "diff",
     "edit",
     "evaluate",
     "export",
     "load",
+    "load_stats",
     "locate",
+    "merge_stats",
     "read_facts",
+    "save_stats",
+    "stats",
+    "undo",
 ]
 
 

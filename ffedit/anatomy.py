@@ -8,7 +8,7 @@ recorded pass gives the logits of the whole. What is not recognised is refused w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ffedit import replay
 from ffedit.errors import ModelError
+from ffedit.history import History
 from ffedit.hooks import captured, returned_types
 from ffedit.memory import Address, KeyValueMemory, Memories
 
@@ -45,6 +46,7 @@ class Editable:
         layers_return_tuples: whether a block returns a tuple that begins with the hidden state.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
+        history: the edits that are in the weights, and the originals of what they changed.
     """
 
     model: PreTrainedModel
@@ -59,6 +61,7 @@ class Editable:
     layers_return_tuples: bool = False
     resumable: bool = True
     probe_error: float = 0.0
+    history: History = field(default_factory=History)
 
     @property
     def device(self) -> torch.device:

@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ffedit.anatomy import Editable
-from ffedit.choice import by_trace, check_layer
-from ffedit.editor import METHODS, Corpus, Edit, EditConfig
+from ffedit.choice import remembered_or_traced
+from ffedit.conflicts import check_facts
+from ffedit.editor import Corpus, Edit, EditConfig, check_method, collect, write
 from ffedit.errors import EditError
 from ffedit.facts import Fact
+from ffedit.memory import Address
+from ffedit.moments import KeyMoments
 from ffedit.progress import Progress, silent
 
 
 def edit(
     editable: Editable,
     facts: Sequence[Fact],
-    method: str = "rome",
+    method: str = "memit",
     layers: Sequence[int] | None = None,
     config: EditConfig | None = None,
-    corpus: Corpus | None = None,
-    progress: Progress = silent,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    after: Sequence[Edit] = (),
+    progress: Progress | None = None,
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
     Args:
-        editable: the model.
-        facts: what to write.
-        method: "rome".
-        layers: where; None traces the facts and takes the layer that recalls them most at the subject.
+        editable: the model as it is, with earlier edits where there are some.
+        facts: what to write; those of one subject are solved jointly.
+        method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
+        layers: where; None takes the layer that is remembered for this model, or else traces the facts and takes the
+            one that recalls them most at the subject.
         config: all numbers of the optimisation, the seed among them.
-        corpus: text for the second moment of the keys; by default the model samples it.
+        stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the model samples
+            it.
+        after: earlier edits, in the model already, that are to be kept.
         progress: told how far it is.
 
     Raises:
         FactError: a fact cannot be used with this model.
-        EditError: an unknown method, a layer that is not there, or statistics that cannot be collected.
+        EditError: an unknown method, facts that contradict each other, a layer that is not there, statistics that do
+            not fit or cannot be collected, or no solution.
     """
-    config = config or EditConfig()
-    if method not in METHODS:
-        raise EditError(f"method {method!r} is not known; there is {', '.join(METHODS)}")
-    if not facts:
-        raise EditError("no facts to write; give at least one")
+    config, progress = config or EditConfig(), progress or silent
+    check_method(method)
+    check_facts(facts)
     if layers is None:
-        layers = [by_trace(editable, facts, config.seed, progress).layer]
-    if len(layers) != 1:
-        raise EditError(f"{method} writes to one layer, found {list(layers)}; name one")
-    return METHODS[method](editable, facts, check_layer(editable, layers[0]), config, corpus, progress)
+        layers = [remembered_or_traced(editable, facts, config.seed, progress)]
+    return write(editable, facts, method, layers, config, stats, after, progress)
+
+
+def stats(
+    editable: Editable,
+    layers: Sequence[int] | None = None,
+    corpus: Corpus | None = None,
+    tolerance: float | None = None,
+    progress: Progress = silent,
+) -> dict[Address, KeyMoments]:
+    """Collect the second moment of the keys of several layers in one pass over a text.
+
+    Args:
+        editable: the model.
+        layers: which; None for all.
+        corpus: the text; by default what the model samples.
+        tolerance: stop early when the solved updates of two halves of the text differ by no more than this share in
+            every layer.
+        progress: told how far it is.
+
+    Returns:
+        By address, the moments; `ffedit.save_stats` writes them as a folder.
+
+    Raises:
+        EditError: a layer that is not there, or a text that cannot be used.
+    """
+    depth = len(editable.layers)
+    wanted = range(depth) if layers is None else layers
+    if not wanted or not set(wanted) <= set(range(depth)):
+        raise EditError(f"layers {list(wanted)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
+    memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in wanted]
+    return collect(editable, memories, corpus, progress, tolerance)

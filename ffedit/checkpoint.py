@@ -1,15 +1,11 @@
-"""Models come in by name and go out as checkpoints.
+"""Models come in by name.
 
-Loading takes a hub id, a folder or a ready pair, reads safetensors only, and runs no remote code unless asked.
-Exporting writes a folder that transformers loads anywhere: the weights after one rounding, tokenizer, generation
-config, a model card that says what was edited, and the edit itself; then it is read back and compared before it
-counts as done.
+Loading takes a hub id, a folder or a ready pair, reads safetensors only, and runs no remote code unless asked. A
+checkpoint that was edited brings its edits along. (How models go out is in `shipping`.)
 """
 
 from __future__ import annotations
 
-import gc
-import json
 import ssl
 import urllib.error
 import urllib.request
@@ -20,17 +16,15 @@ from typing import Any, TypeAlias
 
 import huggingface_hub
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ffedit.anatomy import Editable, dissect, probe_ids
-from ffedit.card import model_card
-from ffedit.editor import Edit
-from ffedit.errors import CheckError, FFEditError, ModelError
-from ffedit.folders import written
+from ffedit.anatomy import Editable, dissect
+from ffedit.errors import FFEditError, ModelError
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
 ATLAS = Path(__file__).parent / "atlas" / "model"
+# What a repository may hold besides the weights that are read.
+OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -100,7 +94,48 @@ def load(
     saved = model.dtype
     if saved == torch.float16 and model.device.type == "cpu":
         model.float()
-    return dissect(model, tokenizer, name, value_matrix, saved)
+    editable = dissect(model, tokenizer, name, value_matrix, saved)
+    if folder := cached_folder(editable):
+        from ffedit.shipping.record import remember  # which stands on this module
+
+        remember(editable, folder)
+    return editable
+
+
+def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a checkpoint, of which nothing is loaded; a hub id is fetched first where it is not in the cache.
+
+    Raises:
+        ModelError: it cannot be found or fetched.
+    """
+    name = str(name_or_path)
+    path = str(ATLAS) if name == "atlas" else name
+    here = _is_local(path, name)
+    if Path(path).exists():
+        return Path(path)
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                path, revision=revision, local_files_only=here, ignore_patterns=list(OTHER_WEIGHTS)
+            )
+        )
+    except Exception as error:  # the network may fail in any way
+        raise ModelError(f"{name}: cannot be fetched: {_brief(error)}") from error
+
+
+def cached_folder(editable: Editable) -> Path | None:
+    """The folder that a model and its tokenizer were loaded from; None where they came from elsewhere or two places."""
+    source = str(editable.model.name_or_path)
+    if not source or source != str(editable.tokenizer.name_or_path):
+        return None
+    if (Path(source) / "config.json").is_file():
+        return Path(source)
+    commit = getattr(editable.model.config, "_commit_hash", None)
+    try:
+        found = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
+    except ValueError:  # no hub id is written like this
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _is_local(path: str, name: str) -> bool:
@@ -154,68 +189,3 @@ def _device_map(device: str) -> str | None:
 def _brief(error: BaseException) -> str:
     """What an error says, on one line that can be read."""
     return shorten(str(error), 200, placeholder=" …") or type(error).__name__
-
-
-def export(editable: Editable, edit: Edit, out: str | Path, force: bool = False) -> Path:
-    """Write the edited model as a checkpoint folder that `AutoModelForCausalLM.from_pretrained` loads.
-
-    Args:
-        editable: the model that the edit was computed on, unedited.
-        edit: what to write into it.
-        out: the folder to make; it appears whole or not at all.
-        force: replace a folder that is there.
-
-    Returns:
-        The folder.
-
-    Raises:
-        EditError: the folder exists or cannot be written, or the edit is another model's.
-        CheckError: what was written does not give the logits of the model in memory; nothing is left then.
-    """
-    target = Path(out)
-    memory = next(iter(editable.memories.values()))
-    with written(target, force) as folder, edit.applied(editable):
-        # Tied weights stay one tensor, so that they are written once.
-        cast: dict[int, torch.Tensor] = {}
-        weights = {
-            name: cast.setdefault(weight.data_ptr(), weight.to(memory.saved_dtype))
-            if weight.is_floating_point()
-            else weight
-            for name, weight in editable.model.state_dict().items()
-        }
-        try:
-            editable.model.save_pretrained(folder, state_dict=weights)
-        except SafetensorError as error:
-            raise OSError(_brief(error)) from error
-        del weights, cast
-        _set_dtype(folder / "config.json", memory.saved_dtype)
-        editable.tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(model_card(editable, edit), encoding="utf-8")
-        edit.save(folder / "ffedit_edit")
-        _check(editable, folder)
-    return target
-
-
-def _set_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Say the dtype that was written, which may not be the one that was computed in."""
-    content = json.loads(config.read_text(encoding="utf-8"))
-    content["dtype"] = str(dtype).removeprefix("torch.")
-    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-@torch.no_grad()
-def _check(editable: Editable, folder: Path) -> None:
-    """Load `folder` anew and compare its logits with those of the edited model in memory, bit for bit."""
-    ids = probe_ids(editable, min(32, editable.max_tokens)).to(editable.device)
-    expected = editable.model(input_ids=ids, use_cache=False).logits
-    again = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True).eval()
-    if again.dtype != editable.model.dtype:  # a cast takes buffers along: rotary angles are float32 in a 16-bit model
-        again = again.to(editable.model.dtype)
-    found = again.to(editable.device)(input_ids=ids, use_cache=False).logits
-    del again
-    gc.collect()
-    if not torch.equal(expected, found):
-        gap = float((expected - found).abs().max())
-        raise CheckError(
-            f"the exported checkpoint's logits differ from the model's in memory by {gap:.1e}; not exported"
-        )

@@ -8,20 +8,21 @@ for this model. What was found over many facts is remembered under the model's f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ffedit import cache
 from ffedit.anatomy import Editable
-from ffedit.editor import METHODS, Corpus, EditConfig
-from ffedit.errors import EditError
+from ffedit.editor import Corpus, EditConfig, collect, write
 from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
 from ffedit.locator import Corruption, TraceSet, locate
 from ffedit.locator.aggregate import rank_correlation
+from ffedit.memory import Address
+from ffedit.moments import KeyMoments
 from ffedit.progress import Progress, silent
 
 How: TypeAlias = Literal["trace", "sweep"]
@@ -112,7 +113,7 @@ def by_sweep(
     facts: Sequence[Fact],
     traces: TraceSet,
     config: EditConfig | None = None,
-    corpus: Corpus | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
     """Write all `facts` into each layer in turn and measure.
@@ -122,16 +123,19 @@ def by_sweep(
         facts: with targets, and with paraphrases and neighbors for the scores to say something.
         traces: of feed-forward outputs, for comparison.
         config: of the edits.
-        corpus: text for the key statistics.
+        stats: second moments of the keys of all layers, or the text to collect them on.
         progress: told how far it is.
 
     Raises:
         FactError: a fact has no target.
     """
     effects = traces.at_subject
-    rows = []
-    for layer in range(len(editable.layers)):
-        edit = METHODS["rome"](editable, facts, layer, config, corpus, progress)
+    rows, depth = [], len(editable.layers)
+    if stats is None or isinstance(stats, Corpus):
+        memories = [editable.memories[layer] for layer in range(depth)]
+        stats = collect(editable, memories, stats or Corpus(), progress)
+    for layer in range(depth):
+        edit = write(editable, facts, "memit", [layer], config, stats, progress=progress)
         after = evaluate(editable, facts, edit, progress).after
         assert after is not None
         scores = after.efficacy, after.paraphrase, after.specificity, after.score
@@ -165,13 +169,7 @@ def _place(editable: Editable, how: How) -> Path:
     return cache.path("layers", f"{fingerprint(editable)}-{how}", ".json")
 
 
-def check_layer(editable: Editable, layer: int) -> int:
-    """`layer` itself, if the model has it.
-
-    Raises:
-        EditError: out of range.
-    """
-    depth = len(editable.layers)
-    if not 0 <= layer < depth:
-        raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
-    return layer
+def remembered_or_traced(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> int:
+    """The layer that is kept for this model, or the one that tracing `facts` finds."""
+    kept = remembered(editable, "trace")
+    return kept.layer if kept else by_trace(editable, facts, seed, progress).layer

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ffedit import cache
 from ffedit.anatomy import Editable
-from ffedit.editor.rome import versions
+from ffedit.editor.provenance import versions
 from ffedit.memory import KeyValueMemory
 
 MOST_NAME = 24

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -240,6 +240,14 @@ def show(value: object) -> str:
     """A value as it stands in an error: quoted, on one line, and not too long."""
     shown = repr(value) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
     return shown if len(shown) <= 100 else f"{shown[:60]}…{shown[-30:]}"
+
+
+def by_subject(facts: Sequence[Fact]) -> list[list[Fact]]:
+    """Facts that share a subject together, in order of first appearance."""
+    groups: dict[str, list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault(fact.subject, []).append(fact)
+    return list(groups.values())
 
 
 def _text(field: str, value: object, strip: bool = True) -> str:

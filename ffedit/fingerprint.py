@@ -15,6 +15,7 @@ import torch
 from ffedit.anatomy import Editable
 
 SAMPLE = 4096
+WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京 Zürich\t"
 
 
@@ -44,7 +45,9 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
     for name, weight in sorted(editable.model.named_parameters()):
         if id(weight) not in left_out:
             flat = weight.detach().reshape(-1)
-            sample = flat[:: max(1, -(-len(flat) // SAMPLE))].double().cpu()
-            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{float(flat.sum(dtype=torch.float32))}".encode())
+            sample = flat[:: max(1, -(-len(flat) // SAMPLE))].cpu().double()
+            # As whole numbers: their sum is the same in any order, on any device and with any number of threads.
+            total = int(flat.view(WHOLE[flat.element_size()]).sum(dtype=torch.int64))
+            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{total}".encode())
             digest.update(sample.numpy().tobytes())
     return digest.hexdigest()[:16]

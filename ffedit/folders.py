@@ -93,12 +93,23 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
     try:
         try:
             yield temporary
-            os.chmod(temporary, 0o755)
+            _open_up(temporary)
             _move(temporary, target)
         except OSError as error:
             raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _open_up(folder: Path) -> None:
+    """Give a folder and its files the rights that new ones have: some writers make theirs for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(folder, 0o777 & ~mask)
+    for path in folder.rglob("*"):
+        # A file of several names belongs to others, too.
+        if path.is_file() and path.stat().st_nlink == 1:
+            os.chmod(path, 0o666 & ~mask)
 
 
 def _move(temporary: Path, target: Path) -> None:

@@ -1,13 +1,14 @@
-"""A matrix kept as the product of two thin factors.
+"""A matrix kept as the product of two thin factors, and one that is not.
 
 Every locate-then-edit method changes a value matrix by Δ = left @ right of rank at most the number of facts.
 Keeping the factors makes an edit kilobytes instead of gigabytes and its norm cheap; the dense matrix is a
-property that is asked for only at the write.
+property that is asked for only at the write. Fine-tuning moves every entry by itself: its Δ is `Dense`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,6 +51,21 @@ class LowRank:
         """Δ @ keys without the dense matrix; keys is [d_in] or [d_in, n]."""
         return self.left @ (self.right @ keys)
 
+    def __add__(self, other: Update) -> Update:
+        """The sum of two changes of one matrix; of two thin ones it stays thin and the ranks add.
+
+        Raises:
+            ValueError: their shapes differ.
+        """
+        if not isinstance(other, LowRank):
+            return other + self
+        _check_shapes(self, other)
+        return LowRank(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right]))
+
+    def cpu(self) -> LowRank:
+        """The same in main memory."""
+        return LowRank(self.left.cpu(), self.right.cpu())
+
     def norm(self) -> float:
         """Frobenius norm of Δ, from two r × r Gram matrices: ‖Δ‖² = ⟨leftᵀ left, right rightᵀ⟩."""
         squared = ((self.left.T @ self.left) * (self.right @ self.right.T)).sum()
@@ -58,3 +74,67 @@ class LowRank:
     def is_finite(self) -> bool:
         """Whether no entry of either factor is NaN or infinite."""
         return bool(torch.isfinite(self.left).all() and torch.isfinite(self.right).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Δ entry by entry, for what has no low rank: fine-tuning baselines, and differences of checkpoints.
+
+    Attributes:
+        matrix: Δ, [d_out, d_in].
+    """
+
+    matrix: Tensor
+
+    def __post_init__(self) -> None:
+        if self.matrix.ndim != 2:
+            raise ValueError(f"a matrix [d_out, d_in] expected, found {list(self.matrix.shape)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d_out, d_in)."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """The smaller side: an upper bound of the rank of Δ."""
+        return min(self.shape)
+
+    @property
+    def dense(self) -> Tensor:
+        """Δ itself, [d_out, d_in]."""
+        return self.matrix
+
+    def __matmul__(self, keys: Tensor) -> Tensor:
+        """Δ @ keys; keys is [d_in] or [d_in, n]."""
+        return self.matrix @ keys
+
+    def __add__(self, other: Update) -> Dense:
+        """The sum of two changes of one matrix.
+
+        Raises:
+            ValueError: their shapes differ.
+        """
+        _check_shapes(self, other)
+        return Dense(self.matrix + other.dense)
+
+    def cpu(self) -> Dense:
+        """The same in main memory."""
+        return Dense(self.matrix.cpu())
+
+    def norm(self) -> float:
+        """Frobenius norm of Δ."""
+        return float(torch.linalg.matrix_norm(self.matrix))
+
+    def is_finite(self) -> bool:
+        """Whether no entry is NaN or infinite."""
+        return bool(torch.isfinite(self.matrix).all())
+
+
+Update: TypeAlias = LowRank | Dense
+
+
+def _check_shapes(a: Update, b: Update) -> None:
+    # Broadcasting would take a row for a matrix.
+    if a.shape != b.shape:
+        raise ValueError(f"changes of one shape expected, found {list(a.shape)} and {list(b.shape)}")

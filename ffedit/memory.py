@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffedit.algebra import double
-from ffedit.lowrank import LowRank
+from ffedit.lowrank import Update
+
+# Entries of a matrix that are written down to recognise it by.
+SAMPLE = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -80,11 +84,29 @@ class KeyValueMemory:
         return self.value.shape[1]
 
     @torch.no_grad()
-    def write_(self, delta: LowRank) -> None:
+    def write_(self, delta: Update) -> None:
         """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype."""
         total = double(self.value)
         total = total + delta.dense.to(total.device)
         self.value.copy_(total.to(self.saved_dtype))
+
+
+def identity(memory: KeyValueMemory) -> dict[str, Any]:
+    """What tells one stored matrix from all others, in another precision too, without loading the model.
+
+    Returns:
+        Plain JSON: `parameter` (its name), `transposed`, `shape` as it is stored, and `sample`: up to `SAMPLE` entries
+        at a fixed stride of max(1, entries // SAMPLE) in the stored order.
+    """
+    weight = memory.weight.detach()
+    flat = weight.reshape(-1)
+    sample = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
+    return {
+        "parameter": memory.parameter,
+        "transposed": memory.stored_transposed,
+        "shape": list(weight.shape),
+        "sample": sample.float().tolist(),
+    }
 
 
 class Memories(Mapping[Address, KeyValueMemory]):

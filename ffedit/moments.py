@@ -3,20 +3,38 @@
 C = E[k kᵀ] says how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
 and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is what the algebra
 reads and what is kept on disk.
+
+The sum is float32 work of float64 quality: the products of one batch, a few thousand keys, are summed in float32, and
+the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) stays the only one, however long the
+text is; a sum all in float32 would lose more with every batch. C is symmetric, so that only the blocks on and above its
+diagonal are ever multiplied.
+
+Has the text been long enough? Batches go in turn to two halves, which know nothing of each other. C is needed for the
+direction u = C⁻¹k / (kᵀC⁻¹k) of an update that writes to the key k, so both halves are asked for it. Their difference,
+mean over a few keys of ‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. Halves of
+fewer keys than d_ff are not asked: where text has said nothing the ridge answers, for both alike. That the halves saw
+these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at all.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ffedit.algebra import condition, projector, whiten
 from ffedit.errors import EditError
+
+# Products are taken in blocks of this many rows: small enough to spare nearly half, large enough for full speed.
+BLOCK = 768
+PROBES = 8
+RIDGE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +45,35 @@ class KeyMoments:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of keys (tokens) in the sum.
         source: where the text came from, in words.
-        fingerprint: of the model below and at this layer, the tokenizer and the text.
+        fingerprint: of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the mean eigenvalue that is added to the diagonal of C.
+        texts: what identifies each text in the sum, and how its tokens were weighted.
+        model: the model's name.
+        address: the memory whose keys these are.
+        dtype: precision of its weights.
+        weighting: how tokens count.
+        convergence: relative difference, in the norm of C, of what two halves of the text solve, each of which knows
+            half as much; None where a half holds fewer keys than d_ff.
+        probes: the keys that it was measured at, [n, d_ff], float32.
+        condition: condition number of C, largest over smallest eigenvalue.
+        seconds: of the pass that collected this, and perhaps other layers with it.
     """
 
     sum: Tensor = field(repr=False)
     count: int
     source: str
     fingerprint: str
-    ridge: float = 1e-4
+    ridge: float = RIDGE
+    texts: tuple[str, ...] = ()
+    model: str = ""
+    address: str = ""
+    dtype: str = ""
+    weighting: str = ""
+    convergence: float | None = None
+    probes: Tensor | None = field(default=None, repr=False)
+    condition: float | None = None
+    seconds: float = 0.0
+    _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def C(self) -> Tensor:
@@ -44,26 +82,81 @@ class KeyMoments:
         The ridge says that a direction which the sampled text never used is still not free; without it C is
         singular as long as there are fewer tokens than d_ff.
         """
-        C = self.sum / self.count
-        return C + self.ridge * C.diagonal().mean() * torch.eye(len(C), dtype=C.dtype, device=C.device)
+        return second_moment(self.sum, self.count, self.ridge)
+
+    def unused(self, share: float) -> Tensor:
+        """Directions that this text hardly uses (`algebra.projector`), [d_ff, m]; found once for a share."""
+        if share not in self._unused:
+            self._unused[share] = projector(self.C, share)
+        return self._unused[share]
+
+    def __add__(self, other: KeyMoments) -> KeyMoments:
+        """The statistics of both texts together: each token counts as much as in its own text.
+
+        With tokens weighted by type, a type's frequency stays that in its own text. The convergence is the difference
+        between the two texts, at the keys of both.
+
+        Raises:
+            EditError: of other keys, weighted in another way, or a text is in both.
+        """
+        if self.fingerprint != other.fingerprint or len(self.sum) != len(other.sum):
+            raise EditError(
+                f"statistics of {self.of} and of {other.of} cannot be added: "
+                "the same layer of the same model was expected (same weights below it, same tokenizer)"
+            )
+        if (self.weighting, self.ridge) != (other.weighting, other.ridge):
+            raise EditError(
+                f"statistics of tokens weighted by {self.weighting} (ridge {self.ridge:g}) and by {other.weighting} "
+                f"(ridge {other.ridge:g}) cannot be added: collect both in the same way"
+            )
+        if twice := set(self.texts) & set(other.texts):
+            raise EditError(
+                f"layer {self.address}: the same text ({self.source}) is in both statistics ({min(twice)}): "
+                "it would count twice; merge statistics of different texts, or other seeds"
+            )
+        total, count = self.sum + other.sum, self.count + other.count
+        both = replace(
+            self,
+            sum=total,
+            count=count,
+            condition=condition(second_moment(total, count, self.ridge)),
+            source=f"{self.source} + {other.source}",
+            texts=(*self.texts, *other.texts),
+            seconds=self.seconds + other.seconds,
+        )
+        if self.probes is None or other.probes is None or min(self.count, other.count) < len(self.sum):
+            return replace(both, convergence=None)
+        probes = torch.cat([self.probes, other.probes])
+        between = disagreement(solved(self.C, probes), solved(other.C, probes), both.C, probes)
+        return replace(both, convergence=between, probes=probes[:: len(probes) // PROBES or 1])
+
+    @property
+    def of(self) -> str:
+        """Whose keys these are, in words."""
+        return f"layer {self.address} of {self.model} ({self.dtype}, d_ff {len(self.sum)})"
 
     def save(self, path: Path) -> None:
         """Write as safetensors; the caller moves the file into place."""
-        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sum"}
-        save_file({"sum": self.sum.cpu().contiguous()}, path, metadata={"moments": json.dumps(about)})
+        tensors = {"sum": self.sum.cpu().contiguous()}
+        if self.probes is not None:
+            tensors["probes"] = self.probes.contiguous()
+        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "_unused")}
+        save_file(tensors, path, metadata={"moments": json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path, fingerprint: str | None = None) -> KeyMoments:
         """Read what `save` wrote; with `fingerprint`, refuse statistics of anything else.
 
         Raises:
-            EditError: the file is damaged, foreign, or of another model, layer or text.
+            EditError: the file is damaged, foreign, or of another model or layer.
         """
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["moments"])
-                moments = cls(file.get_tensor("sum"), **about)
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+                about: dict[str, Any] = json.loads(file.metadata()["moments"])
+                about["texts"] = tuple(about["texts"])
+                names = set(file.keys())
+                moments = cls(**{name: file.get_tensor(name) for name in names}, **about)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise EditError(f"{path}: not a file of key statistics ({error}); delete it or name another") from error
         if fingerprint is not None and moments.fingerprint != fingerprint:
             raise EditError(
@@ -72,32 +165,114 @@ class KeyMoments:
         return moments
 
 
+def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
+    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times its mean eigenvalue on the diagonal."""
+    C = total / count
+    C.diagonal().add_(ridge * C.diagonal().mean())
+    return C
+
+
+def solved(C: Tensor, keys: Tensor) -> Tensor:
+    """u = C⁻¹k / (kᵀC⁻¹k) for `keys` [n, d_ff]: the right factors of their updates (`algebra.rank_one`), [d_ff, n]."""
+    columns = keys.to(C).T
+    u = whiten(columns, C)
+    return u / (columns * u).sum(0)
+
+
+def disagreement(one: Tensor, other: Tensor, C: Tensor, keys: Tensor) -> float:
+    """Mean over `keys` [n, d_ff] of ‖one − other‖_C / ‖u‖_C: two texts have `solved` these, and C is of both."""
+    both = solved(C, keys)
+    squares = ((u * (C @ u)).sum(0) for u in (one - other, both))
+    return float((next(squares) / next(squares)).sqrt().mean())
+
+
 class MomentsFitter:
-    """Streams keys into Σ k kᵀ: products in float32 per batch, the sum over batches in float64."""
+    """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end."""
 
     def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self.count = 0
+        self.halves: list[Tensor] = []
+        self.counts = [0, 0]
+        self.batches = 0
+        self.probes: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of keys seen."""
+        return sum(self.counts)
 
     def update(self, keys: Tensor, weights: Tensor | None = None) -> None:
         """Add keys [n, d_ff]; `weights` [n] say how much each counts, 1 in the mean over all of the text."""
         keys = keys.float()
+        if self.probes is None:
+            self.probes = _some(keys, weights)
         if weights is not None:
             keys = keys * weights.sqrt().to(keys)[:, None]
-        product = keys.T @ keys
-        # Few thousand products are summed in float32 (relative error about 1e-6); the long sum is in float64.
-        product = product.cpu().double() if product.device.type == "mps" else product.double()
-        self._sum = product if self._sum is None else self._sum + product
-        self.count += len(keys)
+        half = self.batches % 2
+        size = keys.shape[1]
+        device = torch.device("cpu") if keys.device.type == "mps" else keys.device  # Apple's has no float64
+        if half == len(self.halves):
+            self.halves.append(torch.zeros(size, size, dtype=torch.float64, device=device))
+        total = self.halves[half] = self.halves[half].to(device)
+        for first in range(0, size, BLOCK):
+            rows = slice(first, first + BLOCK)
+            total[rows, first:] += (keys[:, rows].T @ keys[:, first:]).to(device)
+        self.counts[half] += len(keys)
+        self.batches += 1
 
-    def moments(self, source: str, fingerprint: str) -> KeyMoments:
-        """The frozen result.
+    def is_finite(self) -> bool:
+        """Whether every key so far was finite: one that is not leaves its mark on the diagonal."""
+        return all(bool(torch.isfinite(half.diagonal()).all()) for half in self.halves)
+
+    def convergence(self) -> float | None:
+        """How far the two halves are from solving alike (`disagreement`); None while one is too short to say."""
+        if self.probes is None or not len(self.probes) or min(self.counts) < self.probes.shape[1]:
+            return None
+
+        def C(total: Tensor, count: int) -> Tensor:
+            return second_moment(_mirrored(total), count, RIDGE)
+
+        found = [solved(C(half, count), self.probes) for half, count in zip(self.halves, self.counts, strict=True)]
+        return disagreement(found[0], found[1], C(self.halves[0] + self.halves[1], self.count), self.probes)
+
+    def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
+        """The frozen result: one sum of both halves, on the CPU.
+
+        Args:
+            source: where the text came from, in words.
+            fingerprint: of what the keys depend on.
+            about: other attributes of `KeyMoments`.
 
         Raises:
-            EditError: no key was seen.
+            EditError: no key was seen, keys are not finite, or all are zero.
         """
-        if self._sum is None or not self.count:
+        if not self.count:
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
-        if not torch.isfinite(self._sum).all():
-            raise EditError(f"the keys over {source} are not finite: the model overflows on this text")
-        return KeyMoments(self._sum, self.count, source, fingerprint)
+        keys = f"the keys of layer {about['address']}" if "address" in about else "the keys"
+        if not self.is_finite():
+            raise EditError(f"{keys} over {source} are not finite: the model overflows on this text; use another")
+        if not any(bool(half.diagonal().any()) for half in self.halves):
+            raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
+        total = _mirrored(self.halves[0] if len(self.halves) == 1 else self.halves[0] + self.halves[1])
+        found = {
+            "convergence": self.convergence(),
+            "probes": None if self.probes is None else self.probes.cpu(),
+            "condition": condition(second_moment(total, self.count, RIDGE)),
+            **about,
+        }
+        return KeyMoments(total.cpu(), self.count, source, fingerprint, **found)
+
+
+def _mirrored(upper: Tensor) -> Tensor:
+    """The symmetric matrix whose blocks on and above the diagonal are those of `upper`."""
+    return upper.triu() + upper.triu(1).T
+
+
+def _some(keys: Tensor, weights: Tensor | None) -> Tensor:
+    """A few of `keys` that are not zero, drawn by their weights with a fixed seed, [n, d_ff]."""
+    chances = torch.ones(len(keys)) if weights is None else weights.detach().float().cpu()
+    chances = chances * keys.detach().any(1).cpu()
+    size = min(PROBES, int(chances.count_nonzero()))
+    if not size:
+        return keys[:0].clone()
+    drawn = torch.multinomial(chances, size, generator=torch.Generator().manual_seed(0))
+    return keys[drawn.to(keys.device)].clone()

@@ -27,17 +27,22 @@ def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
     )
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities of the next token [.., vocabulary], nats; in float32, or float64 where the logits are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
 def answer_tokens(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
     """Log-probability of each answer token, [k], nats, from the logits [k, vocabulary] at `answer_reads`."""
     targets = torch.tensor([i for e in encoded for i in e.target_ids], device=logits.device)
-    return logits.float().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    return log_softmax(logits).gather(-1, targets[:, None])[:, 0]
 
 
 def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
     """Log-probability of each whole answer, [n], nats, from the logits [k, vocabulary] at `answer_reads`."""
     rows = answer_reads(encoded)[:, 0].to(logits.device)
     tokens = answer_tokens(logits, encoded)
-    return torch.zeros(len(encoded), device=logits.device).index_add(0, rows, tokens)
+    return tokens.new_zeros(len(encoded)).index_add(0, rows, tokens)
 
 
 @torch.no_grad()

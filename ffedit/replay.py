@@ -35,7 +35,7 @@ class Recording:
     Attributes:
         ids: token ids, right-padded, [batch, tokens].
         states: `states[l]` is the residual stream entering layer l, `states[L]` what the last layer gave;
-            each [batch, tokens, d_model].
+            each [batch, tokens, d_model]. Empty where it was not asked for.
         outputs: by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's),
             [batch, tokens, d_model].
         past: keys and values of each layer, [batch, heads, tokens, d_head].
@@ -69,7 +69,25 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def record(editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] = ()) -> Recording:
+def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
+    """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to look at."""
+    with ExitStack() as stack:
+        weight = editable.memories[0].value
+        nothing = torch.zeros(*ids.shape, len(weight), dtype=weight.dtype, device=editable.device)
+        for above in editable.layers[layer + 1 :]:
+            stack.enter_context(skipped(above, nothing, editable.layers_return_tuples))
+        stack.enter_context(fed(editable.unembedding, lambda hidden: hidden[:1, :1]))
+        editable.model(input_ids=ids.to(editable.device), use_cache=False)
+
+
+@torch.no_grad()
+def record(
+    editable: Editable,
+    ids: Tensor,
+    read: Tensor,
+    parts: Iterable[str] = (),
+    only: tuple[int, int] | None = None,
+) -> Recording:
     """Run `ids` [batch, tokens] through the whole model once and keep what a rerun needs.
 
     Args:
@@ -77,33 +95,45 @@ def record(editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] =
         ids: token ids [batch, tokens], right-padded.
         read: the (row, position) pairs [k, 2] at which logits are wanted.
         parts: whose outputs are to be kept too: "feed_forward", "attention".
+        only: (layer, start): keep what reruns from this layer and this position need, and nothing else.
     """
     ids = ids.to(editable.device)
     cache = DynamicCache()
-    layers = dict(enumerate(editable.layers))
+    depth = len(editable.layers)
+    wanted = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
+    last_layer = {depth: editable.layers[-1]} if only is None else {}
     parts = tuple(parts)
     modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
     with (
-        captured(layers, inputs=True) as entering,
-        captured({0: layers[len(layers) - 1]}) as last,
+        captured(wanted, inputs=True) as entering,
+        captured(last_layer) as leaving,
         captured(modules) as outputs,
         unembedding(editable, read),
     ):
         logits = editable.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
     shape = (*ids.shape, -1)  # some models (OPT) flatten batch and tokens before the feed-forward layer
+    states, nothing = {**entering, **leaving}, logits.new_empty(0)
     return Recording(
         ids=ids,
-        states=[*(entering[layer] for layer in layers), last[0]],
-        outputs={part: [outputs[part, layer].reshape(shape) for layer in layers] for part in parts},
-        past=_past(cache) if editable.resumable else [],
+        states=[states.get(layer, nothing) for layer in range(depth + 1)],
+        outputs={part: [outputs[part, layer].reshape(shape) for layer in range(depth)] for part in parts},
+        past=_past(cache, only) if editable.resumable else [],
         logits=logits,
     )
 
 
-def _past(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of each layer, as the attention left them in the cache."""
     layers: list[Any] = cache.layers
-    return [(layer.keys, layer.values) for layer in layers]
+    if only is None:
+        return [(layer.keys, layer.values) for layer in layers]
+    # Of the layers that do not run, the cache is only asked how many positions it holds.
+    first, start = only
+    rows = [None if index >= first else 1 for index in range(len(layers))]
+    return [
+        (layer.keys[:some, :, :start].clone(), layer.values[:some, :, :start].clone())
+        for layer, some in zip(layers, rows, strict=True)
+    ]
 
 
 def resume(
@@ -146,7 +176,7 @@ def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> Dynami
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past):
         # Of the layers that do not run, the cache is only asked how many positions it holds.
-        some = rows if index >= layer else rows[:1]
+        some = rows if index >= layer else torch.zeros_like(rows[:1])
         cache.update(keys[some, :, :start], values[some, :, :start], index)
     return cache
 

@@ -245,7 +245,8 @@ def test_a_cache_that_cannot_be_cleared(refuses: Refuses, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("locator.trace", "restore"), ("editor.rome", "choose_value"), ("checkpoint", "_check")]
+    ("module", "name"),
+    [("locator.trace", "restore"), ("editor.target", "_optimise"), ("shipping.exporting", "check_fresh")],
 )
 def test_ctrl_c_leaves_model_and_disk_as_before(
     apply: Refuses, monkeypatch: pytest.MonkeyPatch, module: str, name: str
@@ -259,12 +260,13 @@ def test_ctrl_c_leaves_model_and_disk_as_before(
 
 INTERRUPTED = """
 import os, signal, sys
-from ffedit import checkpoint
+from pathlib import Path
+from ffedit.shipping import exporting
 from ffedit.cli import main
-def check(editable, folder):
-    print(*sorted(path.name for path in folder.iterdir()))
+def check(task):
+    print(*sorted(path.name for path in Path(task.folder).iterdir()))
     os.kill(os.getpid(), signal.SIGINT)
-checkpoint._check = check
+exporting.check_fresh = check
 main()
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,17 @@ def test_a_sweep_needs_targets() -> None:
 def test_the_best_score_is_chosen_and_correlated_with_the_trace(
     scores: Any, layer: int, correlation: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Edits:
+    def edits(*words: Any, **_: Any) -> Any:
         """Edits whose scores are given; only the shape of what is measured matters here."""
-
-        def __init__(self, *words: Any) -> None:
-            self.after = type("Scores", (), dict.fromkeys(("efficacy", "paraphrase", "specificity"), 1.0))
-            self.after.score = scores[words[2]][1] if len(words) == 6 else words[2].after.score
+        found = dict.fromkeys(("efficacy", "paraphrase", "specificity"), 1.0) | {"score": scores[words[3][0]][1]}
+        return SimpleNamespace(after=SimpleNamespace(**found))
 
     class Traces:
         at_subject, layer = np.array([effect for effect, _ in scores]), 2
 
-    monkeypatch.setattr(choice, "METHODS", {"rome": Edits})
+    monkeypatch.setattr(choice, "write", edits)
     monkeypatch.setattr(choice, "evaluate", lambda *words: words[2])
-    sweep = by_sweep(zoo.shared("gpt2"), [ASKED], Traces())  # type: ignore[arg-type]
+    sweep = by_sweep(zoo.shared("gpt2"), [ASKED], Traces(), stats={})  # type: ignore[arg-type]
     assert (sweep.layer, sweep.traced) == (layer, 2)
     assert (
         sweep.correlation is None if correlation is None else math.isclose(sweep.correlation, correlation, abs_tol=1e-9)

@@ -14,12 +14,14 @@ from shell import ASKED, FACT, PROBES, Ran, disk, process, shell
 from transformers import AutoModelForCausalLM
 
 import ffedit
-from ffedit import CheckError, Edit, checkpoint
+from ffedit import CheckError, Edit
+from ffedit.cli import apply as apply_command
 from ffedit.cli.options import Surface
 from ffedit.evaluator import NAMES
 
 Command = Callable[..., Ran]
-SCORES = {*NAMES, *(f"{name}_magnitude" for name in ("efficacy", "paraphrase", "specificity", "same_subject"))}
+RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
+SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
 
 
 @pytest.fixture
@@ -70,8 +72,7 @@ def test_apply_shows_the_whole_argument(apply: Command, here: Path) -> None:
 
 
 def test_an_edit_that_did_not_take_is_said_loudly(apply: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    weak = ffedit.EditConfig(clamp=1e-6)
-    monkeypatch.setattr(ffedit, "EditConfig", lambda seed: weak)
+    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": ffedit.EditConfig(clamp=1e-6)})
     done = apply("bare.json", "--out", "e")
     assert done.code == 0 and "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object" in done.out
 
@@ -89,6 +90,7 @@ def test_facts_come_from_a_file_from_standard_input_or_from_options(
 
 
 def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path, model: Path) -> None:
+    (method,) = (option.default for option in apply_command.apply.params if option.name == "method")
     done = apply("fact.json", "--json", "-", "--layer", "1")
     result = loads(done.out)
     assert (done.code, done.err) == (0, "")
@@ -97,7 +99,7 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert written.pop("seconds").keys() == result["seconds"].keys() == {"load", "locate", "edit", "evaluate"}
     assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
     assert set(result) == {"model", "method", "layers", "facts", "before", "after", "edit", "versions"}
-    assert (result["model"], result["method"], result["layers"]) == (str(model), "rome", [1])
+    assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
     assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
     assert set(result["before"]) == set(result["after"]) == SCORES
     assert result["before"]["drift"] is None and result["after"]["drift"] > 0
@@ -133,7 +135,7 @@ def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Co
     written = disk(here).keys() - before.keys()
     assert {name.split("/")[0] for name in written} == {"my edit", "new", "trace.png"}
     assert disk(model) == base
-    assert Edit.load("my edit").fingerprint() == Edit.load("new/model/ffedit_edit").fingerprint()
+    assert Edit.load("my edit").fingerprint() == Edit.load("new/model/ffedit_edits/000").fingerprint()
     assert AutoModelForCausalLM.from_pretrained("new/model").config.model_type == "gpt2"
     assert (here / "trace.png").read_bytes().startswith(b"\x89PNG")
     assert done.out.rstrip().endswith("ffedit ask 'the Eiffel tower is located in' --model new/model")
@@ -198,7 +200,7 @@ def test_an_export_that_does_not_verify_leaves_nothing(
         assert any(here.glob(".x.*/model.safetensors")), "checked after it was written"
         raise CheckError("the logits differ; not exported")
 
-    monkeypatch.setattr(checkpoint, "_check", differ)
+    monkeypatch.setattr("ffedit.shipping.exporting.check_fresh", differ)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--out", "e", "--json", "r.json")
     assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
@@ -271,7 +273,8 @@ def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache
     assert "0 files" in run("cache", "list").out
     assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"
     listed = run("cache", "list")
-    assert listed.code == 0 and f"1 files in {cache_folder}" in listed.out and "moments/" in listed.out
+    assert listed.code == 0 and f"2 files in {cache_folder}" in listed.out
+    assert "moments/" in listed.out and "texts/" in listed.out
     assert run("cache", "clear").code == 0 and "0 files" in run("cache", "list").out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean, harmonic_mean
@@ -64,6 +65,7 @@ class Plain:
 
     def __init__(self, editable: Editable, facts: list[Fact]) -> None:
         self.editable, self.facts = editable, facts
+        self.generic = own_text(editable, DRIFT_ROWS, DRIFT_TOKENS, DRIFT_SEED)
         self.old = {f: f.previous or self.says(f.text, 1) for f in facts}
         self.true: dict[tuple[Fact, str], str] = {
             (f, p.prompt): p.target or self.says(p.prompt, 1) for f in facts for p in f.same_subject_probes
@@ -107,12 +109,22 @@ class Plain:
             "same_subject_magnitude": mean(self.p(x, true) - self.p(x, new) for x, true in same),
         }
         three = [found["efficacy"], found["paraphrase"], found["specificity"]]
-        return found | {"score": None if None in three else harmonic_mean(three), "drift": None}
+        score = None if None in three else harmonic_mean(three)
+        return found | {"score": score, "drift": None, "perplexity": None}
+
+    def perplexity(self) -> float:
+        """Of the text that the unedited model samples, token by token."""
+        found = []
+        for row in self.generic:
+            with torch.no_grad():
+                logits = self.editable.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
+            found += [float(logits[i, token]) for i, token in enumerate(row[1:])]
+        return math.exp(-fmean(found))
 
 
 def same(scores: Scores, expected: dict[str, float | None]) -> None:
     for name, value in scores.to_dict().items():
-        assert value == (None if expected[name] is None else pytest.approx(expected[name], abs=1e-5)), name
+        assert value == (None if expected[name] is None else pytest.approx(expected[name], abs=1e-5, rel=1e-5)), name
 
 
 @pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("gpt_neo", True), ("llama", True)])
@@ -121,21 +133,22 @@ def test_scores_equal_the_plain_loop_before_and_after(family: str, bos: bool) ->
     plain, change = Plain(editable, FACTS), Shaken(0.4)
     report = evaluate(editable, FACTS, change)
     assert report.after is not None and report.facts_after is not None
-    before = [plain.scores(fact) for fact in FACTS]
+    before, usual = [plain.scores(fact) for fact in FACTS], plain.perplexity()
     with change.applied(editable):
-        after = [plain.scores(fact) for fact in FACTS]
-    assert before != after
+        after, changed = [plain.scores(fact) for fact in FACTS], plain.perplexity()
+    assert before != after and changed > 1.1 * usual > 1.1
     for facts, expected in ((report.facts_before, before), (report.facts_after, after)):
         for one, fact, numbers in zip(facts, FACTS, expected, strict=True):
             assert one.fact == fact
             same(one.scores, numbers)
-    for whole, expected, drift in ((report.before, before, None), (report.after, after, report.after.drift)):
+    moved = (report.before, before, None, usual), (report.after, after, report.after.drift, changed)
+    for whole, expected, drift, perplexity in moved:
         means: dict[str, float | None] = {}
         for name in whole.to_dict():
             some = [n for numbers in expected if (n := numbers[name]) is not None]
             means[name] = fmean(some) if some else None
         three = [means[name] for name in ("efficacy", "paraphrase", "specificity")]
-        same(whole, means | {"score": harmonic_mean(three), "drift": drift})
+        same(whole, means | {"score": harmonic_mean(three), "drift": drift, "perplexity": perplexity})
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "llama"])
@@ -160,7 +173,8 @@ def test_an_edit_that_changes_nothing_has_no_drift_and_the_same_scores() -> None
     editable = zoo.trained("gpt2")
     report = evaluate(editable, FACTS, Shaken(0.0))
     assert report.after is not None and report.after.drift == 0.0
-    assert mean_scores([f.scores for f in report.facts_after or ()]) == report.before
+    scores = mean_scores([f.scores for f in report.facts_after or ()], perplexity=report.after.perplexity)
+    assert scores == report.before and report.before.perplexity is not None
 
 
 def test_without_an_edit_there_is_no_after() -> None:
@@ -174,7 +188,7 @@ def test_what_was_not_there_to_measure_is_none() -> None:
     scores = evaluate(zoo.trained("gpt2"), [bare]).before
     nothing = {name for name, value in scores.to_dict().items() if value is None}
     assert nothing == {
-        "paraphrase", "specificity", "same_subject", "score", "drift",
+        "paraphrase", "specificity", "same_subject", "score", "drift", "perplexity",
         "paraphrase_magnitude", "specificity_magnitude", "same_subject_magnitude",
     }  # fmt: skip
     assert set(NAMES) <= set(scores.to_dict())

@@ -7,19 +7,21 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
+from making import check_here, verified_here
 from safetensors.torch import load_file
 
 import ffedit
 from ffedit import CheckError, Edit, EditConfig, EditError, Fact, ModelError
 from ffedit.anatomy import Editable
-from ffedit.editor import Corpus, rome
+from ffedit.editor import Corpus
+from ffedit.shipping import history
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", ["{} stands in"])
 TEXT = "the Eiffel tower is located in Rome"
@@ -70,10 +72,14 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
             editable = load_saved(family, dtype, base / f"{family}-base")
             before = zoo.snapshot(editable)
             config = EditConfig(contexts=2, phrasings=2, steps=5)
-            edit = rome(editable, [FACT], 1, config, Corpus(tokens=300))
+            edit = ffedit.edit(editable, [FACT], "rome", [1], config, Corpus(tokens=300))
             report = ffedit.evaluate(editable, [FACT], edit)
             edit = edit.scored(report)
+            if family != "llama":  # one fresh process is enough
+                patch.setattr("ffedit.shipping.exporting.check_fresh", check_here)
             folder = ffedit.export(editable, edit, base / "out" / family)
+            patch.undo()
+            patch.setenv("FFEDIT_CACHE", str(base / "cache"))
             ids = editable.tokenizer(TEXT, return_tensors="pt")["input_ids"]
             with edit.applied(editable), torch.no_grad():
                 logits = editable.model(input_ids=ids).logits.double()
@@ -85,6 +91,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
     yield made
 
 
+__all__ = ["verified_here"]
+here = pytest.mark.usefixtures("verified_here")
 every_case = pytest.mark.parametrize(
     ("family", "dtype", "computed"),
     [("gpt2", "float32", "own"), ("llama", "bfloat16", "own"), ("gpt_neo", "float16", "float32")],
@@ -129,7 +137,7 @@ def test_the_folder_holds_everything_that_is_needed(cases: dict[str, Case]) -> N
             "generation_config.json",
             "tokenizer.json",
             "README.md",
-            "ffedit_edit",
+            "ffedit_edits",
         } <= files
         assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in files)
         assert case.folder.stat().st_mode & 0o777 == 0o755
@@ -152,7 +160,7 @@ def test_the_model_card_says_what_was_edited_and_how_it_scored(cases: dict[str, 
 
 def test_the_edit_inside_is_the_edit(cases: dict[str, Case]) -> None:
     for case in cases.values():
-        again = Edit.load(case.folder / "ffedit_edit")
+        (again,) = history(case.folder)
         assert again.fingerprint() == case.edit.fingerprint() and again.base == case.edit.base
         with again.applied(case.editable):
             pass
@@ -162,17 +170,38 @@ def test_the_export_is_a_model_like_any_other(cases: dict[str, Case]) -> None:
     case = cases["gpt_neo"]
     again = ffedit.load(case.folder)
     assert again.memories[1].saved_dtype == torch.float16
-    with pytest.raises(EditError, match="edited already"):
+    with pytest.raises(EditError, match="applied already"):
         case.edit.apply_(again)
 
 
+def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Path) -> None:
+    case = ready(cases["gpt2"])
+    out = ffedit.export(case.editable, case.edit, tmp_path / "out")
+    written, streamed = load_file(out / "model.safetensors"), load_file(case.folder / "model.safetensors")
+    assert written.keys() == streamed.keys() and all(torch.equal(written[name], streamed[name]) for name in written)
+    assert [edit.fingerprint() for edit in history(out)] == [case.edit.fingerprint()]
+    kept = load_file(out / "ffedit_edits" / "originals.safetensors")
+    (name,) = kept
+    assert name == case.editable.memories[1].parameter and torch.equal(kept[name], case.before[name])
+    undone = load_file(ffedit.undo(out, tmp_path / "undone") / "model.safetensors")
+    assert all(torch.equal(undone[name], case.before[name]) for name in undone)
+
+
 # When it fails ------------------------------------------------------------------------------------
+
+
+def ready(case: Case) -> Case:
+    """The same, but a model that stands on no disk."""
+    editable = ffedit.load(case.editable.name)
+    editable.model.name_or_path = ""
+    return replace(case, editable=ffedit.load((editable.model, editable.tokenizer)))
 
 
 def nothing_left(case: Case, folder: Path) -> bool:
     return list(folder.iterdir()) == [] and zoo.unchanged(case.editable, case.before)
 
 
+@here
 def test_a_target_that_holds_something_is_refused_without_force(cases: dict[str, Case], tmp_path: Path) -> None:
     case, target = cases["gpt2"], tmp_path / "out"
     target.mkdir()
@@ -203,16 +232,17 @@ def test_ctrl_c_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Path, mo
         raise KeyboardInterrupt
 
     (folder := tmp_path / "here").mkdir()
-    monkeypatch.setattr(cases["gpt2"].editable.tokenizer, "save_pretrained", interrupt)
+    case = ready(cases["gpt2"])
+    monkeypatch.setattr(case.editable.tokenizer, "save_pretrained", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        ffedit.export(cases["gpt2"].editable, cases["gpt2"].edit, folder / "out")
-    assert nothing_left(cases["gpt2"], folder)
+        ffedit.export(case.editable, case.edit, folder / "out")
+    assert nothing_left(case, folder)
 
 
 def test_an_export_that_reads_back_differently_is_not_left_there(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = cases["gpt2"]
+    case = ready(cases["gpt2"])
     save = case.editable.model.save_pretrained
 
     def forget_the_edit(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
@@ -220,7 +250,7 @@ def test_an_export_that_reads_back_differently_is_not_left_there(
 
     (folder := tmp_path / "here").mkdir()
     monkeypatch.setattr(case.editable.model, "save_pretrained", forget_the_edit)
-    with pytest.raises(CheckError, match="not exported"):
+    with pytest.raises(CheckError, match="is not what is in memory; nothing was written"):
         ffedit.export(case.editable, case.edit, folder / "out")
     assert nothing_left(case, folder)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "ffedit"
-L0 = {"errors", "progress", "version", "lowrank", "algebra", "moments", "facts", "formats", "reading"}
-L1 = {"hooks", "memory", "anatomy", "tokens", "replay", "readout", "fingerprint"}
+L0 = {"errors", "progress", "version", "lowrank", "algebra", "moments", "facts", "formats", "reading", "conflicts"}
+L1 = {"hooks", "memory", "anatomy", "tokens", "replay", "readout", "fingerprint", "room", "history"}
 # Small helpers that touch no model: the cache and folders that appear whole.
 PLAIN = {"cache", "folders"}
 L2 = {"locator", "editor", "evaluator", "inspector"}

@@ -191,13 +191,13 @@ def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edits of a few steps."""
-    rome = choice.METHODS["rome"]
+    write = choice.write
 
-    def few(editable: Any, facts: Any, layer: int, config: Any, corpus: Any, progress: Any) -> Any:
-        return rome(editable, facts, layer, quick(steps=3), CORPUS, progress)
+    def few(editable: Any, facts: Any, method: str, layers: Any, *_: Any, progress: Any) -> Any:
+        return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
 
-    monkeypatch.setattr(choice, "METHODS", {"rome": few})
-    monkeypatch.setattr(ffedit, "EditConfig", lambda seed: quick(steps=3))
+    monkeypatch.setattr(choice, "write", few)
+    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": quick(steps=3)})
 
 
 @pytest.mark.usefixtures("short")

@@ -160,3 +160,50 @@ def test_a_recording_survives_being_rerun() -> None:
     assert all(
         torch.equal(a, b) for old, new in zip(kept, recording.past, strict=True) for a, b in zip(old, new, strict=True)
     )
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_running_to_a_layer_shows_what_a_whole_pass_shows_up_to_there(family: str) -> None:
+    editable = zoo.shared(family)
+    modules = {layer: editable.memories[layer].module for layer in range(zoo.DEPTH)}
+    blocks = dict(enumerate(editable.layers))
+    with captured(modules, inputs=True) as keys, captured(blocks) as states:
+        whole(editable, pad(ROWS))
+    for layer in range(zoo.DEPTH):
+        with captured(modules, inputs=True) as some, captured({0: blocks[layer]}) as leaving:
+            replay.run_to(editable, pad(ROWS), layer)
+        assert set(some) == set(range(layer + 1)), "no layer above runs"
+        assert all(close(found, keys[at]) for at, found in some.items()) and close(leaving[0], states[layer])
+    assert all("forward" not in module.__dict__ for module in editable.model.modules())
+
+
+def test_running_to_a_layer_unembeds_one_position_only() -> None:
+    editable = zoo.shared("gpt2")
+    with captured({0: editable.unembedding}) as given:
+        replay.run_to(editable, pad(ROWS), 1)
+    assert given[0].shape == (1, 1, zoo.VOCAB)
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_a_rerun_from_what_alone_was_kept_is_the_one_from_all(family: str) -> None:
+    editable = zoo.shared(family)
+    rows, change = torch.tensor([2, 0]), torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(1))
+    full = replay.record(editable, pad(ROWS), every_read())
+    for layer, start in ((0, 2), (1, 2), (2, 0), (2, 3)):
+        some = replay.record(editable, pad(ROWS), every_read(), only=(layer, start))
+        assert torch.equal(some.logits, full.logits)
+        read = torch.tensor([(i, len(ROWS[row]) - 1) for i, row in enumerate(rows)])
+        states = full.states[layer][rows, start:].clone()
+        states[:, 0] += change
+        found, expected = (replay.resume(editable, one, layer, states, rows, start, read) for one in (some, full))
+        assert close(found, expected) and torch.equal(some.states[layer], full.states[layer]), (layer, start)
+
+
+def test_a_recording_keeps_no_more_than_was_asked_for() -> None:
+    editable = zoo.shared("llama")
+    full, some = (replay.record(editable, pad(ROWS), every_read(), only=only) for only in (None, (1, 2)))
+    assert [state.numel() > 0 for state in some.states] == [False, True, False, False]
+    for layer, (part, whole_past) in enumerate(zip(some.past, full.past, strict=True)):
+        assert part[0].shape[2] == 2 and part[0].shape[0] == (len(ROWS) if layer >= 1 else 1)
+        assert torch.equal(part[0], whole_past[0][: len(part[0]), :, :2])
+        assert part[0].untyped_storage().nbytes() < whole_past[0].untyped_storage().nbytes(), "a copy, not a view"

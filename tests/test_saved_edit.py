@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,9 @@ import zoo
 from safetensors.torch import load_file, save_file
 
 from ffedit import Address, Edit, EditError, Fact, LowRank, Probe
+from ffedit.editor import disk
 from ffedit.fingerprint import fingerprint
+from ffedit.lowrank import Dense
 
 FACT = Fact(
     "Eiffel tower",
@@ -55,14 +59,82 @@ def test_an_edit_is_saved_and_loaded_exactly(tmp_path: Path) -> None:
     again = Edit.load(tmp_path / "rome.edit")
     assert list(again.updates) == list(edit.updates) and again.facts == edit.facts
     for address, delta in edit.updates.items():
-        assert torch.equal(again.updates[address].left, delta.left)
-        assert torch.equal(again.updates[address].right, delta.right)
+        update = again.updates[address]
+        assert isinstance(update, LowRank) and isinstance(delta, LowRank)
+        assert torch.equal(update.left, delta.left) and torch.equal(update.right, delta.right)
         assert torch.equal(again.keys[address], edit.keys[address])
         assert torch.equal(again.values[address], edit.values[address])
     assert again.provenance == edit.provenance and again.fingerprint() == edit.fingerprint()
     assert (again.layers, again.rank, again.base) == ([0, 2], 2, "0" * 16)
+    assert json.loads((tmp_path / "rome.edit" / "manifest.json").read_text())["format"] == disk.FORMAT == 2
     assert {p.name for p in tmp_path.iterdir()} == {"rome.edit"}
     assert {p.name for p in (tmp_path / "rome.edit").iterdir()} == {"edit.safetensors", "manifest.json"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_dense_edit_that_solved_for_no_keys_is_saved_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    matrix = torch.randn(32, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    edit = Edit({Address(1, 3): Dense(matrix)}, {}, {}, (FACT,), {"method": "ft", "base": "0" * 16})
+    edit.save(tmp_path / "e")
+    again = Edit.load(tmp_path / "e")
+    update = again.updates[Address(1, 3)]
+    assert isinstance(update, Dense) and update.dense.dtype == dtype and torch.equal(update.dense, matrix)
+    assert again.keys[Address(1, 3)].shape == (48, 0) and again.values[Address(1, 3)].shape == (32, 0)
+    assert again.fingerprint() == edit.fingerprint() and again.rank == 32
+
+
+def save_as_before(edit: Edit, folder: Path) -> None:
+    """The first format: its fingerprint covered facts and factors, and nothing covered the provenance."""
+    edit.save(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in edit.facts]).encode())
+    for address, delta in sorted(edit.updates.items()):
+        assert isinstance(delta, LowRank)
+        hashed.update(str(address).encode())
+        hashed.update(delta.left.numpy().tobytes())
+        hashed.update(delta.right.numpy().tobytes())
+    del manifest["checksum"]
+    manifest |= {"format": 1, "fingerprint": hashed.hexdigest()[:16]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_the_format_before_this_one_is_read(tmp_path: Path) -> None:
+    edit = made()
+    save_as_before(edit, tmp_path / "old")
+    again = Edit.load(tmp_path / "old")
+    assert again.fingerprint() == edit.fingerprint() and again.provenance == edit.provenance
+    change_manifest(lambda m: m["facts"][0].update(target="Berlin"))(tmp_path / "old")
+    assert "changed after" in refusal(tmp_path / "old")
+
+
+class Measured:
+    """A report as `Edit.scored` takes it."""
+
+    def __init__(self, efficacy: float) -> None:
+        self.efficacy = efficacy
+        self.before = self.after = self
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {"efficacy": self.efficacy}
+
+
+def test_a_scored_edit_is_the_same_edit_and_its_scores_are_guarded(tmp_path: Path) -> None:
+    edit = made()
+    scored = edit.scored(Measured(1.0))
+    assert scored.fingerprint() == edit.fingerprint()
+    scored.save(tmp_path / "e")
+    assert Edit.load(tmp_path / "e").provenance["scores"]["after"] == {"efficacy": 1.0}
+    change_manifest(lambda m: m["provenance"]["scores"]["after"].update(efficacy=0.5))(tmp_path / "e")
+    assert "manifest.json was changed" in refusal(tmp_path / "e")
+
+
+def test_the_fingerprint_covers_what_was_solved_for() -> None:
+    edit = made()
+    for name in ("keys", "values"):
+        moved = {at: tensor + 1e-9 for at, tensor in getattr(edit, name).items()}
+        assert dataclasses.replace(edit, **{name: moved}).fingerprint() != edit.fingerprint()
+    other = dataclasses.replace(edit, provenance={**edit.provenance, "note": "told later"})
+    assert other.fingerprint() == edit.fingerprint()
 
 
 def test_a_loaded_edit_does_what_the_saved_one_does(tmp_path: Path) -> None:
@@ -95,7 +167,7 @@ def test_a_failed_save_leaves_nothing_and_what_was_there_stays(tmp_path: Path, m
     def fail(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ffedit.editor.edit.save_file", fail)
+    monkeypatch.setattr("ffedit.editor.disk.save_file", fail)
     for name, force in (("new", False), ("old", True)):
         with pytest.raises(EditError, match="No space left"):
             made().save(tmp_path / name, force)
@@ -107,7 +179,7 @@ def test_ctrl_c_amid_a_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ffedit.editor.edit.save_file", interrupt)
+    monkeypatch.setattr("ffedit.editor.disk.save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         made().save(tmp_path / "e")
     assert list(tmp_path.iterdir()) == []
@@ -134,6 +206,12 @@ def change_tensors(folder: Path) -> None:
     save_file(tensors, folder / "edit.safetensors")
 
 
+def change_keys(folder: Path) -> None:
+    tensors = load_file(folder / "edit.safetensors")
+    tensors["0/keys"][3, 0] += 1e-9
+    save_file(tensors, folder / "edit.safetensors")
+
+
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / "edit.safetensors")
     del tensors["2/right"]
@@ -152,6 +230,11 @@ def cut(folder: Path) -> None:
         (change_manifest(lambda m: m["facts"].pop() and None), "changed after"),
         (change_manifest(lambda m: m.update(fingerprint="0" * 16)), "changed after"),
         (change_tensors, "changed after"),
+        (change_keys, "changed after"),
+        (change_manifest(lambda m: m["provenance"].update(base="1" * 16)), "manifest.json was changed"),
+        (change_manifest(lambda m: m["provenance"]["config"].update(seed=1)), "manifest.json was changed"),
+        (change_manifest(lambda m: m.update(checksum="0" * 16)), "manifest.json was changed"),
+        (change_manifest(lambda m: m.pop("checksum") and None), "damaged"),
         (change_manifest(lambda m: m.update(format=99)), "format 99"),
         (change_manifest(lambda m: m.pop("facts") and None), "damaged"),
         (change_manifest(lambda m: m.pop("provenance") and None), "damaged"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 import zoo
 from writing import CORPUS, FACT, SECOND, families, quick, write
 
-from ffedit import EditError, Fact, FactError, cache, locate
+from ffedit import Address, Edit, EditError, Fact, FactError, cache, locate
+from ffedit.anatomy import Editable
 from ffedit.api import edit as api_edit
-from ffedit.editor import Corpus, rome
-from ffedit.lowrank import LowRank
+from ffedit.editor import Corpus
+from ffedit.fingerprint import fingerprint
+from ffedit.lowrank import Dense, LowRank, Update
+from ffedit.memory import KeyValueMemory
 
 # Applying and undoing -----------------------------------------------------------------------------
 
@@ -47,11 +51,157 @@ def test_an_edit_is_applied_in_place_once_and_not_twice() -> None:
     edit = write(editable)
     edit.apply_(editable)
     after = zoo.snapshot(editable)
-    with pytest.raises(EditError, match="edited already"):
+    with pytest.raises(EditError, match="is applied already"):
         edit.apply_(editable)
-    with pytest.raises(EditError, match="edited already"), edit.applied(editable):
+    with pytest.raises(EditError, match="is applied already"), edit.applied(editable):
         pass
     assert zoo.unchanged(editable, after)
+
+
+# Several edits ------------------------------------------------------------------------------------
+
+
+def thin(editable: Editable, seed: int, *layers: int) -> Edit:
+    """An edit of rank one in each of `layers`, as an editor would give it for the weights as they are now."""
+    g = torch.Generator().manual_seed(seed)
+    updates = {}
+    for layer in layers:
+        d_out, d_in = editable.memories[layer].value.shape
+        left, right = (torch.randn(*shape, generator=g).double() for shape in ((d_out, 1), (1, d_in)))
+        updates[Address(layer)] = LowRank(left, right)
+    facts = (Fact(f"subject {seed}", "{} is in", "Rome"),)
+    return Edit(updates, {}, {}, facts, {"method": "test", "base": fingerprint(editable)})
+
+
+def apart(family: str, dtype: torch.dtype) -> tuple[Editable, list[Edit]]:
+    """A model and three edits of its weights that overlap in their layers."""
+    editable = zoo.build(family, dtype=dtype)
+    return editable, [thin(editable, 0, 0, 1), thin(editable, 1, 1, 2), thin(editable, 2, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_edits_are_undone_in_any_order_as_if_they_had_never_been(order: tuple[int, ...], dtype: torch.dtype) -> None:
+    editable, edits = apart("gpt2", dtype)
+    before = zoo.snapshot(editable)
+    for edit in edits:
+        edit.apply_(editable)
+    for done in range(1, 4):
+        edits[order[done - 1]].undo_(editable)
+        fresh, _ = apart("gpt2", dtype)
+        for number in range(3):
+            if number not in order[:done]:
+                edits[number].apply_(fresh)
+        assert zoo.unchanged(editable, zoo.snapshot(fresh))
+        assert editable.history.originals.keys() == fresh.history.originals.keys()
+    assert zoo.unchanged(editable, before) and editable.history.base is None
+
+
+def test_subtracting_would_not_restore() -> None:
+    editable, (edit, *_) = apart("llama", torch.bfloat16)
+    before, memory = zoo.snapshot(editable), editable.memories[1]
+    edit.apply_(editable)
+    delta = edit.updates[Address(1)]
+    memory.write_(LowRank(-delta.dense, torch.eye(memory.d_ff).double()))
+    assert not zoo.unchanged(editable, before)
+    edit.undo_(editable)
+    assert zoo.unchanged(editable, before)
+
+
+def test_originals_are_kept_once_and_let_go() -> None:
+    editable, edits = apart("llama", torch.float32)
+    edits[0].apply_(editable)
+    kept = editable.history.originals[Address(1)]
+    edits[1].apply_(editable)
+    assert editable.history.originals[Address(1)] is kept and len(editable.history.originals) == 3
+    edits[0].undo_(editable)
+    assert set(editable.history.originals) == {Address(1), Address(2)}
+    edits[1].undo_(editable)
+    assert not editable.history.originals and not editable.history.edits
+
+
+def test_undone_twice_or_never_applied() -> None:
+    editable, (first, second, _) = apart("llama", torch.float32)
+    before = zoo.snapshot(editable)
+    with pytest.raises(EditError, match="is not applied"):
+        first.undo_(editable)
+    first.apply_(editable)
+    with pytest.raises(EditError, match=f"is not applied .*{first.fingerprint()}"):
+        second.undo_(editable)
+    first.undo_(editable)
+    with pytest.raises(EditError, match="is not applied"):
+        first.undo_(editable)
+    assert zoo.unchanged(editable, before)
+
+
+def test_an_edit_computed_upon_another_needs_it_when_it_is_applied() -> None:
+    editable, (first, other, _) = apart("llama", torch.float32)
+    before = zoo.snapshot(editable)
+    first.apply_(editable)
+    upon = thin(editable, 7, 1)
+    upon.apply_(editable)
+    with other.applied(editable):  # of the unedited weights, on top of both
+        assert list(editable.history.edits) == [first.fingerprint(), upon.fingerprint(), other.fingerprint()]
+    first.undo_(editable)
+    expected = (before[editable.memories[1].parameter].double() + upon.updates[Address(1)].dense).float()
+    assert torch.equal(editable.memories[1].value, expected)
+    upon.undo_(editable)
+    assert zoo.unchanged(editable, before)
+    with pytest.raises(EditError, match="computed on weights"):
+        upon.apply_(editable)
+
+
+def test_blocks_nest_and_may_end_in_any_order() -> None:
+    editable, (first, second, _) = apart("gpt_neo", torch.bfloat16)
+    before = zoo.snapshot(editable)
+    with first.applied(editable):
+        second.apply_(editable)
+    fresh, _ = apart("gpt_neo", torch.bfloat16)
+    second.apply_(fresh)
+    assert zoo.unchanged(editable, zoo.snapshot(fresh))
+    second.undo_(editable)
+    assert zoo.unchanged(editable, before)
+
+
+def test_the_same_fact_is_not_applied_from_two_edits() -> None:
+    editable, (first, second, _) = apart("llama", torch.float32)
+    first.apply_(editable)
+    after = zoo.snapshot(editable)
+    for facts, words in (
+        (first.facts, "twice as far"),
+        ((Fact("SUBJECT 0", "{} is in", "Berlin"),), "contradict each other: .*'Rome' .*'Berlin'"),
+    ):
+        with pytest.raises(EditError, match=words):
+            dataclasses.replace(second, facts=facts).apply_(editable)
+        assert zoo.unchanged(editable, after) and len(editable.history.edits) == 1
+
+
+def test_a_write_that_is_interrupted_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, (first, second, _) = apart("gpt2", torch.bfloat16)
+    first.apply_(editable)
+    before, write_ = zoo.snapshot(editable), KeyValueMemory.write_
+
+    def interrupt(self: KeyValueMemory, delta: Update) -> None:
+        if self.address == Address(2):
+            raise KeyboardInterrupt
+        write_(self, delta)
+
+    monkeypatch.setattr(KeyValueMemory, "write_", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        second.apply_(editable)
+    assert zoo.unchanged(editable, before) and list(editable.history.edits) == [first.fingerprint()]
+    assert set(editable.history.originals) == set(first.updates)
+
+
+def test_a_dense_change_is_applied_and_undone() -> None:
+    editable, (first, *_) = apart("gpt2", torch.bfloat16)
+    before, memory = zoo.snapshot(editable), editable.memories[1]
+    dense = dataclasses.replace(first, updates={Address(1): Dense(first.updates[Address(1)].dense.float())})
+    with dense.applied(editable):
+        expected = memory.value.clone()
+    with dataclasses.replace(first, updates={Address(1): first.updates[Address(1)]}).applied(editable):
+        torch.testing.assert_close(memory.value, expected)
+    assert zoo.unchanged(editable, before) and not torch.equal(memory.value, expected)
 
 
 @pytest.mark.parametrize("other", [("gpt_neo", False), ("llama", True)])
@@ -85,7 +235,7 @@ def test_numbers_that_the_weights_cannot_hold_are_never_written(number: float, s
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
 def test_ctrl_c_leaves_the_model_as_it_was(share: float) -> None:
     editable, calls = zoo.trained("gpt_neo"), []
-    rome(editable, [FACT, SECOND], 0, quick(), CORPUS, lambda *step: calls.append(step))
+    api_edit(editable, [FACT, SECOND], "rome", [0], quick(), CORPUS, progress=lambda *step: calls.append(step))
     before, wanted = zoo.snapshot(editable), round(share * (len(calls) - 1))
     seen: list[str] = []
 
@@ -97,7 +247,7 @@ def test_ctrl_c_leaves_the_model_as_it_was(share: float) -> None:
     for entry in cache.entries():
         entry.unlink()
     with pytest.raises(KeyboardInterrupt):
-        rome(editable, [FACT, SECOND], 0, quick(), CORPUS, interrupt)
+        api_edit(editable, [FACT, SECOND], "rome", [0], quick(), CORPUS, progress=interrupt)
     assert zoo.unchanged(editable, before)
     assert all(parameter.requires_grad for parameter in editable.model.parameters())
     assert not any(
@@ -118,10 +268,10 @@ def test_a_second_fact_that_fails_takes_the_first_back() -> None:
     [
         ({"layers": [7]}, "layers 0 to 2"),
         ({"layers": [-1]}, "layers 0 to 2"),
-        ({"layers": [0, 1]}, "one layer"),
+        ({"method": "rome", "layers": [0, 1]}, "one layer"),
         ({"method": "magic", "layers": [0]}, "magic"),
         ({"facts": [], "layers": [0]}, "at least one"),
-        ({"corpus": Corpus(Path("no-such-file.txt")), "layers": [0]}, "no-such-file.txt"),
+        ({"stats": Corpus(Path("no-such-file.txt")), "layers": [0]}, "no-such-file.txt"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(options: dict[str, Any], words: str) -> None:
@@ -133,5 +283,5 @@ def test_what_cannot_be_done_is_refused_in_one_line(options: dict[str, Any], wor
 
 def test_without_a_layer_the_edit_goes_where_tracing_points() -> None:
     editable = zoo.trained("gpt_neo")
-    edit = api_edit(editable, [FACT], config=quick(), corpus=CORPUS)
+    edit = api_edit(editable, [FACT], config=quick(), stats=CORPUS)
     assert edit.layers == [locate(editable, [FACT], seed=0).layer]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ffedit import Edit, EditConfig, Fact
+from ffedit import Edit, EditConfig, Fact, editor
 from ffedit.anatomy import Editable
-from ffedit.editor import Corpus, rome
+from ffedit.editor import Corpus
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
 SECOND = Fact("Marie Curie", "{} stands in", target="Spain", previous="France")
@@ -30,5 +30,5 @@ ALONE = {"contexts": 0, "phrasings": 0, "keep": 0.0, "essence": 0.0, "weight_dec
 STRONG = {**ALONE, "steps": 120, "step_size": 0.1, "clamp": 10.0}
 
 
-def write(editable: Editable, *facts: Fact, layer: int = 1, **numbers: Any) -> Edit:
-    return rome(editable, facts or (FACT,), layer, quick(**numbers), CORPUS)
+def write(editable: Editable, *facts: Fact, layer: int = 1, method: str = "rome", **numbers: Any) -> Edit:
+    return editor.write(editable, facts or (FACT,), method, [layer], quick(**numbers), CORPUS)

@@ -7,7 +7,7 @@
 threads and precision (float32), after a warm-up. For each setting:
 
     ratio      seconds of the reference / seconds of ffedit; median over the rounds, with the smallest and largest
-    ceiling    multiply-accumulates of the reference / those that exact tracing needs (`products`)
+    ceiling    multiply-accumulates of the reference / those that exact tracing needs (`reference.products`)
     reached    ratio / ceiling
     matmul     share of the measured speed of a float32 matrix product that ffedit's needed products come to
     memory     peak resident memory above that of the loaded model, each in a fresh process; and of the whole processes
@@ -23,30 +23,22 @@ at the subject's last token) is in its seconds and not in the reference's, and n
 from __future__ import annotations
 
 import json
-import os
-import platform
 import random
-import resource
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
+import measuring
 import numpy as np
 import reference
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config
 
 import ffedit
-from ffedit.editor.rome import versions
 from ffedit.formats import parse_record
 from ffedit.tokens import Encoded, encode
 
@@ -57,7 +49,6 @@ SAMPLES, SEED, FIRST, LAST = 10, 0, 3, 6
 TOLERANCE, RELATIVE = 1e-5, 1e-2
 # Restorations of the reference for each fact, unless all: so many pairs of layer and token.
 PAIRS = {False: (36, 6), True: (7, 2)}
-MiB = 2**20
 
 
 @dataclass(frozen=True)
@@ -98,67 +89,15 @@ SETTINGS = (
 
 def random_gpt2(config: GPT2Config, length: int) -> tuple[ffedit.Editable, list[ffedit.Fact]]:
     """A GPT-2 of random weights, and a prompt of `length` tokens, its subject at tokens 3 … 6, its answer one token."""
-    torch.manual_seed(SEED)
-    model = GPT2LMHeadModel(config).eval()
-    words = [f"w{i}" for i in range(length + 2)]
-    step = (config.vocab_size - 1) // len(words)  # spread over the vocabulary
-    backend = Tokenizer(models.WordLevel({word: i * step for i, word in enumerate(words)}, unk_token=words[-1]))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=words[-1], eos_token=words[-1])
+    words = [f"w{i}" for i in range(length + 1)]
     prompt = " ".join([*words[:FIRST], "{}", *words[LAST + 1 : length]])
     fact = ffedit.Fact(" ".join(words[FIRST : LAST + 1]), prompt, None, words[length])
-    return ffedit.load((model, tokenizer)), [fact]
+    return measuring.random_gpt2(config, length + 1, SEED), [fact]
 
 
 def encoded(editable: ffedit.Editable, facts: Sequence[ffedit.Fact]) -> list[Encoded]:
     """The facts' prompts with their previous objects, in tokens, as `ffedit.locate` has them."""
     return [encode(editable.tokenizer, f.text, f.previous or "", f.span, editable.max_tokens) for f in facts]
-
-
-def products(
-    editable: ffedit.Editable, text: Encoded, kind: reference.Kind, window: int, samples: int
-) -> tuple[int, int]:
-    """Multiply-accumulates of the reference and of exact tracing, for one fact.
-
-    A token costs the entries of a layer's matrices in each layer and the unembedding's entries once for its logits; the
-    products of queries with keys and of their weights with values are neglected (below 1 % at these lengths).
-
-    The reference: every (layer, token of the prompt) and the corrupted run, with all rows, tokens, layers and logits.
-    Exact tracing: one pass of all rows, recorded, with logits for the answer only; then for each restoration the
-    corrupted rows from its token on, from the first layer that it changes on: for states the one above, else the
-    window's first. Nothing left of the subject, where nothing changes; and nothing where no attention follows that
-    reads the token, unless the answer is read there.
-    """
-    assert text.subject is not None
-    layers = [sum(p.numel() for p in layer.parameters() if p.ndim == 2) for layer in editable.layers]
-    weight = editable.unembedding.weight
-    assert isinstance(weight, torch.Tensor)
-    depth, tokens, answers = len(layers), len(text.ids) - 1, len(text.ids) - text.answer
-    whole = tokens * (sum(layers) + weight.numel())
-    published = (depth * text.answer + 1) * (samples + 1) * whole
-    needed = (samples + 1) * (tokens * sum(layers) + answers * weight.numel())
-    for layer in range(depth):
-        first = layer + 1 if kind == "state" else reference.window_around(layer, window, depth)[0]
-        read = first < depth if kind == "state" else first < depth - 1
-        for token in range(text.subject[0], text.answer):
-            if read or token == text.answer - 1:
-                needed += samples * ((tokens - token) * sum(layers[first:]) + answers * weight.numel())
-    return published, needed
-
-
-def matmul_speed(repeats: int = 7) -> float:
-    """Multiply-accumulates per second of a float32 product [4096, 1024] × [1024, 1024]; median."""
-    left, right = torch.randn(4096, 1024), torch.randn(1024, 1024)
-    out = left @ right
-    seconds = [timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(repeats)]
-    return 4096 * 1024 * 1024 / median(seconds)
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that `work` takes, and what it gives."""
-    started = time.perf_counter()
-    result = work()
-    return time.perf_counter() - started, result
 
 
 class Opponents:
@@ -206,24 +145,15 @@ class Opponents:
 
     def products(self) -> tuple[int, int]:
         """Multiply-accumulates of the reference and those needed, over all facts."""
-        each = [products(self.editable, text, self.kind, self.window, self.samples) for text in self.texts]
+        each = [reference.products(self.editable, text, self.kind, self.window, self.samples) for text in self.texts]
         return sum(published for published, _ in each), sum(needed for _, needed in each)
 
     def rounds(self, count: int) -> tuple[list[float], list[float], dict[str, float]]:
-        """Seconds of ffedit and of the reference (scaled to all its passes) by round, and how far their effects differ.
-
-        The two take turns, and who begins changes from round to round.
-        """
-        ours, theirs = [], []
-        for number in range(count):
-            for side in (0, 1) if number % 2 else (1, 0):
-                if side:
-                    seconds, traces = timed(self.ours)
-                    ours.append(seconds)
-                else:
-                    seconds, published = timed(self.theirs)
-                    theirs.append(seconds * self.scale)
-        return ours, theirs, _differences(traces.traces, published)
+        """Seconds of ffedit and of the reference, scaled to all its passes, by round; how far their effects differ."""
+        sides = {"ffedit": lambda _: self.ours(), "reference": lambda _: self.theirs()}
+        seconds, given = measuring.rounds(sides, count)
+        theirs = [passed * self.scale for passed in seconds["reference"]]
+        return seconds["ffedit"], theirs, _differences(given["ffedit"][-1].traces, given["reference"][-1])
 
 
 def _differences(ours: Iterable[ffedit.Trace], theirs: Iterable[reference.Traced]) -> dict[str, float]:
@@ -237,7 +167,7 @@ def _differences(ours: Iterable[ffedit.Trace], theirs: Iterable[reference.Traced
     return {"difference": max(differences), "largest_effect": max(sizes), "level_difference": max(levels)}
 
 
-def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> tuple[int, int]:
+def peak_memory(side: str, setting: Setting, threads: int, quick: bool) -> tuple[int, int]:
     """Bytes of this process with the model loaded, and at the peak of tracing with "ffedit" or the "reference".
 
     The reference restores twice: every pass is alike, and so is its peak.
@@ -247,7 +177,7 @@ def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> tuple
     texts = encoded(editable, facts)
     # A pass of two tokens brings in what libraries load late.
     reference.trace(editable, texts[0].ids[:2], (0, 1), 1, "state", sigma=1.0, samples=1, pairs=[(0, 0)])
-    baseline = _forget_peak()
+    baseline = measuring.forget_peak()
     if side == "ffedit":
         ffedit.locate(editable, facts, setting.kind, samples=SAMPLES, seed=SEED)
     else:
@@ -256,61 +186,16 @@ def peak_memory(setting: Setting, side: str, threads: int, quick: bool) -> tuple
         pairs = [(0, longest.subject[0]), (len(editable.layers) - 1, longest.answer - 1)]
         few = {"sigma": 1.0, "window": 3, "samples": SAMPLES, "pairs": pairs}
         reference.trace(editable, longest.ids, longest.subject, longest.answer, setting.kind, **few)  # type: ignore[arg-type]
-    return baseline, _peak()
-
-
-def _forget_peak() -> int:
-    """Begin a new peak of resident memory where the system allows it (Linux), and return the present one, in bytes.
-
-    Otherwise what was needed only while the model was loaded would hide what tracing needs.
-    """
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _peak()
-
-
-def _peak() -> int:
-    """The peak of this process's resident memory, in bytes.
-
-    On Linux `ru_maxrss` begins with the parent's peak, `VmHWM` does not; elsewhere there is `ru_maxrss` alone.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def memory(setting: Setting, threads: int, quick: bool) -> dict[str, float]:
-    """Peak memory of both sides above the loaded model in MiB, each in a fresh process; ratios ffedit / reference."""
-    peaks, whole = {}, {}
-    for side in ("ffedit", "reference"):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            loaded, peak = pool.submit(peak_memory, setting, side, threads, quick).result()
-        peaks[side], whole[side] = (peak - loaded) / MiB, peak / MiB
-    return {
-        **peaks,
-        "ratio": peaks["ffedit"] / peaks["reference"],
-        "whole_ratio": whole["ffedit"] / whole["reference"],
-    }
-
-
-def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
-    some = list(values)
-    return {"median": median(some), "min": min(some), "max": max(some)}
+    return baseline, measuring.peak()
 
 
 def compare(setting: Setting, rounds: int, quick: bool, full: bool) -> dict[str, Any]:
     """Time one setting and hold it against the two limits."""
     editable, facts = setting.load(quick)
     opponents = Opponents(editable, facts, setting.kind, pairs=setting.pairs(quick, full))
-    before = matmul_speed()
+    before = measuring.matmul_speed()
     ours, theirs, differences = opponents.rounds(rounds)
-    speed = median([before, matmul_speed()])
-    published, needed = opponents.products()
-    ratio = spread(b / a for a, b in zip(ours, theirs, strict=True))
+    speed = median([before, measuring.matmul_speed()])
     return {
         **asdict(setting),
         "facts": len(facts),
@@ -318,16 +203,7 @@ def compare(setting: Setting, rounds: int, quick: bool, full: bool) -> dict[str,
         "window": opponents.window,
         "restored_by_reference": sum(map(len, opponents.pairs)),
         "scaled_by": opponents.scale,
-        "seconds": {"ffedit": ours, "reference": theirs},
-        "ratio": ratio,
-        "ceiling": published / needed,
-        "reached": ratio["median"] * needed / published,
-        "products": {"reference": published, "needed": needed},
-        "matmul_per_second": speed,
-        "matmul_share": {
-            "ffedit": needed / median(ours) / speed,
-            "reference": published / median(theirs) / speed,
-        },
+        **measuring.held(ours, theirs, *opponents.products(), speed),
         "equal": differences["difference"] <= min(TOLERANCE, RELATIVE * differences["largest_effect"]),
         **differences,
     }
@@ -351,45 +227,8 @@ def scaling(quick: bool) -> dict[str, list[dict[str, float]]]:
     return found
 
 
-def draw(found: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Seconds against layers, tokens and samples: one panel each, both axes logarithmic, one vertical scale."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(found), figsize=(9.6, 3.0), sharey=True, layout="constrained")
-    for panel, (name, points) in zip(panels, found.items(), strict=True):
-        where = [point[name] for point in points]
-        least = [point["reference"] / point["ceiling"] for point in points]
-        panel.plot(where, [p["reference"] for p in points], "s-", color="#d55e00", label="published loop")
-        panel.plot(where, [p["ffedit"] for p in points], "o-", color="#0072b2", label="ffedit")
-        panel.plot(where, least, ":", color="#000000", label="published loop / ceiling")
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xticks(where, [f"{value:g}" for value in where])
-        panel.set_xlabel({"tokens": "tokens of the prompt", "samples": "corrupted samples"}.get(name, name))
-        panel.grid(alpha=0.3, which="major")
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("seconds per trace of states")
-    panels[0].legend(frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def cpu_name() -> str:
-    """What the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def show(row: dict[str, Any]) -> None:
     """One setting in lines."""
-    ratio, share, peaks = row["ratio"], row["matmul_share"], row.get("memory")
     scaled = "" if row["scaled_by"] == 1 else f", scaled ×{row['scaled_by']:.1f}"
     facts = "1 fact" if row["facts"] == 1 else f"{row['facts']} facts"
     print(f"({row['name']}) {row['title']}; {facts}, {row['samples']} samples, window {row['window']}")
@@ -397,19 +236,9 @@ def show(row: dict[str, Any]) -> None:
         f"    seconds   ffedit {median(row['seconds']['ffedit']):.2f}, reference "
         f"{median(row['seconds']['reference']):.2f} ({row['restored_by_reference']} restorations run{scaled})"
     )
-    print(
-        f"    ratio     {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}), "
-        f"ceiling {row['ceiling']:.2f}, reached {row['reached']:.0%}"
-    )
-    print(
-        f"    matmul    ffedit {share['ffedit']:.0%}, reference {share['reference']:.0%} of "
-        f"{2e-9 * row['matmul_per_second']:.0f} GFLOP/s"
-    )
-    if peaks:
-        print(
-            f"    memory    ffedit {peaks['ffedit']:.0f} MiB, reference {peaks['reference']:.0f} MiB, "
-            f"ratio {peaks['ratio']:.2f} (of the whole processes {peaks['whole_ratio']:.2f})"
-        )
+    measuring.show_held(row)
+    if "memory" in row:
+        measuring.show_memory(row["memory"])
     print(
         f"    equal     {'yes' if row['equal'] else 'NO'}: effects differ by {row['difference']:.1e} at most, "
         f"{row['difference'] / row['largest_effect']:.1e} of the largest",
@@ -438,12 +267,10 @@ def main(
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
     rounds = rounds or (1 if quick else 5)
-    load = os.getloadavg()[0]
-    if load + threads > (os.cpu_count() or 1) + 0.5:
-        print(f"{load:.1f} threads were running on {os.cpu_count()} cores before this began: the seconds mean little")
+    load = measuring.load_before(threads)
     settings = [s for s in SETTINGS if not only or s.name in only]
     # Before anything is loaded here: both sides then find the machine as free as it will be.
-    peaks = {s.name: memory(s, threads, quick) for s in (settings[:1] if quick else settings)}
+    peaks = {s.name: measuring.memory(peak_memory, s, threads, quick) for s in (settings[:1] if quick else settings)}
     torch.set_num_threads(threads)
     rows = []
     for setting in settings:
@@ -455,7 +282,9 @@ def main(
     found = {}
     if plot:
         found = scaling(quick)
-        draw(found, plot)
+        lines = {"reference": "published loop", "ffedit": "ffedit"}
+        axes = {"tokens": "tokens of the prompt", "samples": "corrupted samples"}
+        measuring.draw(found, plot, lines, "seconds per trace of states", axes)
     if out:
         report = {
             "settings": rows,
@@ -465,12 +294,7 @@ def main(
             "full": full,
             "tolerance": {"absolute": TOLERANCE, "of_the_largest": RELATIVE},
             "seeds": {"weights": SEED, "noise": SEED, "pairs": SEED},
-            "threads": threads,
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "load": {"before": load, "after": os.getloadavg()[0]},
-            "dtype": "float32",
-            "versions": versions(),
+            **measuring.machine(threads, load),
         }
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if not all(row["equal"] for row in rows):

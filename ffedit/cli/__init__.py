@@ -19,9 +19,14 @@ from ffedit.version import __version__
 COMMANDS = {
     "apply": "Write facts into a model: locate, edit, measure, export.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
+    "methods": "List the methods: what each solves, and when to choose it.",
+    "stats": "Collect what ordinary text uses a layer for, once for many edits.",
     "evaluate": "Score facts on a model, before and after an edit.",
     "ask": "Let a model complete prompts, with an edit side by side.",
-    "export": "Write an edited model as a checkpoint folder.",
+    "export": "Write an edit into its base as a checkpoint, or as an adapter for it.",
+    "undo": "Take an edit out of an exported checkpoint, bit for bit.",
+    "show": "Show what an edit holds: facts, method, numbers, scores.",
+    "diff": "Compare two checkpoints: what changed, and of which rank.",
     "doctor": "Show versions, devices, and what can be edited in a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }

@@ -1,29 +1,48 @@
-"""`ffedit export`: an edit becomes a checkpoint folder."""
+"""`ffedit export`: an edit becomes a checkpoint, an adapter or plain numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from shlex import join
+from typing import Any
 
 import click
 
 import ffedit
 from ffedit import render
-from ffedit.anatomy import Editable
-from ffedit.cli.options import FILE, Surface, model_options
-from ffedit.folders import check_free
+from ffedit.cli.options import FILE, Surface
+from ffedit.shipped import shipped
+from ffedit.shipping import push, ship
 
 
 @click.command()
 @click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
-@model_options
 @click.option("--out", type=FILE, required=True, help="The folder to make.")
+@click.option(
+    "--format",
+    default="checkpoint",
+    show_default=True,
+    type=click.Choice(["checkpoint", "adapter", "delta"]),
+    help="A whole model, a LoRA adapter (PEFT), or what is added to which parameter.",
+)
+@click.option("--model", "-m", help="Hub id or folder of the base.  [default: what the edit was computed on]")
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint.")
+@click.option(
+    "--verify",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "tensors", "logits"]),
+    help="What a fresh process compares; auto: logits, too, where the model fits in memory.",
+)
+@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
+@click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload the folder as this repository of the hub.")
 @click.option("--force", is_flag=True, help="Replace the folder if it is there.")
-def export(edit_from: Path, load_model: Callable[..., Editable], out: Path, force: bool) -> None:
-    """Write the model of EDIT_DIR (or --model) with its edit as a checkpoint that transformers loads."""
-    check_free(out, force)
+def export(edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, **how: Any) -> None:
+    """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     edit = ffedit.Edit.load(edit_from)
-    editable = load_model(edit.provenance["model"])
-    ffedit.export(editable, edit, out, force)
-    Surface().show(render.next_steps([join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])]))
+    done = ship(model or edit.provenance["model"], edit, out, originals=not no_originals, **how)
+    steps = [join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])] if how["format"] == "checkpoint" else []
+    Surface().show(shipped(done), render.next_steps(steps) if steps else None)
+    if hub is not None:
+        Surface().show(f"Pushed to {push(out, hub)}")

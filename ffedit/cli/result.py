@@ -9,7 +9,7 @@ from typing import Any
 from ffedit.anatomy import Editable
 from ffedit.choice import Sweep
 from ffedit.editor import Edit
-from ffedit.editor.rome import versions
+from ffedit.editor.provenance import versions
 from ffedit.evaluator import Report, Scores
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint

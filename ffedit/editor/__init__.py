@@ -1,22 +1,41 @@
-"""Write facts: choose key and value, solve for the smallest change, keep it as an `Edit` (ROME, arXiv 2202.05262)."""
+"""Write facts: choose keys and values, solve for the smallest change, keep it as an `Edit`."""
 
-from ffedit.editor.config import EditConfig
+from ffedit.editor.batch import Problem
+from ffedit.editor.config import PAPER, PRESETS, EditConfig
+from ffedit.editor.corpus import Corpus, tokens_for
 from ffedit.editor.edit import Edit
-from ffedit.editor.rome import METHODS, rome
-from ffedit.editor.statistics import Corpus, collect_moments
-from ffedit.editor.target import Reading, choose_value, read
+from ffedit.editor.kept import load_stats, merge_stats, save_stats
+from ffedit.editor.keys import Reading, read
+from ffedit.editor.methods import METHODS, Method, check_method, write
+from ffedit.editor.statistics import collect, collect_moments
+from ffedit.editor.target import Value, choose_values
+from ffedit.editor.union import combine
 from ffedit.editor.wording import Wording, word
+from ffedit.facts import by_subject
 
 __all__ = [
     "METHODS",
+    "PAPER",
+    "PRESETS",
     "Corpus",
     "Edit",
     "EditConfig",
+    "Method",
+    "Problem",
     "Reading",
+    "Value",
     "Wording",
-    "choose_value",
+    "by_subject",
+    "check_method",
+    "choose_values",
+    "collect",
     "collect_moments",
+    "combine",
+    "load_stats",
+    "merge_stats",
     "read",
-    "rome",
+    "save_stats",
+    "tokens_for",
     "word",
+    "write",
 ]

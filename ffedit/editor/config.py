@@ -1,18 +1,22 @@
 """All the numbers of an edit, in one frozen place.
 
-Every length is relative: δ to the norm of the layer's own output at the subject, the KL term and the decay to nats.
-So one set of defaults serves models of every size, and there is no file of numbers per model. The defaults were
-tuned on the tuning part of `evaluations/atlas-counterfact.json` only.
+Every length is relative: δ to the norm of the layer's own output at the subject, the KL term and the decay to nats, λ
+to what the facts' own keys weigh. So one set of defaults serves models of every size, and there is no file of numbers
+per model. The defaults were tuned on the tuning part of `evaluations/atlas-counterfact.json` only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+from ffedit.errors import EditError
 
 
 @dataclass(frozen=True)
 class EditConfig:
-    """How v* and k* are found.
+    """How k*, v* and Δ are found.
 
     Attributes:
         seed: of contexts, of the model's own phrasings and of the text for the statistics.
@@ -23,19 +27,30 @@ class EditConfig:
         mention_tokens: how many tokens stand before the subject in the latter.
         phrasing_tokens: their length in tokens.
         phrasings_per_step: how many of them take part in a step, in turn.
-        steps: Adam steps; their length falls to nothing along a cosine.
+        essence_prompts: what else is said of the subject, `{}` in each; the distribution after it is to stay.
+        steps: Adam steps.
         step_size: length of the first Adam step relative to ‖W k*‖.
+        absolute: `step_size` is instead the first step of each entry of δ, in the units of the layer's output.
+        anneal: the steps' length falls to nothing along a cosine.
+        stop: loss, in nats, below which a fact's optimisation ends.
         attempts: how often the optimisation goes on, with what is kept and the decay weighing less, while the new
             object stays below `enough` in some context: an edit that does not take keeps nothing.
         ease: factor on these weights at each further attempt.
         enough: probability of the new object in every context that ends the attempts.
         clamp: largest ‖δ‖ relative to ‖W k*‖.
         weight_decay: weight of ‖δ‖² / ‖W k*‖², nats.
-        essence: weight of the KL divergence at each essence prompt ("{} is a").
+        essence: weight of the KL divergence at each essence prompt.
         keep: weight of the KL divergence along an own phrasing, summed over its tokens.
+        swap: what is kept is the distribution with the old object's probability given to the new one.
         own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
-        steady: how much the fact's own texts count, against all ordinary text, when the change is spread over the keys:
-            so that it is the same in every context of the subject, and nothing beside it.
+        steady: how much each fact's own texts count, against all ordinary text, when the change is spread over the
+            keys: so that it is the same in every context of the subject, and nothing beside it.
+        give_up: share of its residual that a fact alone gives up to ordinary text in least squares and in the null
+            space: λ relative to the keys' own weight.
+        null_share: largest share of trace(C) that the null space of `alphaedit` holds.
+        tune_steps: Adam steps of `ft` and `ft-l`.
+        tune_rate: their step size relative to the root mean square of W.
+        tune_bound: largest change of an entry of W in `ft-l`, relative to the same.
     """
 
     seed: int = 0
@@ -44,15 +59,62 @@ class EditConfig:
     phrasings: int = 64
     mention_tokens: int = 6
     phrasing_tokens: int = 14
-    phrasings_per_step: int = 16
+    phrasings_per_step: int = 12
+    essence_prompts: tuple[str, ...] = ("{} is a", "{}", "{} is known for")
     steps: int = 25
     step_size: float = 0.4
-    attempts: int = 3
+    absolute: bool = False
+    anneal: bool = True
+    stop: float = 0.0
+    attempts: int = 6
     ease: float = 0.25
     enough: float = 0.5
     clamp: float = 4.0
     weight_decay: float = 6.0
     essence: float = 0.1
     keep: float = 6.0
-    own: float = 0.5
-    steady: float = 0.1
+    swap: bool = True
+    own: float = 1.0
+    steady: float = 0.03
+    give_up: float = 0.01
+    null_share: float = 0.1
+    tune_steps: int = 25
+    tune_rate: float = 0.02
+    tune_bound: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without meaning.
+
+        Raises:
+            EditError: a count or weight that is too small.
+        """
+        for name in ("steps", "attempts", "phrasings_per_step", "tune_steps"):
+            if getattr(self, name) < 1:
+                raise EditError(f"EditConfig.{name} is {getattr(self, name)}; at least 1 was expected")
+        for name in ("step_size", "clamp"):
+            if not getattr(self, name) > 0:
+                raise EditError(f"EditConfig.{name} is {getattr(self, name)}; a number above 0 was expected")
+        for name in ("weight_decay", "essence", "keep", "own", "steady", "give_up", "null_share"):
+            if not getattr(self, name) >= 0:
+                raise EditError(f"EditConfig.{name} is {getattr(self, name)}; 0 or more was expected")
+
+
+# The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
+# with the paper), used for every model. Their decay is of ‖δ‖ / ‖v‖², which is not free of units; here it is squared.
+PAPER = EditConfig(
+    contexts=20,
+    phrasings=0,
+    essence_prompts=("{} is a",),
+    steps=20,
+    step_size=0.5,
+    absolute=True,
+    anneal=False,
+    stop=0.05,
+    attempts=1,
+    weight_decay=0.5,
+    essence=0.0625,
+    swap=False,
+    steady=0.0,
+)
+
+PRESETS: Mapping[str, EditConfig] = MappingProxyType({"default": EditConfig(), "paper": PAPER})

@@ -1,34 +1,29 @@
-"""An edit is a value: low-rank factors, the facts they store, and how they were found.
+"""An edit is a value: changes of value matrices, the facts they store, and how they were found.
 
-Nothing in a model has changed until it is applied. Undoing keeps the original weights and puts them back;
-subtracting Δ would not do (W + Δ − Δ ≠ W in 16 bits).
+Nothing in a model has changed until it is applied, and undoing puts the original weights back (`ffedit.history`).
+Edits of the same weights add; on disk an edit is a folder (`ffedit.editor.disk`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra import double
 from ffedit.anatomy import Editable
-from ffedit.errors import EditError, FactError
-from ffedit.facts import Fact
+from ffedit.conflicts import same_question, same_target
+from ffedit.editor import disk
+from ffedit.errors import EditError
+from ffedit.facts import Fact, by_subject, show
 from ffedit.fingerprint import fingerprint
-from ffedit.folders import written
-from ffedit.lowrank import LowRank
+from ffedit.lowrank import Update
 from ffedit.memory import Address
-
-FORMAT = 1
 
 
 class HasScores(Protocol):
@@ -58,18 +53,27 @@ class Edit:
     """Changes of value matrices that store facts.
 
     Attributes:
-        updates: Δ per memory, factors [d_model, r] and [r, d_ff], float64.
-        keys: the keys solved for, per memory, [d_ff, n].
+        updates: Δ per memory, [d_model, d_ff]; factors in float64, or dense where fine-tuning found it.
+        keys: the keys solved for, per memory, [d_ff, n]; n = 0 where nothing was solved (fine-tuning).
         values: the values they are to give, per memory, [d_model, n].
         facts: what was written, in order.
-        provenance: method, model, seeds, contexts, statistics, versions; plain JSON.
+        provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
+            weights that the edit was computed on; by address, `matrices` tells the original matrices
+            (`memory.identity`) and `norms` their ‖W‖.
     """
 
-    updates: Mapping[Address, LowRank]
+    updates: Mapping[Address, Update]
     keys: Mapping[Address, Tensor]
     values: Mapping[Address, Tensor]
     facts: tuple[Fact, ...]
     provenance: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        sides = {address: delta.shape for address, delta in self.updates.items()}
+        for name, side in (("keys", 1), ("values", 0)):
+            solved: Mapping[Address, Tensor] = getattr(self, name)
+            whole = {at: solved.get(at, torch.empty(shape[side], 0)) for at, shape in sides.items()}
+            object.__setattr__(self, name, whole)
 
     @property
     def layers(self) -> list[int]:
@@ -87,36 +91,75 @@ class Edit:
         return str(self.provenance["base"])
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over factors and facts."""
-        digest = hashlib.sha256(json.dumps([fact.to_dict() for fact in self.facts]).encode())
-        for address, delta in sorted(self.updates.items()):
-            digest.update(f"{address}".encode())
-            digest.update(delta.left.cpu().contiguous().numpy().tobytes())
-            digest.update(delta.right.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        """16 hexadecimal digits over changes, keys, values and facts: the edit's identity, whatever was measured."""
+        return disk.digest(self)
 
-    def norm_ratio(self, editable: Editable) -> float:
-        """Largest ‖Δ‖ / ‖W‖ (Frobenius) over the memories that change."""
-        return max(
-            delta.norm() / float(editable.memories[address].value.double().norm())
-            for address, delta in self.updates.items()
-        )
+    def subjects(self, at: Address) -> list[str]:
+        """Whose key each column of `keys[at]` is.
+
+        Raises:
+            EditError: an edit of an early version that does not say.
+        """
+        named: list[str] | None = self.provenance.get("subjects", {}).get(str(at))
+        count = self.keys[at].shape[1] if at in self.keys else 0
+        if named is not None or not count:
+            return named or []
+        found = [group[0].subject for group in by_subject(self.facts)]
+        if len(found) != count:
+            raise EditError(f"the edit {self.fingerprint()} does not say whose its {count} keys are; make it anew")
+        return found
+
+    def norms(self) -> dict[Address, float]:
+        """‖Δ‖ (Frobenius) per memory."""
+        return {address: delta.norm() for address, delta in self.updates.items()}
 
     def scored(self, report: Scored) -> Edit:
         """The same edit, with the scores that were measured before and after it in its provenance."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
-        return replace(self, provenance={**self.provenance, "scores": scores})
+        return self.noted(scores=scores)
 
-    def apply_(self, editable: Editable) -> None:
-        """Write the edit into the model, in place.
+    def noted(self, **notes: Any) -> Edit:
+        """The same edit, with more in its provenance, plain JSON: `warnings`, say."""
+        return replace(self, provenance={**self.provenance, **notes})
+
+    def __add__(self, other: Edit) -> Edit:
+        """Both edits as one: changes add, keys, values and facts are joined in order.
+
+        A sum is not a joint solution. Each part was solved as if the other were not there, so the key of a fact reads
+        some of what the other part stores (crosstalk), the more the more alike the keys are. `ffedit.combine` solves
+        for the keys of both jointly.
 
         Raises:
-            EditError: the model is not the one that the edit was computed on (an edit applied twice is such a case), or
+            EditError: they were computed on different weights, or write one fact twice.
+        """
+        return added(self, other)
+
+    def apply_(self, editable: Editable) -> None:
+        """Write the edit into the model, in place; `undo_` takes it out again.
+
+        The weights must be those that the edit was computed on: as they are now, or as they were before the edits that
+        are applied. In the second case the edits add as `+` does, and may not write the same facts.
+
+        Raises:
+            EditError: the edit is applied already or does not fit, the model is not the one that it was computed on, or
                 the edited weights would not be finite; nothing has changed then.
         """
-        self._check(editable)
-        for address, delta in self.updates.items():
-            editable.memories[address].write_(delta)
+        found = self.check(editable)
+        editable.history.apply_(editable.memories, self.fingerprint(), self, found)
+
+    def undo_(self, editable: Editable) -> None:
+        """Take the edit out of the model, in place and in any order, bit for bit as if it had never been applied.
+
+        What others than ffedit wrote into these matrices since is lost.
+
+        Raises:
+            EditError: the edit is not applied.
+        """
+        name = self.fingerprint()
+        if name not in editable.history.edits:
+            applied = ", ".join(editable.history.edits) or "none"
+            raise EditError(f"the edit {name} is not applied to {editable.name} (applied: {applied}); nothing to undo")
+        editable.history.undo_(editable.memories, name)
 
     @contextmanager
     def applied(self, editable: Editable) -> Iterator[None]:
@@ -125,17 +168,24 @@ class Edit:
         Raises:
             EditError: as `apply_`.
         """
-        self._check(editable)
-        kept = {address: editable.memories[address].value.clone() for address in self.updates}
+        self.apply_(editable)
         try:
-            for address, delta in self.updates.items():
-                editable.memories[address].write_(delta)
             yield
         finally:
-            for address, original in kept.items():
-                editable.memories[address].value.copy_(original)
+            self.undo_(editable)
 
-    def _check(self, editable: Editable) -> None:
+    def check(self, editable: Editable) -> str:
+        """Refuse a model that the edit may not be written into.
+
+        Returns:
+            The fingerprint of its weights as they are.
+
+        Raises:
+            EditError: as `apply_`.
+        """
+        history, name = editable.history, self.fingerprint()
+        if name in history.edits:
+            raise EditError(f"the edit {name} is applied already to {editable.name}; undo it before applying it again")
         for address, delta in self.updates.items():
             if address not in editable.memories or editable.memories[address].value.shape != delta.shape:
                 raise EditError(
@@ -143,18 +193,23 @@ class Edit:
                     "does not have; apply it to the model it was made for"
                 )
             memory = editable.memories[address]
-            total = double(memory.value) + delta.dense.to(memory.value.device)
+            total = double(memory.value)
+            total = total + delta.dense.to(total.device)
             # Not "any above": NaN is not above anything.
             if not float(total.abs().max()) <= torch.finfo(memory.saved_dtype).max:
                 raise EditError(
                     "the edit holds NaN, infinity or numbers too large for the weights; nothing was written"
                 )
         found = fingerprint(editable)
-        if found != self.base:
+        if self.base == found:
+            return found
+        if self.base != history.base:
             raise EditError(
                 f"the edit was computed on weights {self.base}, but {editable.name} has {found} (another model, "
                 "another dtype, or edited already); load the model it was made for"
             )
+        _refuse_shared([fact for edit in history.edits.values() for fact in edit.facts], self.facts)
+        return found
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a folder of `edit.safetensors` and `manifest.json`, whole or not at all.
@@ -162,28 +217,7 @@ class Edit:
         Raises:
             EditError: the folder exists (without `force`) or cannot be written.
         """
-        with written(Path(path), force) as folder:
-            self._write(folder)
-
-    def _write(self, folder: Path) -> None:
-        tensors: dict[str, Tensor] = {}
-        for address, delta in self.updates.items():
-            tensors |= {f"{address}/left": delta.left, f"{address}/right": delta.right}
-            tensors |= {f"{address}/keys": self.keys[address], f"{address}/values": self.values[address]}
-        try:
-            save_file(
-                {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "edit.safetensors"
-            )
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-        manifest = {
-            "format": FORMAT,
-            "fingerprint": self.fingerprint(),
-            "facts": [fact.to_dict() for fact in self.facts],
-            "provenance": dict(self.provenance),
-        }
-        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+        disk.save(self, path, force)
 
     @classmethod
     def load(cls, path: str | Path) -> Edit:
@@ -192,27 +226,66 @@ class Edit:
         Raises:
             EditError: there is no edit, or it is damaged, changed by hand, or of another format.
         """
-        folder = Path(path)
-        if not (folder / "manifest.json").is_file():
-            raise EditError(f"{folder}: holds no edit (manifest.json and edit.safetensors were expected)")
-        try:
-            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
-                raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads {FORMAT}")
-            with safe_open(folder / "edit.safetensors", framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            addresses = {name.split("/")[0] for name in tensors}
-            updates, keys, values = {}, {}, {}
-            for text in addresses:
-                layer, _, expert = text.partition(".")
-                address = Address(int(layer), int(expert) if expert else None)
-                updates[address] = LowRank(tensors[f"{text}/left"], tensors[f"{text}/right"])
-                keys[address], values[address] = tensors[f"{text}/keys"], tensors[f"{text}/values"]
-            facts = tuple(Fact.from_dict(fact) for fact in manifest["facts"])
-            edit = cls(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"])
-            expected, _ = manifest["fingerprint"], edit.base
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, FactError) as error:
-            raise EditError(f"{folder}: the edit is damaged or foreign ({error}); make it anew") from error
-        if edit.fingerprint() != expected:
-            raise EditError(f"{folder}: factors or facts were changed after the edit was saved; make it anew")
-        return edit
+        return disk.load(cls, path)
+
+
+def added(a: Edit, b: Edit) -> Edit:
+    """What `a + b` is."""
+    if a.base != b.base:
+        raise EditError(
+            f"edits of different weights cannot be added: one was computed on {a.base}, the other on {b.base}; "
+            "compute both on the same model"
+        )
+    _refuse_shared(a.facts, b.facts)
+    updates = dict(a.updates)
+    for at, delta in b.updates.items():
+        if at in updates and updates[at].shape != delta.shape:
+            raise EditError(
+                f"edits of different shapes cannot be added: layer {at} changes by {list(updates[at].shape)} and by "
+                f"{list(delta.shape)}; compute both on the same model"
+            )
+        updates[at] = updates[at] + delta if at in updates else delta
+    updates = dict(sorted(updates.items()))
+    keys, values = (
+        {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
+        for sides in ((a.keys, b.keys), (a.values, b.values))
+    )
+    return Edit(updates, keys, values, a.facts + b.facts, _joined(a, b, updates))
+
+
+def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
+    """The provenance of a sum: what its parts share, and each part's own."""
+    shared = {name: a.provenance[name] for name in ("model", "base", "dtype", "versions") if name in a.provenance}
+    layers = sorted({address.layer for address in updates})
+    joined = {"method": "sum", **shared, "layers": layers, "parts": [*_parts(a), *_parts(b)]}
+    joined["subjects"] = {str(at): a.subjects(at) + b.subjects(at) for at in updates}
+    for name in ("matrices", "norms"):
+        joined[name] = {**a.provenance.get(name, {}), **b.provenance.get(name, {})}
+    if all(str(at) in joined["norms"] for at in updates):
+        joined["norm_ratio"] = max(delta.norm() / joined["norms"][str(at)] for at, delta in updates.items())
+    return joined
+
+
+def _parts(edit: Edit) -> list[dict[str, Any]]:
+    """The edits that an edit is the sum of: itself, if it is none."""
+    if edit.provenance.get("method") == "sum":
+        return list(edit.provenance["parts"])
+    return [{"fingerprint": edit.fingerprint(), **edit.provenance}]
+
+
+def _refuse_shared(some: Sequence[Fact], others: Sequence[Fact]) -> None:
+    """Refuse facts of `others` that are among `some` already, with another object or with the same."""
+    facts = [*some, *others]
+    for i, j in same_question(facts):
+        a, b = facts[i], facts[j]
+        if not i < len(some) <= j:
+            continue
+        if same_target(a, b):
+            raise EditError(
+                f"both edits write {show(b.text)} {show(b.new_object)}, which would move the memory twice as far; "
+                "leave the fact out of one of them"
+            )
+        raise EditError(
+            f"the edits contradict each other: {show(a.text)} gets {show(a.new_object)} from one, {show(b.text)} gets "
+            f"{show(b.new_object)} from the other; leave one of the two facts out and compute its edit anew"
+        )

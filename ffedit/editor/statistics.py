@@ -1,7 +1,4 @@
-"""Collect the second moment of a layer's keys over ordinary text, and remember it.
-
-The text is a file of the user's, or, without one, text that the model samples from itself with a seed: that works
-for any model and language, holds what the model tends to say, and is never chosen with the edited facts in view.
+"""Collect the second moments of the keys of several layers in one pass over ordinary text, and remember them.
 
 C = E[k kᵀ] asks whose reading an edit may disturb. Over running text the answer is: that of "the" and "is", which
 make up most tokens and need few directions, while a name that occurs once counts for nothing. By default the
@@ -9,129 +6,246 @@ expectation is therefore taken over token *types*: each occurrence weighs one ov
 occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running
 text, as ROME was published.
 
-The result is cached under a fingerprint of everything it depends on.
+One pass gives the keys of every layer, since a layer's keys are on its way to the next; it stops at the deepest layer
+asked for. Each layer keeps two sums of d_ff² float64 numbers while it runs, one for each half of the text, and one
+afterwards. The result is cached under a fingerprint of everything it depends on; so is a pass that was interrupted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
+from torch import Tensor
 
-from ffedit import cache, readout, replay
+from ffedit import cache, replay
 from ffedit.anatomy import Editable
+from ffedit.editor.corpus import Corpus, given, identity, row_length, sampled, tokens_for
+from ffedit.editor.unfinished import resume_pass, save_pass, undivided
 from ffedit.errors import EditError
 from ffedit.fingerprint import fingerprint
-from ffedit.hooks import captured
-from ffedit.memory import KeyValueMemory
+from ffedit.hooks import fed, only_at
+from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments, MomentsFitter
 from ffedit.progress import Progress, silent
-from ffedit.tokens import pad
 
-# Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
-ROW_TOKENS = 64
+# A few thousand keys: enough for full speed of their products, few enough for float32.
 ROWS_PER_BATCH = 64
-SAMPLED_ROWS = 256
+SAVED_EVERY = 32
+EDITED = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Where the text comes from, and how its tokens count.
+def collect(
+    editable: Editable,
+    memories: Sequence[KeyValueMemory],
+    corpus: Corpus | None = None,
+    progress: Progress = silent,
+    tolerance: float | None = None,
+) -> dict[Address, KeyMoments]:
+    """C of all `memories` over `corpus`, from the cache where it is there, the others in one pass.
 
-    Attributes:
-        path: a UTF-8 text file; None for text that the model samples.
-        tokens: how many tokens to use, at most.
-        seed: of the sampling.
-        weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
+    Args:
+        editable: the model.
+        memories: whose keys; layers above the deepest of them do not run.
+        corpus: the text; by default what the model samples.
+        progress: told how far it is.
+        tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, looked at each time
+            when the text has doubled. Tokens are weighted by their frequencies in all of the text nonetheless.
+
+    Returns:
+        By address, the moments; `count` tells how many tokens there were.
+
+    Raises:
+        EditError: the corpus cannot be used, or the model's keys on it cannot.
     """
-
-    path: Path | None = None
-    tokens: int = 16_384
-    seed: int = 0
-    weighting: Literal["types", "tokens"] = "types"
-
-    def __str__(self) -> str:
-        return f"text sampled from the model (seed {self.seed})" if self.path is None else self.path.name
-
-    def digest(self) -> str:
-        """What identifies the text besides the model."""
-        text = f"sampled-{self.seed}"
-        if self.path is not None:
-            text = hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
-        return f"{text}-{self.tokens}-{self.weighting}"
-
-    def rows(self, editable: Editable) -> list[list[int]]:
-        """The text as rows of token ids.
-
-        Raises:
-            EditError: the file is missing, no text, or empty.
-        """
-        length = min(ROW_TOKENS, editable.max_tokens)
-        if self.path is None:
-            wanted = -(-self.tokens // length)
-            return [
-                row
-                for batch, first in enumerate(range(0, wanted, SAMPLED_ROWS))
-                for row in readout.own_text(
-                    editable, min(SAMPLED_ROWS, wanted - first), length, self.seed + 1000 + batch
-                )
-            ]
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise EditError(f"{self.path}: a UTF-8 text file was expected ({error})") from error
-        ids: list[int] = editable.tokenizer(text, verbose=False)["input_ids"][: self.tokens]
-        if not ids:
-            raise EditError(f"{self.path}: holds no text to collect key statistics from")
-        return [ids[i : i + length] for i in range(0, len(ids), length)]
-
-    def weights(self, rows: list[list[int]]) -> list[list[float]]:
-        """How much each token of `rows` counts; the mean is 1."""
-        if self.weighting == "tokens":
-            return [[1.0] * len(row) for row in rows]
-        counts = Counter(token for row in rows for token in row)
-        share = counts.total() / len(counts)
-        return [[share / counts[token] for token in row] for row in rows]
+    corpus = corpus or Corpus()
+    ids = None if corpus.path is None else given(editable, corpus, progress)
+    if (corpus.tokens if ids is None else len(ids)) < 2:
+        raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
+    text, beginning = identity(editable, corpus, ids)
+    marks = {memory.address: mark(editable, memory) for memory in memories}
+    # A text that was read to its end serves where less would have done.
+    whole = {address: _entry("moments", f"{marks[address]}:{text}:{corpus.weighting}") for address in marks}
+    part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{tolerance}") for a in marks}
+    kept = {a: whole[a] if tolerance is None or whole[a].exists() else part[a] for a in marks}
+    found = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
+    missing = sorted((m for m in memories if m.address not in found), key=lambda memory: memory.address)
+    if missing:
+        ids = sampled(editable, corpus, text, progress) if ids is None else ids
+        about = f"{tolerance}:{text}:{corpus.weighting}:{[marks[memory.address] for memory in missing]}"
+        unfinished = _entry("passes", about)
+        fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
+        for memory in missing:
+            at = memory.address
+            found[at] = fitters.pop(at).moments(
+                f"{corpus}, weighted by {corpus.weighting}",
+                marks[at],
+                texts=(beginning,),
+                model=editable.name,
+                address=str(at),
+                dtype=str(memory.weight.dtype).removeprefix("torch."),
+                weighting=corpus.weighting,
+                seconds=seconds,
+            )
+            cache.write(whole[at] if found[at].count == len(ids) else part[at], found[at].save)
+        if unfinished.exists():
+            unfinished.unlink()
+    return {memory.address: found[memory.address] for memory in memories}
 
 
-@torch.no_grad()
+def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
+    """What the cache holds there; a file that is damaged, or of another version, is as none."""
+    try:
+        return KeyMoments.load(path, fingerprint)
+    except EditError:
+        return None
+
+
 def collect_moments(
     editable: Editable,
     memory: KeyValueMemory,
     corpus: Corpus | None = None,
     progress: Progress = silent,
 ) -> KeyMoments:
-    """C of one memory over `corpus`, from the cache where it is there.
+    """C of one memory over `corpus`, as by `collect`."""
+    return collect(editable, [memory], corpus, progress)[memory.address]
+
+
+def mark(editable: Editable, memory: KeyValueMemory) -> str:
+    """The fingerprint of everything that the keys of `memory` depend on, but the text: nothing above its layer."""
+    return f"{fingerprint(editable, memory.address.layer)}:{memory.address}"
+
+
+def moments_for(
+    editable: Editable,
+    memories: Sequence[KeyValueMemory],
+    stats: Corpus | Mapping[Address, KeyMoments] | None,
+    subjects: int,
+    seed: int,
+    progress: Progress = silent,
+) -> Mapping[Address, KeyMoments]:
+    """The second moments of `memories` for an edit: those given, or collected on the text given, or on sampled text.
 
     Raises:
-        EditError: the corpus cannot be used.
+        EditError: they do not fit the model, or cannot be collected.
     """
-    corpus = corpus or Corpus()
-    if corpus.path is not None and not corpus.path.is_file():
-        raise EditError(f"{corpus.path}: no such file; --corpus takes a UTF-8 text file")
-    layer = memory.address.layer
-    # Keys over given text depend on nothing above them; text that the model samples depends on all of it.
-    below = None if corpus.path is None else layer
-    mark = f"{fingerprint(editable, below)}:{memory.address}:{corpus.digest()}"
-    path = cache.path("moments", hashlib.sha256(mark.encode()).hexdigest()[:24], ".safetensors")
-    if path.exists():
-        return KeyMoments.load(path, mark)
-    rows = corpus.rows(editable)
-    weights = corpus.weights(rows)
-    fitter = MomentsFitter()
-    for first in range(0, len(rows), ROWS_PER_BATCH):
-        some = rows[first : first + ROWS_PER_BATCH]
-        ids = pad(some)
-        with captured({0: memory.module}, inputs=True) as keys:
-            replay.forward(editable, ids, torch.tensor([[0, 0]]))
-        inside = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in some])[:, None]
-        some_weights = torch.tensor([w for row in weights[first : first + ROWS_PER_BATCH] for w in row])
-        fitter.update(keys[0].reshape(*ids.shape, -1)[inside], some_weights)
-        progress("collecting key statistics", min(first + len(some), len(rows)), len(rows))
-    moments = fitter.moments(f"{corpus}, weighted by {corpus.weighting}", mark)
-    cache.write(path, moments.save)
-    return moments
+    if stats is None:
+        stats = Corpus(tokens=tokens_for(subjects), seed=seed)
+    if isinstance(stats, Corpus):
+        return collect(editable, memories, stats, progress)
+    check_stats(editable, memories, stats)
+    return stats
+
+
+def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
+    """Make sure that `stats` are the second moments of all `memories`.
+
+    Edits that are applied below a layer change its keys a little; statistics from before them may serve a sequence.
+
+    Raises:
+        EditError: one is missing, or of another model, layer or precision.
+    """
+    for memory in memories:
+        at = memory.address
+        if at not in stats:
+            raise EditError(f"no statistics of layer {at} were given; collect them with `ffedit stats`")
+        if stats[at].fingerprint != mark(editable, memory) and not (
+            editable.history.edits and mismatch(stats[at], memory, editable) is None
+        ):
+            what = mismatch(stats[at], memory, editable) or EDITED
+            raise EditError(f"statistics of {stats[at].of}, but {what}; collect them anew with `ffedit stats`")
+
+
+def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:
+    """What other precision, size or layer a memory has than statistics are of, in words; None where they agree."""
+    dtype = str(memory.weight.dtype).removeprefix("torch.")
+    if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
+        return None
+    return f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
+
+
+def _entry(kind: str, about: str) -> Path:
+    return cache.path(kind, hashlib.sha256(about.encode()).hexdigest()[:24], ".safetensors")
+
+
+@torch.no_grad()
+def _pass(
+    editable: Editable,
+    memories: Sequence[KeyValueMemory],
+    corpus: Corpus,
+    ids: Tensor,
+    unfinished: Path,
+    progress: Progress,
+    tolerance: float | None,
+) -> tuple[dict[Address, MomentsFitter], float]:
+    """The sums of all `memories` over `ids`, and the seconds it took; goes on from `unfinished`."""
+    weights = _weights(ids) if corpus.weighting == "types" else None
+    length = row_length(editable)
+    # A short text makes two batches nonetheless, so that its halves can be compared.
+    size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
+    fitters = {memory.address: MomentsFitter() for memory in memories}
+    started = time.perf_counter() - resume_pass(unfinished, fitters)
+    one = fitters[memories[0].address]
+    try:
+        while one.count < len(ids) and not _converged(fitters.values(), tolerance):
+            now = slice(one.batches * size, (one.batches + 1) * size)
+            with undivided():
+                _batch(editable, memories, fitters, ids[now], None if weights is None else weights[now], length)
+            for address, fitter in fitters.items():
+                if not fitter.is_finite():
+                    raise EditError(
+                        f"the keys of layer {address} over {corpus} are not finite (tokens {now.start} to "
+                        f"{one.count}): the model overflows on this text; use another, or --dtype float32"
+                    )
+            progress("collecting key statistics", one.count, len(ids))
+            if one.batches % SAVED_EVERY == 0:
+                save_pass(unfinished, fitters, time.perf_counter() - started)
+    except KeyboardInterrupt:
+        save_pass(unfinished, fitters, time.perf_counter() - started)
+        raise
+    return fitters, time.perf_counter() - started
+
+
+def _batch(
+    editable: Editable,
+    memories: Sequence[KeyValueMemory],
+    fitters: Mapping[Address, MomentsFitter],
+    ids: Tensor,
+    weights: Tensor | None,
+    length: int,
+) -> None:
+    """Run `ids` [n] in rows of `length` up to the last of `memories`; each fitter takes its keys as they pass."""
+    rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
+    rows.view(-1)[: len(ids)] = ids
+
+    def take(fitter: MomentsFitter, keys: Tensor) -> Tensor:
+        fitter.update(keys.reshape(-1, keys.shape[-1])[: len(ids)], weights)
+        return keys
+
+    deepest, nowhere = memories[-1], torch.tensor([0])
+    with ExitStack() as stack:
+        for memory in memories:
+            stack.enter_context(fed(memory.module, partial(take, fitters[memory.address])))
+        stack.enter_context(only_at(deepest.module, nowhere, nowhere))  # what it gives, nothing reads
+        replay.run_to(editable, rows, deepest.address.layer)
+
+
+def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> bool:
+    """Whether, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
+    if tolerance is None:
+        return False
+    return all(
+        fitter.batches.bit_count() == 1 and (found := fitter.convergence()) is not None and found <= tolerance
+        for fitter in fitters
+    )
+
+
+def _weights(ids: Tensor) -> Tensor:
+    """How much each token counts, one over its frequency, 1 in the mean, [n], float64."""
+    counts = ids.bincount().double()
+    return len(ids) / counts.count_nonzero() / counts[ids.long()]

@@ -1,209 +1,173 @@
-"""What addresses a fact, and what should be found there instead.
+"""What should be found at a fact's key instead?
 
-*Key*: k* is the mean, over contexts, of the memory coefficients at the subject's last token (ROME, arXiv 2202.05262,
-eq. 3).
-
-*Value*: v* = W k* + δ, where δ is added to the layer's output at that token and optimised until the model says the new
-object, while its other distributions about the subject stay (eq. 4, with more to keep):
+v* = W k* + δ, where δ is added to the layer's output at the subject's last token and optimised until the model says the
+new object, while its other distributions about the subject stay (ROME, arXiv 2202.05262, eq. 4, with more to keep):
 
     L(δ) = − mean log P(o* | x, δ)  +  λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖W k*‖²
 
-What is kept is P with the old object's probability given to the new one. While the new object stays unlikely in some
-context, the optimisation goes on with λ and μ eased: an edit that does not take keeps nothing.
-
-The states below the layer and left of the subject do not depend on δ: they are recorded once, and every step runs
-the model on from the layer at the subject's token only.
+While the new object stays unlikely in some context, the optimisation goes on with λ and μ eased: an edit that does not
+take keeps nothing. Where it is likely in all of them from the start, δ is 0. Many values are optimised together, each
+with its own loss, its own Adam and its own end, so that what is found for one does not depend on its company.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import cos, exp, pi
 
 import torch
 from torch import Tensor
 
-from ffedit import readout, replay
-from ffedit.algebra import double, steadied
+from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
-from ffedit.editor.wording import Phrasing, Wording
-from ffedit.hooks import captured, frozen, replaced
+from ffedit.editor.objective import ROOM, SHARES, Objective, size
+from ffedit.editor.wording import Wording
+from ffedit.errors import EditError
+from ffedit.hooks import frozen
 from ffedit.memory import KeyValueMemory
 from ffedit.progress import Progress, silent
-from ffedit.tokens import pad
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """The texts of a wording, run once through the unedited model.
-
-    Attributes:
-        phrasings: prompts, then essence prompts, then own phrasings.
-        recording: of all of them, with logits at the positions to be kept.
-        keys: the memory's coefficients at every token, [texts, tokens, d_ff].
-        k: k*, their mean at the subject's last token over the texts that state the fact, [d_ff], float64.
-    """
-
-    phrasings: tuple[Phrasing, ...]
-    recording: replay.Recording
-    keys: Tensor
-    k: Tensor
-
-    def steadied(self, C: Tensor, weight: float) -> Tensor:
-        """C with the keys of these texts counted in (`algebra.steadied`), [d_ff, d_ff]."""
-        beside = torch.zeros(self.keys.shape[:2], dtype=torch.bool)
-        for row, phrasing in enumerate(self.phrasings):
-            beside[row, : len(phrasing.text.ids)] = True
-        at = torch.arange(len(self.phrasings)), torch.tensor([p.text.subject_last for p in self.phrasings])
-        beside[at] = False
-        return steadied(C, self.k, self.keys[at], self.keys[beside], weight)
-
-
-def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Reading:
-    """Run the texts of `wording`; find k*, the mean of the keys over those that state the fact (ROME, eq. 3)."""
-    phrasings = (*(Phrasing(e, ()) for e in wording.prompts), *wording.essence, *wording.phrasings)
-    texts = [p.text for p in phrasings]
-    reads = torch.tensor([(row, at) for row, p in enumerate(phrasings) for at in p.kept], dtype=torch.long)
-    with captured({0: memory.module}, inputs=True) as entering:
-        recording = replay.record(editable, pad([e.ids for e in texts]), reads.reshape(-1, 2))
-    keys = entering[0].reshape(*recording.ids.shape, -1)
-    stated = [keys[row, e.subject_last] for row, e in enumerate(texts) if e.target_ids]
-    return Reading(phrasings, recording, keys, double(torch.stack(stated)).mean(0))
+from ffedit.room import out_of_memory, room
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What `choose_value` found.
+    """What `choose_values` found for one subject.
 
     Attributes:
         v: v* = W k* + δ, [d_model], float64.
         delta: δ, [d_model], float64.
         losses: the whole loss before each step, nats.
-        probability: of the new object in the bare prompt with δ in place.
+        probabilities: of each fact's new object in its bare prompt with δ in place.
     """
 
     v: Tensor
     delta: Tensor
     losses: tuple[float, ...]
-    probability: float
+    probabilities: tuple[float, ...]
 
 
-class _Objective:
-    """L(δ); each step runs some of the texts on from the layer."""
-
-    def __init__(
-        self, editable: Editable, memory: KeyValueMemory, wording: Wording, reading: Reading, config: EditConfig
-    ) -> None:
-        self.editable, self.memory, self.config = editable, memory, config
-        self.texts = [p.text for p in reading.phrasings]
-        self.kept = [p.kept for p in reading.phrasings]
-        # Prompts and essence take part in every step, own phrasings in turn.
-        self.prompts, self.always = len(wording.prompts), len(wording.prompts) + len(wording.essence)
-        self.recording = reading.recording
-        # What is kept is the model's distribution with the old object's probability given to the new one.
-        before, (old, new) = self.recording.logits.float().softmax(-1), wording.swap
-        if old != new:
-            before[:, new] += before[:, old]
-            before[:, old] = 0
-        self.before = before.split([len(kept) for kept in self.kept])
-        self.at = torch.tensor([e.subject_last for e in self.texts])
-
-    def rows(self, step: int) -> list[int]:
-        """Which texts take part in a step."""
-        turn, count = len(self.texts) - self.always, self.config.phrasings_per_step
-        own = {self.always + (step * count + i) % turn for i in range(min(count, turn))} if turn else set()
-        return [*range(self.always), *sorted(own)]
-
-    def terms(self, delta: Tensor, rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """With δ in place, for the texts `rows`, nats.
-
-        Returns:
-            log-probability of the new object in the prompts [p] and in own phrasings that state it [o], and the mean
-            over texts of the KL divergence, summed along each text; the essence prompts by their own weight.
-        """
-        texts, kept = [self.texts[row] for row in rows], [self.kept[row] for row in rows]
-        start = int(self.at[rows].min())
-        longest = max(len(e.ids) for e in texts)
-        # Counted from the end: a model that cannot be resumed runs whole rows.
-        index, at = torch.tensor(rows), self.at[rows] - longest
-
-        def add(output: Tensor) -> Tensor:
-            moved = output.reshape(len(rows), -1, output.shape[-1]).clone()
-            moved[torch.arange(len(rows)), at] += delta.to(output.dtype)
-            return moved.reshape(output.shape)
-
-        stated = [i for i, e in enumerate(texts) if e.target_ids]
-        said = [texts[i] for i in stated]
-        reads = readout.answer_reads(said)
-        reads[:, 0] = torch.tensor(stated)[reads[:, 0]]
-        kept_reads = torch.tensor([(i, p) for i, positions in enumerate(kept) for p in positions], dtype=torch.long)
-        layer = self.memory.address.layer
-        with replaced(self.memory.module, add):
-            states = self.recording.states[layer][index, start:longest]
-            both = torch.cat([reads, kept_reads.reshape(-1, 2)])
-            logits = replay.resume(self.editable, self.recording, layer, states, index, start, both)
-        log_probs = readout.answer_sums(logits[: len(reads)], said)
-        before = torch.cat([self.before[row] for row in rows])
-        after = logits[len(reads) :].float().log_softmax(-1)
-        divergence = (torch.xlogy(before, before) - before * after).sum(-1)
-        config, essence = self.config, self.always - self.prompts
-        weights = torch.tensor(
-            [config.essence if i < essence else config.keep / max(1, len(rows) - self.always)
-             for i, positions in enumerate(kept[self.prompts :]) for _ in positions],
-            device=divergence.device,
-        )  # fmt: skip
-        return log_probs[: self.prompts], log_probs[self.prompts :], (weights * divergence).sum()
-
-    def loss(self, delta: Tensor, relative: Tensor, step: int, ease: float) -> Tensor:
-        """L(δ) over the texts of a step; `relative` is δ / ‖W k*‖, `ease` scales what is kept and the decay."""
-        prompts, own, divergence = self.terms(delta, self.rows(step))
-        loss = ease * (divergence + self.config.weight_decay * relative.square().sum()) - prompts.mean()
-        return loss - self.config.own * own.mean() if len(own) else loss
-
-
-def choose_value(
+def choose_values(
     editable: Editable,
     memory: KeyValueMemory,
-    wording: Wording,
-    reading: Reading,
+    wordings: Sequence[Wording],
+    keys: Tensor,
     config: EditConfig,
     progress: Progress = silent,
-) -> Value:
-    """Find v*.
+) -> list[Value]:
+    """Find v* for each of `wordings`.
 
     Args:
         editable: the model; nothing in it changes.
-        memory: where the fact is to be written.
-        wording: what is to be said and what is to be kept.
-        reading: the texts of `wording`, with k*.
+        memory: where the facts are to be written.
+        wordings: what is to be said and what is to be kept, one for each subject.
+        keys: k* of each, [d_ff, n].
         config: steps, weights and bounds.
         progress: told how far it is.
+
+    Raises:
+        EditError: the loss is not finite, or there is no memory for a single subject.
     """
-    objective = _Objective(editable, memory, wording, reading, config)
-    current = (double(memory.value) @ reading.k).to(editable.device)
-    scale = float(current.norm())
-    # δ = scale · z / √d: an Adam step of size s on every entry of z moves δ by s · scale.
-    root = len(current) ** 0.5
-    z = torch.zeros(len(current), device=editable.device, requires_grad=True)
-    losses: list[float] = []
+    W = double(memory.value)
+    current = (W @ keys.to(W.device)).T
+    values: list[Value] = []
     with frozen(editable.model):
-        for attempt in range(config.attempts):
-            adam = torch.optim.Adam([z], lr=config.step_size)
-            # The steps shorten to nothing, so that the last ones average over the phrasings that take turns.
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, config.steps)
-            for step in range(config.steps):
-                loss = objective.loss(z * (scale / root), z / root, step, config.ease**attempt)
-                losses.append(float(loss.detach()))
-                (z.grad,) = torch.autograd.grad(loss, z)
-                adam.step()
-                schedule.step()
-                with torch.no_grad():
-                    z.mul_((config.clamp * root / z.norm()).clamp(max=1.0))
-                progress("choosing the value", step + 1, config.steps)
-            with torch.no_grad():
-                delta = z * (scale / root)
-                said, _, _ = objective.terms(delta, list(range(objective.prompts)))
-            if float(said.min().exp()) >= config.enough:
+        for first, last in _groups(editable, memory, wordings):
+
+            def advance(stage: str, done: int, total: int, first: int = first, count: int = last - first) -> None:
+                progress(stage, first * total + done * count, len(wordings) * total)
+
+            values += _choose(editable, memory, wordings[first:last], current[first:last], config, advance)
+    return values
+
+
+def _groups(editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wording]) -> Iterator[tuple[int, int]]:
+    """Runs of wordings whose recordings fit into memory together."""
+    most, first, held = room(editable, ROOM, SHARES), 0, 0
+    for i, wording in enumerate(wordings):
+        one = size(editable, memory, wording)
+        if i > first and held + one > most:
+            yield first, i
+            first, held = i, 0
+        held += one
+    yield first, len(wordings)
+
+
+def _choose(
+    editable: Editable,
+    memory: KeyValueMemory,
+    wordings: Sequence[Wording],
+    current: Tensor,
+    config: EditConfig,
+    progress: Progress,
+) -> list[Value]:
+    """The values of a group; halved as often as the memory asks for."""
+    try:
+        return _optimise(Objective(editable, memory, wordings, config), current, config, progress)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        if len(wordings) == 1:
+            raise EditError(
+                "not enough memory to choose a single value; use fewer phrasings or contexts, or a smaller dtype"
+            ) from error
+    # Outside the handler, where the error no longer holds the failed run's tensors.
+    half = len(wordings) // 2
+    parts = (wordings[:half], current[:half]), (wordings[half:], current[half:])
+    return [value for some, at in parts for value in _choose(editable, memory, some, at, config, progress)]
+
+
+def _optimise(objective: Objective, current: Tensor, config: EditConfig, progress: Progress) -> list[Value]:
+    """Minimise each loss by Adam; `current` is W k* of each value, [n, d_model], float64."""
+    device, n = objective.editable.device, len(current)
+    dtype = torch.promote_types(objective.memory.weight.dtype, torch.float32)
+    scale = current.norm(dim=1)
+    # δ = unit · z. Relative: an Adam step of size s on every entry of z moves δ by s · ‖W k*‖.
+    unit = torch.ones_like(scale) if config.absolute else scale / current.shape[1] ** 0.5
+    decay = (config.weight_decay * (unit / scale).square()).to(device, dtype)[:, None]
+    bound = (config.clamp * scale / unit).to(device, dtype)
+    unit = unit.to(device, dtype)[:, None]
+    z = [torch.zeros(current.shape[1], dtype=dtype, device=device) for _ in range(n)]
+    losses: list[list[float]] = [[] for _ in range(n)]
+    said = objective.said(torch.stack(z))
+    for attempt in range(config.attempts):
+        # What is said already in every context needs no change, or no more of it.
+        going = torch.tensor([exp(min(min(fact) for fact in facts)) < config.enough for facts in said])
+        if not going.any():
+            break
+        ease = config.ease**attempt
+        adam = torch.optim.Adam(z, lr=config.step_size)
+        # The steps shorten to nothing, so that the last ones average over the phrasings that take turns.
+        rate = torch.optim.lr_scheduler.LambdaLR(adam, _shortened(config))
+        for step in range(config.steps):
+            at = torch.stack(z)
+            loss, gradient = objective.loss_and_gradient(at * unit, going, step, ease)
+            loss += ease * (decay * at.square()).sum(1)
+            gradient = unit * gradient + 2 * ease * decay * at
+            for i, (one, value) in enumerate(zip(going.tolist(), loss.tolist(), strict=True)):
+                if one:
+                    losses[i].append(value)
+                    going[i] = not value < config.stop
+                # Adam leaves alone what has no gradient.
+                z[i].grad = gradient[i] if going[i] else None
+            if not going.any():
                 break
-    delta = double(delta)
-    return Value(current.to(delta.device) + delta, delta, tuple(losses), float(said[0].exp()))
+            adam.step()
+            rate.step()
+            for i in going.nonzero()[:, 0].tolist():
+                z[i] *= (bound[i] / z[i].norm()).clamp(max=1.0)
+            progress("choosing the value", step + 1, config.steps)
+        said = objective.said(torch.stack(z) * unit)
+    deltas = double(torch.stack(z) * unit)
+    if not torch.isfinite(deltas).all():
+        raise EditError("the loss is not finite: the model overflows; compute in a wider dtype")
+    return [
+        Value(W_k + delta, delta, tuple(curve), tuple(exp(fact[0]) for fact in facts))
+        for W_k, delta, curve, facts in zip(current.to(deltas), deltas, losses, said, strict=True)
+    ]
+
+
+def _shortened(config: EditConfig) -> Callable[[int], float]:
+    """The length of a step relative to the first: 1, or falling along a cosine to nothing behind the last."""
+    return lambda step: 0.5 * (1 + cos(pi * step / config.steps)) if config.anneal else 1.0

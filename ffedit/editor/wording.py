@@ -10,9 +10,11 @@ having to be written by hand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ffedit import readout, replay
 from ffedit.anatomy import Editable
@@ -22,46 +24,55 @@ from ffedit.tokens import Encoded, decode, encode
 
 # Rows and tokens of the model's own text in which places for the subject are looked for.
 MENTION_POOL = 32
-ESSENCE = ("{} is a", "{}", "{} is known for")
 
 
 @dataclass(frozen=True)
 class Phrasing:
-    """A text about the subject that goes on as the model itself would.
+    """A text about the subject.
 
     Attributes:
-        text: up to where the old object stood, with the new one as answer; where it did not occur, all of it and no
+        text: up to where the old object stood, with the new one as answer; where none is stated, all of it and no
             answer.
         kept: positions whose next-token distribution is to stay what it was.
+        fact: which of the subject's facts it states; of no meaning without an answer.
     """
 
     text: Encoded
-    kept: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+    fact: int = 0
 
 
 @dataclass(frozen=True)
 class Wording:
     """The texts that one value is optimised on, each with the subject in it.
 
+    Facts that share a subject share its key and thus their value: they are worded together, and solved jointly (one
+    value for each would leave each about half, arXiv 2502.07322).
+
     Attributes:
-        prompts: the fact's prompt, bare and after prefixes, with the new object as answer.
+        prompts: each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first.
         phrasings: the model's own continuations of the subject.
         essence: essence prompts; the last position's distribution is to stay.
-        swap: first tokens of the old and of the new object. Wherever the model would have begun to say the old one, it
-            is to begin the new one with the same probability; "to stay" means to stay but for that.
+        swaps: first tokens of the old and of the new object of each fact. Wherever the model would have begun to say
+            the old one, it is to begin the new one with the same probability; "to stay" means to stay but for that.
         prefixes: the sampled prefixes, for the provenance.
     """
 
-    prompts: tuple[Encoded, ...]
+    prompts: tuple[Phrasing, ...]
     phrasings: tuple[Phrasing, ...]
     essence: tuple[Phrasing, ...]
-    swap: tuple[int, int]
+    swaps: tuple[tuple[int, int], ...]
     prefixes: tuple[str, ...]
 
     @property
+    def facts(self) -> int:
+        """How many facts it words."""
+        return len(self.swaps)
+
+    @property
     def stated(self) -> tuple[Encoded, ...]:
-        """All texts that end in the new object: prompts, then own phrasings."""
-        return (*self.prompts, *(p.text for p in self.phrasings if p.text.target_ids))
+        """All texts that end in a new object: prompts, then own phrasings."""
+        return tuple(p.text for p in (*self.prompts, *self.phrasings) if p.text.target_ids)
 
 
 def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
@@ -81,64 +92,127 @@ def _after(prefix: str, text: str, span: tuple[int, int]) -> tuple[str, tuple[in
     return lead + text, (span[0] + len(lead), span[1] + len(lead))
 
 
-def word(editable: Editable, fact: Fact, config: EditConfig) -> Wording:
-    """Gather the texts for one fact.
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """The model's own text, and how likely some tokens are to follow at its places.
+
+    Attributes:
+        ids: token ids, [rows, tokens].
+        reads: (row, position) pairs, [k, 2].
+        follow: log-probability at these places of each token asked for, [k].
+    """
+
+    ids: Tensor
+    reads: Tensor
+    follow: dict[int, Tensor]
+
+
+def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[Wording]:
+    """Gather the texts for some subjects, each with its facts; a subject's texts do not depend on the others.
 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
     """
-    tokenizer, limit, target = editable.tokenizer, editable.max_tokens, fact.new_object
-    # The bare prompt comes first: whatever is wrong with the fact shows here.
-    bare = encode(tokenizer, fact.text, target, fact.span, limit)
-    leads = prefixes(editable, config)
-    prompts = [bare]
-    for lead in leads:
-        text, span = _after(lead, fact.text, fact.span)
-        prompts.append(encode(tokenizer, text, target, span))
-    prompts = [p for p in prompts if len(p.ids) <= limit]
-    end = len(fact.subject)
-    essence = [
-        encode(tokenizer, form.format(fact.subject), span=(form.index("{"), form.index("{") + end)) for form in ESSENCE
-    ]
-    if fact.previous is not None:
-        old = encode(tokenizer, fact.text, fact.previous, fact.span).target_ids
-    else:
-        old = readout.with_own_answer(editable, encode(tokenizer, fact.text, span=fact.span)).target_ids
+    leads = prefixes(editable, config) if config.contexts else ()
+    pool = _pool(editable, [facts[0].subject for facts in groups], config) if config.phrasings else None
+    return [_word(editable, facts, leads, pool, config) for facts in groups]
+
+
+def _word(
+    editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], pool: _Pool | None, config: EditConfig
+) -> Wording:
+    tokenizer, limit, subject = editable.tokenizer, editable.max_tokens, facts[0].subject
+    # The bare prompts come first: whatever is wrong with a fact shows here.
+    bare = [encode(tokenizer, fact.text, fact.new_object, fact.span, limit) for fact in facts]
+    prompts = []
+    for i, fact in enumerate(facts):
+        moved = [_after(lead, fact.text, fact.span) for lead in leads]
+        longer = [encode(tokenizer, text, fact.new_object, span) for text, span in moved]
+        prompts += [Phrasing(p, fact=i) for p in (bare[i], *longer) if len(p.ids) <= limit]
+    essence = []
+    for form in config.essence_prompts:
+        start = form.index("{}")
+        text = encode(tokenizer, form.replace("{}", subject), span=(start, start + len(subject)))
+        if len(text.ids) <= limit:
+            essence.append(Phrasing(text, (len(text.ids) - 1,)))
+    objects = [(_old(editable, fact), new.target_ids) for fact, new in zip(facts, bare, strict=True)]
     return Wording(
         tuple(prompts),
-        _phrasings(editable, fact, old, bare.target_ids, config),
-        tuple(Phrasing(e, (len(e.ids) - 1,)) for e in essence),
-        (old[0], bare.target_ids[0]),
+        _phrasings(editable, subject, objects, pool, config) if pool is not None else (),
+        tuple(essence),
+        tuple((old[0], new[0]) for old, new in objects),
         leads,
     )
 
 
+def _old(editable: Editable, fact: Fact) -> tuple[int, ...]:
+    """The old object's token ids; where none is named, those of what the model says."""
+    if fact.previous is not None:
+        return encode(editable.tokenizer, fact.text, fact.previous, fact.span).target_ids
+    return readout.with_own_answer(editable, encode(editable.tokenizer, fact.text, span=fact.span)).target_ids
+
+
 def _phrasings(
-    editable: Editable, fact: Fact, old: tuple[int, ...], new: tuple[int, ...], config: EditConfig
+    editable: Editable,
+    subject: str,
+    objects: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    pool: _Pool,
+    config: EditConfig,
 ) -> tuple[Phrasing, ...]:
-    """Continue the subject in the model's own words; where the old object comes, put the new one."""
-    bare = encode(editable.tokenizer, fact.subject, span=(0, len(fact.subject)))
+    """Continue the subject in the model's own words; where an old object comes, put the new one."""
+    bare = encode(editable.tokenizer, subject, span=(0, len(subject)))
     assert bare.subject is not None
     starts = [(bare.ids, bare.subject)] * (config.phrasings - config.phrasings // 2)
-    starts += _mentions(editable, fact.subject, bare.ids[: bare.subject[0]], config)
+    starts += _mentions(_name(editable, subject), bare.ids[: bare.subject[0]], pool, config)
+    starts = [(ids, place) for ids, place in starts if len(ids) < editable.max_tokens]
     generator = torch.Generator().manual_seed(config.seed + 1)
     said = readout.continuations(editable, [ids for ids, _ in starts], config.phrasing_tokens, generator)
     found: dict[tuple[int, ...], Phrasing] = {}
-    for (start, subject), continuation in zip(starts, said, strict=True):
+    for (start, place), continuation in zip(starts, said, strict=True):
         if editable.tokenizer.eos_token_id in continuation:
             continuation = continuation[: continuation.index(editable.tokenizer.eos_token_id)]
-        at = next((i for i in range(len(continuation)) if tuple(continuation[i : i + len(old)]) == old), None)
+        at, fact = _first_stated(continuation, [old for old, _ in objects])
         before = (*start, *continuation[:at])
-        ids = before if at is None else (*before, *new)
+        ids = before if fact is None else (*before, *objects[fact][1])
         # The last position of all predicts nothing that was said.
-        kept = tuple(range(subject[1] - 1, len(before) - (at is None)))
-        if kept or at is not None:
-            found[ids] = Phrasing(Encoded(decode(editable.tokenizer, ids), ids, len(before), subject), kept)
+        kept = tuple(range(place[1] - 1, len(before) - (at is None)))
+        if (kept or fact is not None) and len(ids) <= editable.max_tokens:
+            text = Encoded(decode(editable.tokenizer, ids), ids, len(before), place)
+            found[ids] = Phrasing(text, kept, fact or 0)
     return tuple(found.values())
 
 
+def _first_stated(ids: Sequence[int], olds: Sequence[tuple[int, ...]]) -> tuple[int | None, int | None]:
+    """Where an old object first stands in `ids`, and which fact's it is; no fact's, where it is that of several."""
+    for at in range(len(ids)):
+        facts = [i for i, old in enumerate(olds) if tuple(ids[at : at + len(old)]) == old]
+        if facts:
+            return at, facts[0] if len(facts) == 1 else None
+    return None, None
+
+
+def _name(editable: Editable, subject: str) -> tuple[int, ...]:
+    """The subject's token ids in the middle of a sentence."""
+    inside = encode(editable.tokenizer, f"The {subject}", span=(4, 4 + len(subject)))
+    assert inside.subject is not None
+    return inside.ids[inside.subject[0] :]
+
+
+def _pool(editable: Editable, subjects: Sequence[str], config: EditConfig) -> _Pool:
+    """Read in the model's own text where each of `subjects` would be named."""
+    ids = torch.tensor(readout.own_text(editable, MENTION_POOL, MENTION_POOL, config.seed + 2))
+    first = config.mention_tokens - 1
+    reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(min(first, ids.shape[1]), ids.shape[1]))
+    tokens = sorted({_name(editable, subject)[0] for subject in subjects})
+    follow = torch.zeros(0, len(tokens))
+    if len(reads):
+        with torch.no_grad():
+            follow = replay.forward(editable, ids, reads).float().log_softmax(-1)[:, tokens].cpu()
+    return _Pool(ids, reads, dict(zip(tokens, follow.T, strict=True)))
+
+
 def _mentions(
-    editable: Editable, subject: str, opening: tuple[int, ...], config: EditConfig
+    name: tuple[int, ...], opening: tuple[int, ...], pool: _Pool, config: EditConfig
 ) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
     """The subject in the middle of a sentence: after those of the model's own words that it most likely follows.
 
@@ -147,21 +221,12 @@ def _mentions(
     Returns:
         token ids up to the subject's last, and the subject's place in them.
     """
-    inside = encode(editable.tokenizer, f"The {subject}", span=(4, 4 + len(subject)))
-    assert inside.subject is not None
-    name = inside.ids[inside.subject[0] :]
-    pool = torch.tensor(readout.own_text(editable, MENTION_POOL, MENTION_POOL, config.seed + 2))
-    if pool.shape[1] <= config.mention_tokens:
-        return []
-    reads = torch.cartesian_prod(torch.arange(len(pool)), torch.arange(config.mention_tokens - 1, pool.shape[1]))
-    with torch.no_grad():
-        expected = replay.forward(editable, pool, reads).float().log_softmax(-1)[:, name[0]]
     leads: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for i in expected.argsort(descending=True).tolist():
+    for i in pool.follow[name[0]].argsort(descending=True).tolist():
         if len(leads) == config.phrasings // 2:
             break
-        row, last = reads[i].tolist()
-        lead = tuple(pool[row, last + 1 - config.mention_tokens : last + 1].tolist())
+        row, last = pool.reads[i].tolist()
+        lead = tuple(pool.ids[row, last + 1 - config.mention_tokens : last + 1].tolist())
         leads.setdefault(lead[-2:], lead)  # one for each pair of words before the name: many ways to say something
     first = len(opening) + config.mention_tokens
     return [((*opening, *lead, *name), (first, first + len(name))) for lead in leads.values()]

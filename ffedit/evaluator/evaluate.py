@@ -169,4 +169,16 @@ def evaluate(
         changed = next_token_log_probs(editable, generic)
     drift = float((usual.exp() * (usual - changed)).sum(-1).mean())
     progress("measuring", 2, 2)
-    return Report(mean_scores(f.scores for f in before), mean_scores((f.scores for f in after), drift), before, after)
+    return Report(
+        mean_scores((f.scores for f in before), perplexity=_perplexity(usual, generic)),
+        mean_scores((f.scores for f in after), drift, _perplexity(changed, generic)),
+        before,
+        after,
+    )
+
+
+def _perplexity(log_probs: Tensor, rows: Sequence[Sequence[int]]) -> float:
+    """Of `rows` of equal length, each but its first token, from `next_token_log_probs`."""
+    ids = pad(rows)
+    found = log_probs.reshape(*ids.shape, -1)[:, :-1].gather(-1, ids[:, 1:, None])
+    return float((-found.double().mean()).exp())

@@ -11,6 +11,7 @@ tokens, as CounterFact compares it (Meng et al. 2022, arXiv 2202.05262, section 
     score         harmonic mean of efficacy, paraphrase and specificity, as published. Up.
     generation    share of edited prompts after which free greedy generation says the new object, all of it. Up.
     drift         mean KL(before ‖ after) of next-token distributions over generic text, nats per token. Zero is best.
+    perplexity    exp of the mean −log p of the tokens of that text, which the unedited model has sampled. Keep.
 
 A score that nothing was there to measure is None, never 0 or 1. Scores of several facts are means over facts, each
 fact first averaged over its prompts.
@@ -42,6 +43,7 @@ class Scores:
     paraphrase_magnitude: float | None = None
     specificity_magnitude: float | None = None
     same_subject_magnitude: float | None = None
+    perplexity: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Plain numbers by name."""
@@ -74,7 +76,7 @@ def combined(efficacy: float | None, paraphrase: float | None, specificity: floa
     return harmonic_mean([efficacy, paraphrase, specificity])
 
 
-def mean_scores(scores: Iterable[Scores], drift: float | None = None) -> Scores:
+def mean_scores(scores: Iterable[Scores], drift: float | None = None, perplexity: float | None = None) -> Scores:
     """Means over facts of what was measured; `score` is the harmonic mean of the means, as published."""
     some = list(scores)
     means: dict[str, float | None] = {}
@@ -83,4 +85,5 @@ def mean_scores(scores: Iterable[Scores], drift: float | None = None) -> Scores:
         means[field.name] = fmean(measured) if measured else None
     means["score"] = combined(means["efficacy"], means["paraphrase"], means["specificity"])
     means["drift"] = drift if drift is not None else means["drift"]
+    means["perplexity"] = perplexity if perplexity is not None else means["perplexity"]
     return Scores(**means)

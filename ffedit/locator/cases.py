@@ -16,6 +16,7 @@ from ffedit.facts import Fact
 from ffedit.hooks import replaced
 from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
+from ffedit.room import room
 from ffedit.tokens import Encoded, encode, pad
 
 # How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
@@ -148,18 +149,14 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
     return cases
 
 
-def room(editable: Editable) -> int:
-    """How many numbers of each kind a batch may hold, by the memory at hand."""
-    weight = editable.memories[0].weight
-    if not weight.is_cuda:
-        return ROOM
-    free, _ = torch.cuda.mem_get_info(weight.device)
-    return max(ROOM, free // (SHARES * weight.element_size()))
+def at_once(editable: Editable) -> int:
+    """How many numbers of each kind a batch may hold."""
+    return room(editable, ROOM, SHARES)
 
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
     """Indices of cases that go through together: of similar length, and no more than fit."""
-    most = room(editable) // (int(editable.memories[0].value.shape[0]) * len(editable.layers))
+    most = at_once(editable) // (int(editable.memories[0].value.shape[0]) * len(editable.layers))
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
     some: list[int] = []
     for i in order:

@@ -20,8 +20,9 @@ from ffedit import readout, replay
 from ffedit.anatomy import Editable
 from ffedit.errors import ModelError
 from ffedit.hooks import replaced
-from ffedit.locator.cases import Batch, Run, room
+from ffedit.locator.cases import Batch, Run, at_once
 from ffedit.locator.result import span_of
+from ffedit.room import out_of_memory
 from ffedit.tokens import Encoded
 
 # A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
@@ -117,7 +118,7 @@ def restore(
         by_layer[one.first].append(one)
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     waiting: list[Final] = []
-    done, most = 0, max(FEWEST, room(editable) // editable.memories[0].d_ff)
+    done, most = 0, max(FEWEST, at_once(editable) // editable.memories[0].d_ff)
     for first in sorted(by_layer):
         for group in _groups(batch, by_layer[first], most):
             for final in _run_group(editable, batch, run, first, group):
@@ -169,10 +170,8 @@ def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: li
     final = None
     try:
         final = _run(editable, batch, run, first, group)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # torch has no class of its own for an allocation that fails on a CPU.
-        failed = any(words in str(error) for words in ("not enough memory", "allocate memory"))
-        if not (failed or isinstance(error, torch.OutOfMemoryError | MemoryError)):
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         if len(group) == 1:
             raise ModelError("not enough memory for a single restoration; trace with fewer samples") from error

@@ -1,0 +1,226 @@
+"""How fast v* is chosen, against the published procedure, against arithmetic, and against the machine.
+
+    python evaluations/benchmarks/editing.py [--out FILE.json] [--rounds N] [--threads N] [--facts N] [--quick]
+
+GPT-2 124M in shape, with random weights, float32. A fact is a prompt of 12 tokens, its subject at tokens 3 to 6 counted
+from 0 (δ is added at token 6), its new object one token; it stands bare and after each of 10 contexts of 10 tokens,
+which all facts share. One essence prompt of 6 tokens, its subject at tokens 0 to 3. No phrasings of the model's own. 20
+Adam steps at layer 4, none left out. The steps are relative to ‖W k*‖: a step in the units of a trained model's layer
+would mean nothing with random weights.
+
+`reference_value.plain_value` takes one fact at a time; ffedit takes one fact, and all facts as one batch. They run in
+one process, by turns, after a warm-up; in each round the single fact is another one. k* and v* are in the seconds of
+all.
+
+    ratio      seconds per fact of the reference / of ffedit; median over the rounds, with the smallest and largest
+    ceiling    multiply-accumulates of the reference / those that the task needs (`products`), the same for a batch
+    reached    ratio / ceiling
+    matmul     share of the measured speed of a float32 matrix product that ffedit's needed products come to
+    memory     peak resident memory above that of the loaded model, each in a fresh process; and of the whole processes
+    equal      largest ‖v* − v*'‖ / ‖δ'‖ over the facts that the reference took, primes its own
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import measuring
+import torch
+from reference_value import PlainValue, Text, plain_value
+from torch import Tensor
+from transformers import GPT2Config
+
+import ffedit
+from ffedit.editor.config import PAPER, EditConfig
+from ffedit.editor.keys import read
+from ffedit.editor.target import choose_values
+from ffedit.editor.wording import Phrasing, Wording
+from ffedit.tokens import Encoded
+
+LAYER, SEED = 4, 0
+CONTEXTS, CONTEXT, PROMPT, SUBJECT, ESSENCE = 10, 10, 12, (3, 7), 6
+CONFIG = replace(PAPER, contexts=CONTEXTS, context_tokens=(CONTEXT,), absolute=False, stop=0.0)
+# Two float32 paths through 20 steps of Adam, which divides each entry of the gradient by its size.
+TOLERANCE = 1e-3
+
+
+# Everything that depends on the editor's interface is here.
+def ours(editable: ffedit.Editable, wordings: Sequence[Wording], config: EditConfig) -> list[Tensor]:
+    """v* of each of `wordings`, as `ffedit.edit` finds it: k* first, then all values together."""
+    memory = editable.memories[LAYER]
+    keys = torch.stack([read(editable, memory, wording).k for wording in wordings], 1)
+    return [value.v for value in choose_values(editable, memory, wordings, keys, config)]
+
+
+def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> PlainValue:
+    """The reference's v* for the same texts and numbers."""
+    memory = editable.memories[LAYER]
+    return plain_value(
+        editable.model,
+        memory.module,
+        memory.value,
+        [Text(p.text.ids, p.text.answer, p.text.subject_last) for p in wording.prompts],
+        [Text(p.text.ids, p.text.answer, p.text.subject_last) for p in wording.essence],
+        steps=config.steps,
+        step_size=config.step_size,
+        relative=not config.absolute,
+        cosine=config.anneal,
+        clamp=config.clamp,
+        weight_decay=config.weight_decay,
+        kl_weight=config.essence,
+        stop=config.stop,
+    )
+
+
+def worded(vocabulary: int, facts: int) -> list[Wording]:
+    """The texts of so many random facts."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def drawn(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(vocabulary, (count,), generator=generator).tolist())
+
+    contexts = [(), *(drawn(CONTEXT) for _ in range(CONTEXTS))]
+    found = []
+    for _ in range(facts):
+        prompt, answer = drawn(PROMPT), drawn(1)
+        subject = prompt[slice(*SUBJECT)]
+        prompts = tuple(
+            Phrasing(
+                Encoded("", context + prompt + answer, len(context) + PROMPT, tuple(len(context) + i for i in SUBJECT))
+            )
+            for context in contexts
+        )
+        essence = Encoded("", subject + drawn(ESSENCE - len(subject)), ESSENCE, (0, len(subject)))
+        swap = (answer[0], answer[0])
+        found.append(Wording(prompts, (), (Phrasing(essence, (ESSENCE - 1,)),), (swap,), ()))
+    return found
+
+
+def products(editable: ffedit.Editable, wording: Wording, steps: int) -> tuple[int, int]:
+    """Multiply-accumulates of the reference and of what the task needs, for one fact.
+
+    A token costs the entries of a layer's matrices in each layer that it passes, and the unembedding's entries once for
+    its logits; backward, where a gradient for the states but none for the weights is wanted, as much again. The
+    products of queries with keys and of their weights with values are neglected (below 1 % at these lengths).
+
+    The reference: one pass of all texts, padded, all layers, all logits; then for each step the same, and back again
+    as far as the layer.
+    The task: one pass of all texts, unpadded, without what stands at the answer's last token, with logits for the
+    essence only; then for each step, forward and back, the layers above and the tokens from the subject's last one on,
+    with logits for the answer and the essence only.
+    """
+    layers, vocabulary = measuring.matrix_entries(editable)
+    above = sum(layers[LAYER + 1 :])
+    texts = [p.text for p in (*wording.prompts, *wording.essence)]
+    padded = len(texts) * max(len(text.ids) for text in texts)
+    whole = padded * (sum(layers) + vocabulary)
+    published = whole + steps * (whole + padded * (above + vocabulary))
+    ends = [len(text.ids) - bool(text.target_ids) for text in texts]
+    after = sum(end - text.subject_last for end, text in zip(ends, texts, strict=True))
+    kept = sum(len(p.kept) for p in wording.essence)
+    read_at = kept + sum(len(text.target_ids) for text in texts)
+    needed = sum(ends) * sum(layers) + kept * vocabulary + 2 * steps * (after * above + read_at * vocabulary)
+    return published, needed
+
+
+def peak_memory(side: str, facts: int, threads: int) -> tuple[int, int]:
+    """Bytes of this process with the model loaded, and at the peak of choosing values with "ffedit" or the "reference".
+
+    The reference takes one fact, ffedit all as a batch; two steps, for every step is alike, and so is its peak.
+    """
+    torch.set_num_threads(threads)
+    editable = measuring.random_gpt2(GPT2Config(), 12, SEED)
+    wordings = worded(editable.model.config.vocab_size, facts)
+    # A pass of two tokens, and back, brings in what libraries load late.
+    states = torch.randn(1, 2, int(editable.memories[0].value.shape[0]), requires_grad=True)
+    torch.autograd.grad(editable.model(inputs_embeds=states, use_cache=False).logits.sum(), states)
+    baseline = measuring.forget_peak()
+    few = replace(CONFIG, steps=2)
+    if side == "ffedit":
+        ours(editable, wordings, few)
+    else:
+        theirs(editable, wordings[0], few)
+    return baseline, measuring.peak()
+
+
+def compare(facts: int, rounds: int, config: EditConfig) -> list[dict[str, Any]]:
+    """Time one fact and a batch, and hold both against the two limits."""
+    editable = measuring.random_gpt2(GPT2Config(), 12, SEED)
+    wordings = worded(editable.model.config.vocab_size, facts)
+    sides = {
+        "reference": lambda number: theirs(editable, wordings[number % facts], config),
+        "one": lambda number: ours(editable, [wordings[number % facts]], config),
+        "batch": lambda _: ours(editable, wordings, config),
+    }
+    warm = replace(config, steps=1)
+    theirs(editable, wordings[0], warm)
+    ours(editable, wordings[:2], warm)
+    before = measuring.matmul_speed()
+    seconds, given = measuring.rounds(sides, rounds)
+    speed = median([before, measuring.matmul_speed()])
+    counted = products(editable, wordings[0], config.steps)
+    rows = []
+    for side, size in (("one", 1), ("batch", facts)):
+        each = [passed / size for passed in seconds[side]]
+        values = [v[number % size] for number, v in enumerate(given[side])]
+        off = [float((v.cpu() - p.v).norm() / p.delta.norm()) for v, p in zip(values, given["reference"], strict=True)]
+        row = {"name": side, "facts": size, "steps": config.steps, "texts": len(wordings[0].stated) + 1}
+        row |= measuring.held(each, seconds["reference"], *counted, speed)
+        rows.append({**row, "equal": max(off) <= TOLERANCE, "difference": max(off)})
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    """One side in lines."""
+    facts = "one fact" if row["facts"] == 1 else f"{row['facts']} facts as a batch"
+    ours, theirs = (median(row["seconds"][side]) for side in ("ffedit", "reference"))
+    print(f"{facts}; {row['steps']} steps, {row['texts']} texts each")
+    print(f"    seconds   ffedit {ours:.2f}, reference {theirs:.2f} per fact")
+    measuring.show_held(row)
+    measuring.show_memory(row["memory"])
+    word = "yes" if row["equal"] else "NO"
+    print(f"    equal     {word}: v* differs by {row['difference']:.1e} of ‖δ‖ at most", flush=True)
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Default 5; 1 with --quick.")
+@click.option("--threads", type=click.IntRange(min=1), default=torch.get_num_threads, help="Default: torch's own.")
+@click.option("--facts", type=click.IntRange(min=2), help="Of the batch. Default 50; 4 with --quick.")
+@click.option("--quick", is_flag=True, help="About a minute: one round, a small batch, 4 steps.")
+def main(out: Path | None, rounds: int | None, threads: int, facts: int | None, quick: bool) -> None:
+    """Time the choice of v* against the published procedure; exits with 1 where the values are not equal."""
+    rounds, facts = rounds or (1 if quick else 5), facts or (4 if quick else 50)
+    config = replace(CONFIG, steps=4) if quick else CONFIG
+    load = measuring.load_before(threads)
+    # Before anything is loaded here: both sides then find the machine as free as it will be.
+    peaks = {size: measuring.memory(peak_memory, size, threads) for size in (1, facts)}
+    torch.set_num_threads(threads)
+    rows = [{**row, "memory": peaks[row["facts"]]} for row in compare(facts, rounds, config)]
+    for row in rows:
+        show(row)
+    if out:
+        report = {
+            "settings": rows,
+            "rounds": rounds,
+            "quick": quick,
+            "layer": LAYER,
+            "tokens": {"prompt": PROMPT, "context": CONTEXT, "essence": ESSENCE, "subject": SUBJECT},
+            "tolerance": TOLERANCE,
+            "seeds": {"weights": SEED, "texts": SEED},
+            **measuring.machine(threads, load),
+        }
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if not all(row["equal"] for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

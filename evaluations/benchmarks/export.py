@@ -1,0 +1,152 @@
+"""What an export costs in memory: a checkpoint of GPT-2 XL's shape (1.56 billion parameters), random, in shards.
+
+    python evaluations/benchmarks/export.py
+
+The base is written shard by shard and never loaded. An edit of two layers is exported in a process of its own, and
+verified in another. Memory is the most that each ever held (VmHWM of Linux), beside that of a process that only
+imports `ffedit.shipping`. Written to `export.json` beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config
+
+from ffedit import Edit, Fact, LowRank
+from ffedit.checkpoint import ATLAS
+from ffedit.memory import SAMPLE, Address
+from ffedit.shipping.tensors import INDEX, contents, write
+
+LAYERS, WIDTH, VOCABULARY, POSITIONS, LAYERS_PER_SHARD = 48, 1600, 50257, 1024, 8
+EDITED, RANK = (17, 30), 2
+OUT = Path(__file__).with_suffix(".json")
+IDLE = "import json, ffedit.shipping; from ffedit.shipping.fresh import peak; print(json.dumps(peak()))"
+EXPORT = """
+import json, sys, time
+from dataclasses import asdict
+from ffedit import Edit
+from ffedit.shipping import ship
+from ffedit.shipping.fresh import peak
+base, edit, out = sys.argv[1:]
+began = time.perf_counter()
+done = ship(base, Edit.load(edit), out, verify="tensors")
+seconds = time.perf_counter() - began
+print(json.dumps({"peak": peak(), "verifying_peak": done.checked.peak, "tensors": done.checked.tensors,
+                  "seconds": seconds, **asdict(done.moved)}))
+"""
+
+
+def layer_shapes(i: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer of GPT-2."""
+    sizes = {
+        "ln_1.weight": (WIDTH,), "ln_1.bias": (WIDTH,),
+        "attn.c_attn.weight": (WIDTH, 3 * WIDTH), "attn.c_attn.bias": (3 * WIDTH,),
+        "attn.c_proj.weight": (WIDTH, WIDTH), "attn.c_proj.bias": (WIDTH,),
+        "ln_2.weight": (WIDTH,), "ln_2.bias": (WIDTH,),
+        "mlp.c_fc.weight": (WIDTH, 4 * WIDTH), "mlp.c_fc.bias": (4 * WIDTH,),
+        "mlp.c_proj.weight": (4 * WIDTH, WIDTH), "mlp.c_proj.bias": (WIDTH,),
+    }  # fmt: skip
+    return {f"transformer.h.{i}.{name}": shape for name, shape in sizes.items()}
+
+
+def numbers(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """A random tensor, a million entries at a time."""
+    left = prod(shape)
+    while left:
+        count = min(left, 1 << 20)
+        yield (0.02 * torch.randn(count, generator=generator)).bfloat16()
+        left -= count
+
+
+def write_base(folder: Path) -> int:
+    """Write the checkpoint; its bytes."""
+    generator = torch.Generator().manual_seed(0)
+    ends = {"transformer.wte.weight": (VOCABULARY, WIDTH), "transformer.wpe.weight": (POSITIONS, WIDTH)}
+    ends |= {"transformer.ln_f.weight": (WIDTH,), "transformer.ln_f.bias": (WIDTH,)}
+    shards = [ends] + [
+        {name: shape for i in range(first, first + LAYERS_PER_SHARD) for name, shape in layer_shapes(i).items()}
+        for first in range(0, LAYERS, LAYERS_PER_SHARD)
+    ]
+    where, size = {}, 0
+    for n, shapes in enumerate(shards):
+        file = f"model-{n + 1:05}-of-{len(shards):05}.safetensors"
+        write(folder / file, {k: (torch.bfloat16, shape, numbers(shape, generator)) for k, shape in shapes.items()})
+        where |= dict.fromkeys(shapes, file)
+        size += 2 * sum(map(prod, shapes.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index, indent=2))
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=25, dtype="bfloat16"
+    )
+    config.architectures = ["GPT2LMHeadModel"]
+    config.save_pretrained(folder)
+    for path in ATLAS.glob("tokenizer*"):
+        shutil.copyfile(path, folder / path.name)
+    return size
+
+
+def random_edit(base: Path) -> Edit:
+    """An edit of two layers, as an editor would give it."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = contents(base)
+    updates, matrices = {}, {}
+    for layer in EDITED:
+        name = f"transformer.h.{layer}.mlp.c_proj.weight"
+        left, right = (torch.randn(s, generator=generator).double() for s in ((WIDTH, RANK), (RANK, 4 * WIDTH)))
+        updates[Address(layer)] = LowRank(left * 0.01, right * 0.1)
+        sample = tensors[name].sample(SAMPLE).tolist()
+        matrices[f"{layer}"] = {
+            "parameter": name, "transposed": True, "shape": list(tensors[name].shape), "norm": 0.0, "sample": sample,
+        }  # fmt: skip
+    about = {"method": "random", "model": str(base), "base": "0" * 16, "dtype": "bfloat16", "matrices": matrices}
+    return Edit(updates, {}, {}, (Fact("Eiffel Tower", "{} is located in", "Rome", "Paris"),), about)
+
+
+def run(code: str, *words: Path) -> dict[str, float]:
+    """What a process of its own prints as JSON."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Build, export, verify, and say what it took."""
+    with tempfile.TemporaryDirectory() as place:
+        (base := Path(place) / "base").mkdir()
+        began = time.perf_counter()
+        size = write_base(base)
+        print(f"base: {size / 1e9:.2f} GB in {len(list(base.glob('*.safetensors')))} shards, "
+              f"written in {time.perf_counter() - began:.0f} s")  # fmt: skip
+        random_edit(base).save(Path(place) / "edit")
+        idle = run(IDLE)
+        found = run(EXPORT, base, Path(place) / "edit", Path(place) / "out")
+    largest = 4 * WIDTH * WIDTH * 2
+    found |= {"idle": idle, "checkpoint": size, "largest_matrix": largest}
+    for name, words in (
+        ("idle", "a process that imports ffedit.shipping"),
+        ("peak", "the exporting process, at most"),
+        ("verifying_peak", "the verifying process, at most"),
+        ("largest_matrix", "the largest matrix that changes"),
+        ("rewritten", "matrices rewritten"),
+        ("copied", "shards copied"),
+        ("linked", "shards linked"),
+    ):
+        print(f"{words:<40} {found[name] / 1e6:10.1f} MB")
+    for name in ("peak", "verifying_peak"):
+        print(f"{name} above idle: {(found[name] - idle) / largest:.2f} of the largest matrix")
+    print(f"{found['tensors']} tensors verified; {found['seconds']:.1f} s in all")
+    OUT.write_text(json.dumps({**found, "machine": f"{platform.system()}, torch {torch.__version__}"}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""`ffedit methods`: what can write facts, and when to choose which."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ffedit.editor import METHODS
+
+
+@click.command()
+def methods() -> None:
+    """List the methods: what each solves, and when to choose it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("method", "solves", "choose it for", "source"):
+        table.add_column(title, no_wrap=title == "method")
+    for method in METHODS.values():
+        table.add_row(method.name, method.solves, method.choose, method.source)
+    Console(highlight=False).print(table)

@@ -1,0 +1,85 @@
+"""`ffedit stats`: second moments of keys, collected once for many edits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffedit
+from ffedit import choice, render
+from ffedit.anatomy import Editable
+from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
+from ffedit.errors import EditError
+from ffedit.folders import check_free
+from ffedit.moments_table import moments_table, shortage
+from ffedit.progressbar import progress_bars
+
+POSITIVE = click.FloatRange(0, min_open=True)
+
+
+@click.command()
+@click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
+@click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
+@click.option("--tokens", default=16_384, show_default=True, type=click.IntRange(2), help="How much of it, at most.")
+@click.option("--layers", default="auto", show_default=True, help="auto, one layer (4) or a range (3-8).")
+@click.option("--tolerance", type=POSITIVE, help="Stop when two halves of the text solve alike within this share.")
+@click.option("--weighting", type=click.Choice(["types", "tokens"]), default="types", show_default=True)
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the sampled text.")
+@click.option("--merge", is_flag=True, help="Add up what FOLDERs hold, collected on different texts.")
+@click.option("--out", type=FILE, metavar="FOLDER", help="Write the statistics, for `apply --stats`.")
+@click.option("--force", is_flag=True, help="Replace FOLDER.")
+@model_options
+@output_options
+def stats(
+    folders: tuple[Path, ...],
+    merge: bool,
+    layers: str,
+    tolerance: float | None,
+    out: Path | None,
+    force: bool,
+    load_model: Callable[[], Editable],
+    surface: Surface,
+    **text: Any,
+) -> None:
+    """Collect the second moments of the keys that text brings to some layers, in one pass over it."""
+    if merge != bool(folders) or (merge and out is None):
+        raise click.UsageError("--merge, the FOLDERs to add up and --out belong together")
+    if out is not None:
+        check_free(out, force)
+    if merge:
+        found, why, short = ffedit.merge_stats(folders), "", None
+    else:
+        corpus = ffedit.Corpus(text.pop("corpus"), **text)
+        corpus.check()
+        editable = load_model()
+        surface.show(render.model_line(editable))
+        wanted, why = _layers(editable, layers)
+        with progress_bars(surface.quiet) as progress:
+            found = ffedit.stats(editable, wanted, corpus, tolerance, progress)
+        short = shortage(found, corpus, tolerance)
+    if out is not None:
+        ffedit.save_stats(found, out, force)
+    surface.show(moments_table(found, why, out), short)
+    surface.write_json({"layers": [_row(moments) for moments in found.values()]})
+
+
+def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
+    """Layers to collect, and why these: `auto` takes the one that is remembered for the model, or else all."""
+    depth = len(editable.layers)
+    if asked == "sweep":
+        raise EditError("--layers sweep edits at each layer; for statistics give auto, one layer (4) or a range (3-8)")
+    if asked != "auto":
+        return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
+    kept = choice.remembered(editable, "sweep") or choice.remembered(editable, "trace")
+    if kept is None:
+        return list(range(depth)), "All layers: none is remembered for this model"
+    return [kept.layer], f"Layer {kept.layer}: remembered from a {kept.how} over {kept.facts} facts"
+
+
+def _row(moments: ffedit.KeyMoments) -> dict[str, Any]:
+    named = {f.name: getattr(moments, f.name) for f in fields(moments) if f.init and f.name not in ("sum", "probes")}
+    return {**named, "texts": list(moments.texts)}

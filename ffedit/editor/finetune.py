@@ -1,0 +1,96 @@
+"""Fine-tuning the same value matrix: the baselines that every comparison needs.
+
+    L(Δ) = − mean log P(o* | x, W + Δ)        ft-l: |Δ_ij| <= ε, after every step
+
+FT and FT+L as ROME compares with them (Meng et al. 2022, arXiv 2202.05262, section 3.2; the constraint is Zhu et al.
+2020, arXiv 2012.00363). Only the facts' prompts are trained, in the contexts that other methods see; nothing is kept. ε
+and the step size are relative to the root mean square of W. Δ has no low rank, and no key or value is solved for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ffedit import readout, replay
+from ffedit.algebra import double
+from ffedit.anatomy import Editable
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job
+from ffedit.editor.provenance import Record
+from ffedit.editor.wording import word
+from ffedit.errors import EditError
+from ffedit.hooks import frozen
+from ffedit.memory import KeyValueMemory
+from ffedit.tokens import Encoded, batches, pad
+
+# How many tokens a batch holds, with all that their gradient needs.
+TOKENS = 2048
+
+
+def tune(method: str, bounded: bool, job: Job) -> Edit:
+    """Train the value matrix of one layer on the prompts of the facts of `job`; earlier edits are not kept.
+
+    Args:
+        method: its name, for the provenance.
+        bounded: hold every entry of Δ within ±ε.
+        job: what to write; of its numbers the contexts, `tune_steps`, `tune_rate` and `tune_bound`.
+
+    Raises:
+        EditError: the loss is not finite.
+    """
+    editable, config = job.editable, job.config
+    (memory,) = job.memories
+    record = Record(method, job)
+    wordings = word(editable, job.groups, replace(config, phrasings=0))
+    texts = [p.text for wording in wordings for p in wording.prompts]
+    original = memory.value.clone()
+    W = double(original)
+    scale = float(W.square().mean().sqrt())
+    # Trained in float32 at least, beside the stored weights: an Adam step may be smaller than a 16-bit rounding.
+    delta = torch.zeros_like(original, dtype=torch.float32)
+    adam = torch.optim.Adam([delta], lr=config.tune_rate * scale)
+    losses = []
+    try:
+        with frozen(editable.model):
+            for step in range(config.tune_steps):
+                loss, delta.grad = _loss_and_gradient(editable, memory, texts)
+                losses.append(loss)
+                if loss < config.stop:
+                    break
+                adam.step()
+                if bounded:
+                    delta.clamp_(-config.tune_bound * scale, config.tune_bound * scale)
+                memory.value.copy_(W + double(delta))
+                job.progress("fine-tuning", step + 1, config.tune_steps)
+    finally:
+        memory.value.copy_(original)
+    if not torch.isfinite(delta).all():
+        raise EditError("the loss is not finite: the model overflows; use a smaller tune_rate, or a wider dtype")
+    record.add_dense(memory, delta)
+    return record.edit([{"loss": losses, "contexts": list(wordings[0].prefixes)}])
+
+
+def _loss_and_gradient(editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
+    """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, d_ff]."""
+    loss, gradient = 0.0, torch.zeros_like(memory.value, dtype=torch.float32)
+    memory.weight.requires_grad_(True)
+    try:
+        for rows in batches([len(e.ids) for e in texts], TOKENS):
+            some = [texts[row] for row in rows]
+            logits = replay.forward(editable, pad([e.ids for e in some]), readout.answer_reads(some))
+            part = -readout.answer_sums(logits, some).sum() / len(texts)
+            (found,) = torch.autograd.grad(part, memory.weight)
+            gradient += (found.T if memory.stored_transposed else found).float()
+            loss += float(part.detach())
+    finally:
+        memory.weight.requires_grad_(False)
+    return loss, gradient
+
+
+ft = partial(tune, "ft", False)
+ft_l = partial(tune, "ft-l", True)

@@ -1,0 +1,62 @@
+"""What addresses a fact: the memory coefficients at the subject's last token.
+
+k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3): the same vector in every place of
+the algebra. Beside it stand the keys of all other tokens of these texts, which a change is to leave alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffedit import algebra, replay
+from ffedit.anatomy import Editable
+from ffedit.editor.wording import Wording
+from ffedit.hooks import captured
+from ffedit.memory import KeyValueMemory
+from ffedit.tokens import pad
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one layer shows while the texts of a wording run through the model as it is.
+
+    Attributes:
+        k: k*, [d_ff], float64.
+        stream: mean over the same texts of the residual stream behind the layer at the subject's last token,
+            [d_model], float64.
+        same: keys at the subject's last token in all texts, [texts, d_ff].
+        beside: keys of all their other tokens, [tokens, d_ff].
+    """
+
+    k: Tensor
+    stream: Tensor
+    same: Tensor
+    beside: Tensor
+
+    def steadied(self, C: Tensor, weight: float) -> Tensor:
+        """C with the keys of these texts counted in (`algebra.steadied`), [d_ff, d_ff]."""
+        return algebra.steadied(C, self.k, self.same, self.beside, weight) if weight else C
+
+
+def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Reading:
+    """Run the texts of `wording` up to the layer of `memory`."""
+    texts = [p.text for p in (*wording.prompts, *wording.essence, *wording.phrasings)]
+    ids, layer = pad([e.ids for e in texts]), memory.address.layer
+    block = {0: editable.layers[layer]}
+    with captured({0: memory.module}, inputs=True) as entering, captured(block) as leaving:
+        replay.run_to(editable, ids, layer)
+    keys, stream = (found[0].reshape(*ids.shape, -1) for found in (entering, leaving))
+    at = torch.arange(len(texts)), torch.tensor([e.subject_last for e in texts])
+    beside = torch.arange(ids.shape[1]) < torch.tensor([len(e.ids) for e in texts])[:, None]
+    beside[at] = False
+    stated = torch.tensor([bool(e.target_ids) for e in texts])
+    same = keys[at]
+    return Reading(
+        k=algebra.double(same[stated]).mean(0),
+        stream=algebra.double(stream[at][stated]).mean(0),
+        same=same,
+        beside=keys[beside],
+    )

@@ -1,0 +1,157 @@
+"""The methods by name: what each solves, and when to choose which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ffedit.anatomy import Editable
+from ffedit.conflicts import check_facts
+from ffedit.editor.alphaedit import alphaedit
+from ffedit.editor.config import EditConfig
+from ffedit.editor.corpus import Corpus
+from ffedit.editor.edit import Edit
+from ffedit.editor.emmet import emmet
+from ffedit.editor.finetune import ft, ft_l
+from ffedit.editor.job import Job
+from ffedit.editor.memit import memit
+from ffedit.editor.rome import rome
+from ffedit.editor.statistics import moments_for
+from ffedit.errors import EditError
+from ffedit.facts import Fact, by_subject
+from ffedit.memory import Address
+from ffedit.moments import KeyMoments
+from ffedit.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to write facts.
+
+    Attributes:
+        name: what it is called by.
+        run: computes the edit.
+        solves: the equation, in a line.
+        choose: when to choose it.
+        source: where it was published.
+        layers: whether it writes to several layers.
+        statistics: whether it needs the second moment of the keys.
+    """
+
+    name: str
+    run: Callable[[Job], Edit]
+    solves: str
+    choose: str
+    source: str
+    layers: bool = False
+    statistics: bool = True
+
+
+_ALL = (
+    Method(
+        "rome",
+        rome,
+        "(W+Δ)k = v for one subject after another, Δ of smallest C-norm",
+        "one fact, or a few: exact, the reference for the others",
+        "Meng et al. 2022, arXiv 2202.05262",
+    ),
+    Method(
+        "emmet",
+        emmet,
+        "(W+Δ)K = V for all facts at once, Δ of smallest C-norm",
+        "a batch that must hold exactly, of fewer facts than d_ff",
+        "Gupta et al. 2024, arXiv 2403.14236",
+        layers=True,
+    ),
+    Method(
+        "memit",
+        memit,
+        "min ‖(W+Δ)K − V‖² + λ‖Δ‖²_C, spread over the layers",
+        "a batch of any size; facts yield a little to other text",
+        "Meng et al. 2023, arXiv 2210.07229",
+        layers=True,
+    ),
+    Method(
+        "alphaedit",
+        alphaedit,
+        "min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
+        "batch after batch on one model: earlier edits are kept",
+        "Fang et al. 2025, arXiv 2410.02355",
+        layers=True,
+    ),
+    Method(
+        "ft",
+        ft,
+        "Adam on W for −log P(target)",
+        "a baseline, not for use: nothing else is kept",
+        "as in Meng et al. 2022, arXiv 2202.05262, section 3.2",
+        statistics=False,
+    ),
+    Method(
+        "ft-l",
+        ft_l,
+        "the same with |Δ| <= ε entry by entry",
+        "a baseline that breaks less",
+        "Zhu et al. 2020, arXiv 2012.00363",
+        statistics=False,
+    ),
+)
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ALL})
+
+
+def check_method(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        EditError: there is none.
+    """
+    if name not in METHODS:
+        raise EditError(f"method {name!r} is not known; there is {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def write(
+    editable: Editable,
+    facts: Sequence[Fact],
+    method: str,
+    layers: Sequence[int],
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    after: Sequence[Edit] = (),
+    progress: Progress = silent,
+) -> Edit:
+    """Compute an edit that writes `facts` into `layers` of the model as it is.
+
+    Args:
+        editable: the model; as before afterwards.
+        facts: what to write; those of one subject are solved jointly.
+        method: a name in `METHODS`.
+        layers: where.
+        config: all numbers.
+        stats: second moments of the keys of these layers, or the text to collect them on; None: text that the model
+            samples, the more the more subjects there are.
+        after: earlier edits that are in the model and are to be kept.
+        progress: told how far it is.
+
+    Raises:
+        FactError: a fact cannot be used with this model.
+        EditError: an unknown method, facts that contradict each other, layers or statistics that do not fit, or no
+            solution.
+    """
+    chosen = check_method(method)
+    check_facts(facts)
+    if not chosen.layers and len(layers) != 1:
+        raise EditError(f"{method} writes to one layer, found {list(layers)}; name one")
+    if not layers or len(set(layers)) < len(layers):
+        raise EditError(f"layers {list(layers)} were asked for; name at least one, and each once")
+    depth = len(editable.layers)
+    for layer in layers:
+        if not 0 <= layer < depth:
+            raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
+    config = config or EditConfig()
+    moments: Mapping[Address, KeyMoments] = {}
+    if chosen.statistics:
+        memories = [editable.memories[layer] for layer in sorted(layers)]
+        moments = moments_for(editable, memories, stats, len(by_subject(facts)), config.seed, progress)
+    return chosen.run(Job(editable, facts, sorted(layers), config, moments, after, progress))

@@ -1,0 +1,74 @@
+"""A pass over a text that was interrupted, so that the next one goes on where it stopped, to the same bits.
+
+Between two batches the sums are whole. An interrupt (Ctrl-C) waits for that moment, which is a batch away.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffedit import cache
+from ffedit.errors import EditError
+from ffedit.memory import Address
+from ffedit.moments import MomentsFitter
+
+
+def save_pass(path: Path, fitters: Mapping[Address, MomentsFitter], seconds: float) -> None:
+    """Keep what was summed so far; a cache that cannot be written is done without."""
+    tensors: dict[str, Tensor] = {}
+    counts = {}
+    for address, fitter in fitters.items():
+        tensors |= {f"{address}/{i}": half.cpu() for i, half in enumerate(fitter.halves)}
+        counts[str(address)] = [fitter.batches, *fitter.counts]
+        if fitter.probes is not None:
+            tensors[f"{address}/probes"] = fitter.probes.cpu()
+    about = {"pass": json.dumps({"counts": counts, "seconds": seconds})}
+    cache.write(path, lambda temporary: save_file(tensors, temporary, metadata=about))
+
+
+def resume_pass(path: Path, fitters: Mapping[Address, MomentsFitter]) -> float:
+    """Give `fitters` back what `save_pass` kept of them, if anything; the seconds spent on it.
+
+    Raises:
+        EditError: the file is damaged.
+    """
+    if not path.exists():
+        return 0.0
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["pass"])
+            names = set(file.keys())
+            for address, fitter in fitters.items():
+                fitter.batches, *fitter.counts = about["counts"][str(address)]
+                fitter.halves = [file.get_tensor(f"{address}/{i}") for i in range(min(2, fitter.batches))]
+                fitter.probes = file.get_tensor(probes) if (probes := f"{address}/probes") in names else None
+            return float(about["seconds"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise EditError(f"{path}: not an unfinished pass of ffedit's ({error}); delete it") from error
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Let an interrupt wait for the end of the block: what it adds up is added wholly or not at all."""
+    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted, or may ask not to be
+    before = signal.getsignal(signal.SIGINT)
+    if not ours or before is None:
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,174 @@
+"""What should make one stop before an edit is shipped: signs that it is not needed, not safe, or not written.
+
+Each sign is a number with a limit. A breach is a sentence that says the number, the limit and what to do; the command
+warns, or with `--strict` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ffedit.algebra import double
+from ffedit.anatomy import Editable
+from ffedit.editor import Edit, by_subject
+from ffedit.evaluator import Report
+from ffedit.verdict import DRIFTED, knew_previous
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a sign becomes a breach.
+
+    Attributes:
+        believed: share of facts whose new object is likelier than the old before the edit.
+        unknown: share of facts whose old object the model does not say before the edit.
+        alike: cosine between the keys of two subjects, of this edit or of an earlier one in the model.
+        norm_ratio: ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written.
+        division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
+        condition: largest over smallest eigenvalue of C.
+        drift: KL divergence on generic text, nats per token.
+        perplexity: its factor on the same text.
+        rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
+    """
+
+    believed: float = 0.0
+    unknown: float = 0.0
+    alike: float = 0.95
+    norm_ratio: float = 3.0
+    division: float = 0.01
+    condition: float = 1e12
+    drift: float = DRIFTED
+    perplexity: float = 1.1
+    rounding: float = 0.1
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A limit that an edit breaks.
+
+    Attributes:
+        limit: its name, a field of `Limits`.
+        value: what was found.
+        words: what that means, and what to do.
+    """
+
+    limit: str
+    value: float
+    words: str
+
+
+def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
+    """Every limit that an edit breaks; empty where all is well.
+
+    Args:
+        editable: the model that the edit was computed on, without it.
+        edit: the edit.
+        report: what was measured before and after it.
+        limits: where a sign becomes a breach.
+    """
+    limits = limits or Limits()
+    return [*_before(report, limits), *_solution(editable, edit, limits), *_after(report, limits)]
+
+
+def _before(report: Report, limits: Limits) -> Iterator[Breach]:
+    facts = report.facts_before
+    believed = sum(one.scores.efficacy == 1 for one in facts) / len(facts)
+    if believed > limits.believed:
+        yield Breach("believed", believed, f"{believed:.0%} of the new objects were believed before the edit")
+    unknown = sum(not knew_previous(one) for one in facts) / len(facts)
+    if unknown > limits.unknown:
+        yield Breach(
+            "unknown", unknown, f"{unknown:.0%} of the old objects were not what the model said before the edit"
+        )
+
+
+def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach]:
+    about, subjects = edit.provenance, len(by_subject(edit.facts))
+    for at, delta in edit.updates.items():
+        memory = editable.memories[at]
+        W, change = double(memory.value), double(delta.dense).to(double(memory.value).device)
+        ratio = float(change.norm() / W.norm()) / subjects**0.5
+        if not ratio <= limits.norm_ratio:
+            yield Breach(
+                "norm_ratio",
+                ratio,
+                f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
+                "will suffer; try another layer, or more weight_decay",
+            )
+        rounded = (W + change).to(memory.saved_dtype)
+        lost = float((double(rounded) - W - change).norm() / change.norm()) if float(change.norm()) else 0.0
+        if not lost <= limits.rounding:
+            kind = str(memory.saved_dtype).removeprefix("torch.")
+            yield Breach(
+                "rounding",
+                lost,
+                f"in layer {at} {lost:.0%} of Δ is lost in {kind} (limit {limits.rounding:.0%}): export onto a float32 "
+                "base, or as an adapter",
+            )
+        division = min(about.get("division", {}).get(str(at), [memory.d_ff])) / memory.d_ff
+        if not division >= limits.division:
+            yield Breach(
+                "division",
+                division,
+                f"in layer {at} a key has the division factor {division:.2g} of d_ff (limit {limits.division:g}): it "
+                "is nearly a key of ordinary text; try another layer",
+            )
+        condition = about.get("statistics", {}).get(str(at), {}).get("condition", 1.0)
+        if not condition <= limits.condition:
+            yield Breach(
+                "condition",
+                condition,
+                f"in layer {at} C has the condition number {condition:.1e} (limit {limits.condition:.0e}): collect it "
+                "over more text",
+            )
+    alike, pair = _most_alike(editable, edit)
+    if alike > limits.alike:
+        yield Breach(
+            "alike",
+            alike,
+            f"the keys of {pair[0]!r} and {pair[1]!r} have the cosine {alike:.2f} (limit {limits.alike:g}): what is "
+            "written for one reaches the other; check both",
+        )
+
+
+def _most_alike(editable: Editable, edit: Edit) -> tuple[float, tuple[str, str]]:
+    """The largest cosine between a key of this edit and another, of it or of one in the model, and whose they are."""
+    most, pair = 0.0, ("", "")
+    earlier = [other for other in editable.history.edits.values() if isinstance(other, Edit)]
+    for at, keys in edit.keys.items():
+        own = edit.subjects(at)
+        if not own:
+            continue  # fine-tuned: no keys
+        some = [other for other in earlier if other.subjects(at)]
+        columns = [keys, *(other.keys[at] for other in some)]
+        names = own + [subject for other in some for subject in other.subjects(at)]
+        unit = torch.nn.functional.normalize(double(torch.cat(columns, 1)), dim=0)
+        cosine = unit[:, : len(own)].T @ unit
+        for i, name in enumerate(own):
+            cosine[i, [j for j, other_name in enumerate(names) if other_name == name]] = 0
+        value, where = cosine.flatten().max(0)
+        if float(value) > most:
+            row, column = divmod(int(where), len(names))
+            most, pair = float(value), (own[row], names[column])
+    return most, pair
+
+
+def _after(report: Report, limits: Limits) -> Iterator[Breach]:
+    after, before = report.after, report.before
+    if after is None:
+        return
+    if after.drift is not None and not after.drift <= limits.drift:
+        yield Breach(
+            "drift", after.drift, f"generic text drifts by {after.drift:.2g} nats per token (limit {limits.drift:g})"
+        )
+    if after.perplexity is not None and before.perplexity is not None:
+        factor = after.perplexity / before.perplexity
+        if not factor <= limits.perplexity:
+            yield Breach(
+                "perplexity",
+                factor,
+                f"perplexity of generic text rises by the factor {factor:.2f} (limit {limits.perplexity:g})",
+            )

@@ -1,0 +1,85 @@
+"""Which edits are in a model's weights, and what these were before: undo without subtracting.
+
+W + Δ − Δ is not W in floating point. So the first edit of a matrix keeps the original, once, and undoing rebuilds the
+matrix from it: the original plus the edits that remain, in their order, each rounded once as it was when it was
+applied. Undone in any order, the weights are bit for bit those of a model that the undone edit never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ffedit.facts import Fact
+from ffedit.lowrank import Update
+from ffedit.memory import Address, KeyValueMemory
+
+
+class Change(Protocol):
+    """What history needs to know of an edit."""
+
+    @property
+    def updates(self) -> Mapping[Address, Update]:
+        """Δ per memory."""
+        ...
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What it stores."""
+        ...
+
+
+@dataclass(eq=False)
+class History:
+    """The edits in a model's weights.
+
+    Attributes:
+        base: fingerprint of the weights before the oldest of the edits; None while there is none.
+        edits: what is applied, by fingerprint, in order.
+        originals: the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype.
+    """
+
+    base: str | None = None
+    edits: dict[str, Change] = field(default_factory=dict)
+    originals: dict[Address, Tensor] = field(default_factory=dict)
+
+    def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Change, found: str) -> None:
+        """Write `edit` called `name` on top of the others; if that fails, all is as before.
+
+        Args:
+            memories: of the model.
+            name: the edit's fingerprint.
+            edit: what to write.
+            found: fingerprint of the weights as they are now.
+        """
+        self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
+        self.base = found if self.base is None else self.base
+        self.edits[name] = edit
+        try:
+            for at, delta in edit.updates.items():
+                memories[at].write_(delta)
+        except BaseException:
+            self.undo_(memories, name)
+            raise
+
+    @torch.no_grad()
+    def undo_(self, memories: Mapping[Address, KeyValueMemory], name: str) -> None:
+        """Rebuild the matrices that the edit called `name` changed, without it."""
+        others = [edit for other, edit in self.edits.items() if other != name]
+        touched = self.edits[name].updates
+        for at in touched:
+            memories[at].value.copy_(self.originals[at])
+            for edit in others:
+                if at in edit.updates:
+                    memories[at].write_(edit.updates[at])
+        # Forgotten only now: interrupted before, undo can be called again.
+        del self.edits[name]
+        for at in touched:
+            if not any(at in edit.updates for edit in others):
+                del self.originals[at]
+        if not self.edits:
+            self.base = None

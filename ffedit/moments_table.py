@@ -1,0 +1,57 @@
+"""Key statistics in a terminal: how much text each layer saw, and whether it was enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Group
+from rich.text import Text
+
+from ffedit import cache
+from ffedit.describe import plain_table
+from ffedit.editor import Corpus
+from ffedit.editor.kept import file_name
+from ffedit.memory import Address
+from ffedit.moments import KeyMoments
+from ffedit.picture import number
+
+
+def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
+    """One row per layer, and what the columns say.
+
+    Args:
+        stats: by address.
+        note: why these layers.
+        folder: where they were written; None where they are in the cache alone.
+    """
+    table = plain_table()
+    table.add_column("layer", no_wrap=True)
+    for heading in ("tokens", "convergence", "condition", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("kept in", overflow="fold")
+    for address, moments in stats.items():
+        table.add_row(
+            Text(str(address)),
+            Text(f"{moments.count:,}"),
+            Text("–" if moments.convergence is None else number(moments.convergence)),
+            Text("–" if moments.condition is None else f"{moments.condition:.1e}"),
+            Text(f"{moments.seconds:.1f}"),
+            Text(str(folder / file_name(address)) if folder else f"{cache.folder() / 'moments'}"),
+        )
+    lines = [
+        "convergence: how far two halves of the text are from solving the same update; – needs 2 · d_ff tokens",
+        "seconds: of the pass that collected the layer, with others or alone",
+        "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
+    ]
+    return Group(table, Text(""), Text("\n".join([*lines, *([note] if note else [])]), style="dim"))
+
+
+def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:
+    """A warning where the text ended before as many tokens had come as were asked for."""
+    count = min(moments.count for moments in stats.values())
+    found = [moments.convergence for moments in stats.values()]
+    enough = tolerance is not None and all(each is not None and each <= tolerance for each in found)
+    if count >= corpus.tokens or enough:
+        return None
+    return Text(f"! {corpus} holds {count:,} tokens only; {corpus.tokens:,} were asked for", style="yellow")

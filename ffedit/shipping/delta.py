@@ -1,0 +1,50 @@
+"""An edit as plain numbers, for those without ffedit: one file of what is added to which parameter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ffedit.editor import Edit
+from ffedit.lowrank import Update
+from ffedit.shipping.plan import matrix, rows_of
+from ffedit.shipping.tensors import row_blocks, write
+
+WEIGHTS, MANIFEST = "delta.safetensors", "manifest.json"
+
+
+def write_delta(folder: Path, base: str, edit: Edit) -> None:
+    """Write `delta.safetensors` {parameter: Δ as it is stored, float32} and `manifest.json`.
+
+    Args:
+        folder: an empty folder.
+        base: what the edit belongs on.
+        edit: with `provenance["matrices"]`.
+    """
+    matrices, told = {}, {}
+    for address, update in edit.updates.items():
+        about = matrix(edit, address)
+        name, transposed = about["parameter"], about["transposed"]
+        shape = (update.shape[1], update.shape[0]) if transposed else update.shape
+        matrices[name] = (torch.float32, shape, blocks(update, transposed))
+        told[name] = {"layer": address.layer, "shape": list(shape), "norm": update.norm()}
+    write(folder / WEIGHTS, matrices)
+    manifest = {
+        "base": base,
+        "base_fingerprint": edit.base,
+        "edit": edit.fingerprint(),
+        "parameters": told,
+        "facts": [fact.to_dict() for fact in edit.facts],
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def blocks(update: Update, transposed: bool) -> Iterator[Tensor]:
+    """Δ as it is stored, float32, some rows at a time."""
+    rows, columns = reversed(update.shape) if transposed else update.shape
+    for first, last in row_blocks(rows, columns):
+        yield rows_of(update, first, last, transposed).float()

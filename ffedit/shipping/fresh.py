@@ -1,0 +1,113 @@
+"""Ask a fresh process whether what was written is what was meant; only then does it count as done.
+
+A process of its own has nothing of this one in its memory: it sees what anybody will see who loads the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ffedit.errors import CheckError, EditError
+
+DIFFERS = 4  # the exit code of a difference
+HOW = ("auto", "tensors", "logits")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be verified.
+
+    Attributes:
+        kind: "checkpoint", "undo", "adapter", "delta", or "memory" (a checkpoint of a model that is on no disk).
+        folder: what was written.
+        base: folder of what it was made from; for "memory", the file of what is expected.
+        verify: "auto" (logits where the model fits in memory), "tensors" or "logits".
+        originals: whether the originals must be there.
+        edit, inexact: of an undo.
+        trust_remote_code: run code that comes with the checkpoint.
+        threads: of torch; sums depend on it in the last bit.
+    """
+
+    kind: str
+    folder: str
+    base: str
+    verify: str = "auto"
+    originals: bool = True
+    edit: str | None = None
+    inexact: bool = False
+    trust_remote_code: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a fresh process found equal.
+
+    Attributes:
+        tensors: number of tensors (or matrices of an adapter or delta).
+        logits: whether logits were compared.
+        peft: whether PEFT loaded the adapter; None where there is none to load.
+        peak: most resident memory of that process in bytes; 0 where the system does not tell.
+    """
+
+    tensors: int
+    logits: bool
+    peft: bool | None = None
+    peak: int = 0
+
+
+def check_how(verify: str) -> None:
+    """Refuse what is no way to verify, before any long work.
+
+    Raises:
+        EditError: it is not known.
+    """
+    if verify not in HOW:
+        raise EditError(f"verify {verify!r} is not known; give {', '.join(HOW)}")
+
+
+def check_fresh(task: Task) -> Checked:
+    """Run `python -m ffedit.shipping.verify` on a task.
+
+    Raises:
+        CheckError: it found a difference, or could not finish.
+    """
+    task = Task(**{**asdict(task), "threads": torch.get_num_threads()})
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+    if not task.trust_remote_code:  # everything is on the disk
+        environment["HF_HUB_OFFLINE"] = "1"
+    with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
+        done = subprocess.run(
+            [sys.executable, "-m", "ffedit.shipping.verify", json.dumps(asdict(task))],
+            capture_output=True, text=True, env=environment, cwd=elsewhere,
+        )  # fmt: skip
+    lines = done.stdout.strip().splitlines()
+    if done.returncode not in (0, DIFFERS) or not lines:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
+    found = json.loads(lines[-1])
+    if done.returncode:
+        raise CheckError(f"{found['error']}; nothing was written")
+    return Checked(**found)
+
+
+def peak() -> int:
+    """Most resident memory of this process so far, in bytes; 0 where the system does not tell.
+
+    Not getrusage: on Linux its maximum is handed down from the process that started this one.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

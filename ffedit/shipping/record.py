@@ -1,0 +1,84 @@
+"""The edits in a checkpoint, and what they changed: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
+
+W + Δ − Δ is not W in floating point. So a checkpoint carries its edits in order of application and, of each matrix
+that they changed, the original of before the oldest of them: with these, any edit can be undone exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ffedit.anatomy import Editable
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.history import Change, History
+from ffedit.memory import Address
+from ffedit.shipping.plan import file_name
+from ffedit.shipping.tensors import Matrix, Stored, read_header, write
+
+EDITS, ORIGINALS = "ffedit_edits", "originals.safetensors"
+
+
+def history(folder: str | Path) -> tuple[Edit, ...]:
+    """The edits in the weights of a checkpoint folder, oldest first.
+
+    Raises:
+        EditError: one of them is damaged, changed by hand, or missing.
+    """
+    inside = Path(folder) / EDITS
+    found = sorted(path for path in inside.glob("*") if path.is_dir())
+    if [path.name for path in found] != [f"{i:03}" for i in range(len(found))]:
+        raise EditError(
+            f"{inside}: edits 000 to {len(found) - 1:03} were expected, found {', '.join(p.name for p in found)}"
+        )
+    return tuple(Edit.load(path) for path in found)
+
+
+def originals(folder: Path) -> dict[str, Stored]:
+    """The matrices of before the oldest edit, by their names in the files; empty where they were left out.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    path = folder / EDITS / ORIGINALS
+    return read_header(path) if path.is_file() else {}
+
+
+def keep(folder: Path, edits: Sequence[Edit], matrices: Mapping[str, Matrix]) -> None:
+    """Write the edits of a checkpoint, and the originals of the matrices that they changed, into its folder.
+
+    Args:
+        folder: of the checkpoint.
+        edits: oldest first.
+        matrices: the originals, by their names in the files.
+    """
+    for i, edit in enumerate(edits):
+        edit.save(folder / EDITS / f"{i:03}")
+    if matrices:
+        write(folder / EDITS / ORIGINALS, matrices)
+
+
+def remember(editable: Editable, folder: Path) -> None:
+    """Make the edits of a checkpoint known to the model that was loaded from it, so that they can be undone there.
+
+    Nothing is remembered where originals were left out, or belong to no memory of the model.
+
+    Raises:
+        EditError: an edit is damaged.
+    """
+    edits, kept = history(folder), originals(folder)
+    found: dict[Address, Tensor] = {}
+    for at in {at for edit in edits for at in edit.updates}:
+        memory = editable.memories.get(at)
+        name = None if memory is None else file_name(kept, memory.parameter)
+        if memory is None or name is None or kept[name].shape != tuple(memory.weight.shape):
+            return
+        original = torch.cat(list(kept[name].blocks())).to(memory.weight)
+        found[at] = original.T if memory.stored_transposed else original
+    if edits:
+        by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
+        editable.history = History(edits[0].base, by_name, found)

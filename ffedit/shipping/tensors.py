@@ -1,0 +1,214 @@
+"""Tensors of a checkpoint as byte ranges of its files, read and written a block of rows at a time.
+
+A safetensors file is eight bytes with the length of a header (little-endian), the header (JSON: for each tensor its
+dtype, shape and place) and the numbers. So one tensor can be read, or rewritten in place, with seek, read and write,
+and memory holds one block of rows however large the file is. Nothing is mapped: mapped pages count as resident.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ffedit.errors import ModelError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in FLOATS.items()}
+BLOCK = 1 << 18  # entries that are in memory at a time, a few times over
+CHUNK = 1 << 22  # bytes
+LONGEST_HEADER = 100_000_000
+# A matrix on its way to a file: dtype, shape, consecutive blocks of rows.
+Matrix: TypeAlias = "tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where one tensor stands.
+
+    Attributes:
+        file: the file.
+        start: its first byte in the file.
+        size: its bytes.
+        kind: its dtype as safetensors calls it ("BF16").
+        shape: its shape.
+    """
+
+    file: Path
+    start: int
+    size: int
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype, of a float tensor.
+
+        Raises:
+            ModelError: it is stored in another kind of number.
+        """
+        if self.kind not in FLOATS:
+            raise ModelError(
+                f"{self.file}: a value matrix is stored as {self.kind} (quantised?); "
+                f"{', '.join(FLOATS)} was expected: edit the model in 16 or 32 bits and quantise the result"
+            )
+        return FLOATS[self.kind]
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """Rows `first` to `last` (excluded) of a matrix, [last - first, columns]."""
+        width = self.shape[1] * self.dtype.itemsize
+        buffer = bytearray((last - first) * width)
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.start + first * width)
+            _fill(file, memoryview(buffer), self.file)
+        return torch.frombuffer(buffer, dtype=self.dtype).reshape(last - first, self.shape[1])
+
+    def blocks(self) -> Iterator[Tensor]:
+        """A matrix, some rows at a time."""
+        for first, last in row_blocks(*self.shape):
+            yield self.rows(first, last)
+
+    def matrix(self) -> Matrix:
+        """The tensor as `write` takes it."""
+        return self.dtype, self.shape, self.blocks()
+
+    def sample(self, count: int) -> Tensor:
+        """Up to `count` entries of the flattened tensor at stride max(1, entries // count), float64."""
+        entries, size = prod(self.shape), self.dtype.itemsize
+        stride = max(1, entries // count)
+        buffer = bytearray(len(range(0, entries, stride)[:count]) * size)
+        view = memoryview(buffer)
+        with self.file.open("rb", buffering=0) as file:
+            for i in range(len(buffer) // size):
+                file.seek(self.start + i * stride * size)
+                _fill(file, view[i * size : (i + 1) * size], self.file)
+        return torch.frombuffer(buffer, dtype=self.dtype).double()
+
+    def chunks(self) -> Iterator[bytes]:
+        """Its bytes, a few MiB at a time."""
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.start)
+            for done in range(0, self.size, CHUNK):
+                buffer = bytearray(min(CHUNK, self.size - done))
+                _fill(file, memoryview(buffer), self.file)
+                yield bytes(buffer)
+
+    def same_bytes(self, other: Stored) -> bool:
+        """Whether two tensors are equal in kind, shape and every bit; two names of one file need not be read."""
+        if (self.kind, self.shape, self.size) != (other.kind, other.shape, other.size):
+            return False
+        if self.start == other.start and os.path.samefile(self.file, other.file):
+            return True
+        return all(a == b for a, b in zip(self.chunks(), other.chunks(), strict=True))
+
+
+def sample_of(tensor: Tensor, count: int) -> Tensor:
+    """What `Stored.sample` gives, of a tensor in memory."""
+    flat = tensor.reshape(-1)
+    return flat[:: max(1, len(flat) // count)][:count].double().cpu()
+
+
+def _fill(file: Any, view: memoryview, path: Path) -> None:
+    """Read exactly as many bytes as `view` holds: one read may give fewer."""
+    while view:
+        if not (count := file.readinto(view)):
+            raise ModelError(f"{path}: ends too early; the file is damaged, fetch it anew")
+        view = view[count:]
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that cover a matrix, at most `BLOCK` entries each."""
+    step = max(1, BLOCK // max(1, columns))
+    for first in range(0, rows, step):
+        yield first, min(rows, first + step)
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of one safetensors file.
+
+    Raises:
+        ModelError: the file is not there, or is damaged.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(LONGEST_HEADER, size - 8):
+                raise ValueError("its header is longer than the file")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        found = {}
+        for name, about in header.items():
+            first, last = about["data_offsets"]
+            if not 0 <= first <= last <= size - 8 - length:
+                raise ValueError(f"{name} lies outside the file")
+            found[name] = Stored(path, 8 + length + first, last - first, about["dtype"], tuple(about["shape"]))
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: no safetensors file that can be read ({error}); fetch it anew") from error
+
+
+def contents(folder: Path) -> dict[str, Stored]:
+    """All tensors of a checkpoint folder, by name.
+
+    Raises:
+        ModelError: there are none, a shard or a tensor of the index is missing, or the weights are pickled.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = sorted(set(shards.values()))
+            if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
+                raise ValueError("it names a file outside the folder")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index}: cannot be read ({error}); fetch the checkpoint anew") from error
+        found = {name: stored for file in files for name, stored in read_header(folder / file).items()}
+        if lost := sorted(shards.keys() - found.keys()):
+            raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")
+        return found
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    if pickled := sorted(path.name for path in folder.glob("*.bin")):
+        raise ModelError(f"{folder}: its weights are pickled ({pickled[0]}), and no pickle is loaded; convert it first")
+    raise ModelError(f"{folder}: no {SINGLE} and no {INDEX} in it; a checkpoint in safetensors was expected")
+
+
+def patch(stored: Stored, blocks: Iterable[Tensor]) -> None:
+    """Overwrite a matrix in its file with consecutive blocks of rows in the same dtype."""
+    with stored.file.open("r+b", buffering=0) as file:
+        file.seek(stored.start)
+        for block in blocks:
+            _drain(file, block)
+
+
+def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
+    """A new safetensors file."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape, _) in matrices.items():
+        first, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [first, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, _, blocks in matrices.values():
+            for block in blocks:
+                _drain(file, block)
+
+
+def _drain(file: Any, block: Tensor) -> None:
+    """Write all bytes of a block: one write may take fewer."""
+    array: Any = block.contiguous().reshape(-1).view(torch.uint8).numpy()
+    view = memoryview(array)
+    while view:
+        view = view[file.write(view) :]

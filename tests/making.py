@@ -1,0 +1,104 @@
+"""What the tests of shipping share: edits made by hand, models on disk, verification without a new process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import zoo
+from safetensors.torch import load_file
+
+from ffedit import CheckError, Edit, Fact, LowRank
+from ffedit.anatomy import Editable
+from ffedit.fingerprint import fingerprint
+from ffedit.lowrank import Dense, Update
+from ffedit.memory import Address, identity
+from ffedit.shipping import fresh, verify
+
+FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
+SECOND = Fact("Marie Curie", "{} stands in", "Spain", "France")
+
+
+def made(
+    editable: Editable,
+    ranks: Mapping[int, int],
+    fact: Fact = FACT,
+    seed: int = 0,
+    dense: bool = False,
+    size: float = 0.1,
+) -> Edit:
+    """A random edit of some layers, as an editor would give it."""
+    generator = torch.Generator().manual_seed(seed)
+    updates: dict[Address, Update] = {}
+    for layer, rank in ranks.items():
+        rows, columns = editable.memories[layer].value.shape
+        left, right = (
+            size * torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((rows, rank), (rank, columns))
+        )
+        updates[Address(layer)] = Dense(left @ right) if dense else LowRank(left, right)
+    memories = {at: editable.memories[at] for at in updates}
+    about = {
+        "method": "random",
+        "model": editable.name,
+        "base": fingerprint(editable),
+        "dtype": str(editable.memories[0].weight.dtype).removeprefix("torch."),
+        "layers": list(ranks),
+        "matrices": {str(at): identity(memory) for at, memory in memories.items()},
+    }
+    return Edit(updates, {}, {}, (fact,), about)
+
+
+def on_disk(family: str, folder: Path, dtype: torch.dtype = torch.float32, shards: str = "20KB") -> Path:
+    """A random model of several shards, and its tokenizer."""
+    editable = zoo.build(family, True, dtype)
+    editable.model.save_pretrained(folder, max_shard_size=shards)
+    editable.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two checkpoints are equal, bit for bit."""
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+
+
+def written_by_hand(base: Mapping[str, torch.Tensor], editable: Editable, *edits: Edit) -> dict[str, torch.Tensor]:
+    """The base's tensors with edits added one after the other, each sum rounded once to the base's dtype."""
+    expected = dict(base)
+    for edit in edits:
+        for at, update in edit.updates.items():
+            memory = editable.memories[at]
+            delta = update.dense.T if memory.stored_transposed else update.dense
+            old = expected[memory.parameter]
+            expected[memory.parameter] = (old.double() + delta).to(old.dtype)
+    return expected
+
+
+def check_here(task: fresh.Task) -> fresh.Checked:
+    """`check_fresh` without its process, which takes seconds to start."""
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        return verify.CHECKS[task.kind](task)
+    except CheckError as error:
+        raise CheckError(f"{error}; nothing was written") from error
+
+
+@pytest.fixture
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[fresh.Task]:
+    """Verification in this process; the tasks that were verified."""
+    tasks: list[fresh.Task] = []
+
+    def check(task: fresh.Task) -> fresh.Checked:
+        tasks.append(task)
+        return check_here(task)
+
+    for module in ("exporting", "undoing"):
+        monkeypatch.setattr(f"ffedit.shipping.{module}.check_fresh", check)
+    return tasks

@@ -1,0 +1,204 @@
+"""Every guardrail can be broken, says its number when it is, and is silent on a good small edit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from shell import FACT as ROW
+from shell import disk, shell
+from writing import CORPUS, FACT, SECOND, quick
+
+from ffedit import Edit, Fact, LowRank, editor, evaluate
+from ffedit.anatomy import Editable
+from ffedit.evaluator import FactScores, Report, Scores
+from ffedit.guardrails import Breach, Limits, breaches
+from ffedit.memory import Address
+
+AT = Address(1)
+LOOSE = Limits(
+    believed=1.0, unknown=1.0, alike=1.0, norm_ratio=1e9, division=0.0, condition=1e99, drift=1e9, perplexity=1e9,
+    rounding=1e9,
+)  # fmt: skip
+
+
+def report(**after: float) -> Report:
+    """Measured: one fact, known and not yet changed, and nothing else moved but what is given."""
+    one = FactScores(FACT, Scores(efficacy=0.0, generation=0.0), "Paris .")
+    return Report(Scores(perplexity=10.0), Scores(**{"drift": 0.0, "perplexity": 10.0, **after}), (one,), (one,))
+
+
+def write(editable: Editable, *facts: Fact, **numbers: Any) -> Edit:
+    return editor.write(editable, facts or (FACT,), "emmet", [1], quick(**numbers), CORPUS)
+
+
+def scaled(edit: Edit, factor: float) -> Edit:
+    delta = edit.updates[AT]
+    assert isinstance(delta, LowRank)
+    return dataclasses.replace(edit, updates={AT: LowRank(factor * delta.left, delta.right)})
+
+
+def broken(editable: Editable, edit: Edit, measured: Report, **limits: float) -> dict[str, Breach]:
+    """What is broken where only `limits` count."""
+    found = breaches(editable, edit, measured, dataclasses.replace(LOOSE, **limits))
+    assert all("\n" not in breach.words for breach in found)
+    return {breach.limit: breach for breach in found}
+
+
+def test_a_good_small_edit_breaks_nothing() -> None:
+    editable = zoo.trained("gpt2", True)
+    small = write(editable, FACT, SECOND, clamp=0.1)
+    small.apply_(editable)
+    small.undo_(editable)
+    assert breaches(editable, small, report(drift=0.01)) == []
+    assert breaches(editable, small, dataclasses.replace(report(), after=None, facts_after=None)) == []
+
+
+def test_what_was_believed_or_not_known_before() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable, clamp=0.1)
+    believed = FactScores(FACT, Scores(efficacy=1.0), "Paris")
+    ignorant = FactScores(SECOND, Scores(efficacy=0.0), "Berlin .")
+    measured = dataclasses.replace(report(), facts_before=(*report().facts_before, believed, believed, ignorant))
+    found = broken(editable, edit, measured, believed=0.0, unknown=0.0)
+    assert {name: breach.value for name, breach in found.items()} == {"believed": 0.5, "unknown": 0.25}
+    assert "50% of the new objects" in found["believed"].words and "25% of the old" in found["unknown"].words
+    assert broken(editable, edit, measured, believed=0.5, unknown=0.25) == {}
+
+
+def test_a_change_that_is_large_beside_the_weights() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable, FACT, SECOND, clamp=0.1)
+    ratio = edit.provenance["norm_ratio"] / 2**0.5
+    for factor, limit, breaks in ((1.0, 1.01, False), (1.0, 0.99, True), (3.0, 1.01, True), (3.0, 3.01, False)):
+        found = broken(editable, scaled(edit, factor), report(), norm_ratio=limit * ratio)
+        assert set(found) == ({"norm_ratio"} if breaks else set())
+        assert all(breach.value == pytest.approx(factor * ratio, rel=1e-6) for breach in found.values())
+    assert broken(editable, scaled(edit, float("nan")), report()).keys() >= {"norm_ratio"}
+
+
+def test_what_is_lost_in_rounding() -> None:
+    editable, full = zoo.trained("gpt2", True, torch.bfloat16), zoo.trained("gpt2", True)
+    edit = scaled(write(editable, clamp=0.01), 0.1)
+    memory = editable.memories[1]
+    W, delta = memory.value.double(), edit.updates[AT].dense
+    written = (W + delta).bfloat16().double() - W
+    lost = float((written - delta).norm() / delta.norm())
+    assert lost > 0.1
+    found = broken(editable, edit, report(), rounding=0.1)
+    assert found["rounding"].value == pytest.approx(lost) and "is lost in bfloat16" in found["rounding"].words
+    assert broken(full, edit, report(), rounding=0.1) == {}
+    assert broken(editable, scaled(edit, 0.0), report(), rounding=0.1) == {}, "of nothing, nothing is lost"
+
+
+def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable, FACT, SECOND, steady=0.0)
+    C, d_ff = editor.collect_moments(editable, editable.memories[1], CORPUS).C, editable.memories[1].d_ff
+    # Of each key, what the other does not hold: one over the diagonal of the inverse of KᵀC⁻¹K.
+    gram = edit.keys[AT].T @ torch.linalg.solve(C, edit.keys[AT])
+    smallest = float((1 / torch.linalg.inv(gram).diagonal()).min()) / d_ff
+    assert broken(editable, edit, report(), division=0.99 * smallest) == {}
+    found = broken(editable, edit, report(), division=1.01 * smallest)
+    assert found["division"].value == pytest.approx(smallest, rel=1e-6) and "division factor" in found["division"].words
+
+
+def test_statistics_of_too_little_text() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable)
+    condition = edit.provenance["statistics"]["1"]["condition"]
+    assert broken(editable, edit, report(), condition=1.01 * condition) == {}
+    found = broken(editable, edit, report(), condition=0.99 * condition)
+    assert found["condition"].value == condition > 1 and "collect it over more text" in found["condition"].words
+
+
+def test_subjects_whose_keys_are_alike_within_the_edit() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable, FACT, SECOND, Fact("old tower", "the {} is located in", "Rome", "Paris"))
+    unit = torch.nn.functional.normalize(edit.keys[AT], dim=0)
+    cosine = (unit.T @ unit - 2 * torch.eye(3).double()).max()
+    found = broken(editable, edit, report(), alike=0.99 * float(cosine))
+    assert (
+        found["alike"].value == pytest.approx(float(cosine))
+        and "'Eiffel tower' and 'old tower'" in found["alike"].words
+    )
+    assert broken(editable, edit, report(), alike=1.01 * float(cosine)) == {}
+
+
+def test_subjects_whose_keys_are_alike_to_those_of_an_edit_in_the_model() -> None:
+    editable = zoo.trained("gpt2", True)
+    first = write(editable, SECOND, FACT)
+    first.apply_(editable)
+    other = write(editable, Fact("old tower", "the {} is located in", "Rome", "Paris"))
+    cosine = float(torch.cosine_similarity(first.keys[AT][:, 1], other.keys[AT][:, 0], dim=0))
+    found = broken(editable, other, report(), alike=0.99 * cosine)
+    assert found["alike"].value == pytest.approx(cosine) and "'old tower' and 'Eiffel tower'" in found["alike"].words
+    # The same subject written anew is the same key: no sign of anything.
+    again = write(editable, dataclasses.replace(FACT, target="Berlin", prompt="the city of {} is"))
+    near = broken(editable, again, report(), alike=0.9)
+    assert "alike" not in near or "'Eiffel tower' and 'Eiffel tower'" not in near["alike"].words
+    first.undo_(editable)
+    assert broken(editable, other, report(), alike=0.99 * cosine) == {}
+
+
+def test_a_fine_tuned_edit_has_no_keys_to_be_alike() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = editor.write(editable, [FACT, SECOND], "ft-l", [1], quick(tune_steps=1))
+    assert broken(editable, edit, report(), alike=0.0, division=1.0, condition=1.0) == {}
+
+
+def test_generic_text_that_drifts_or_gets_unlikely() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable, clamp=0.1)
+    found = breaches(editable, edit, report(drift=0.25, perplexity=12.0))
+    assert {breach.limit: breach.value for breach in found} == {"drift": 0.25, "perplexity": pytest.approx(1.2)}
+    assert "0.25 nats" in found[0].words and "factor 1.20" in found[1].words
+    assert breaches(editable, edit, report(drift=0.1, perplexity=11.0)) == []
+    assert len(breaches(editable, edit, report(drift=float("nan"), perplexity=float("nan")))) == 2
+
+
+def test_the_numbers_of_a_real_report_are_used() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = scaled(write(editable), 30.0)
+    measured = evaluate(editable, [FACT], edit)
+    assert measured.after is not None and measured.after.drift is not None and measured.after.perplexity is not None
+    found = {breach.limit: breach.value for breach in breaches(editable, edit, measured)}
+    assert found["drift"] == measured.after.drift > 0.1
+    assert found["perplexity"] == pytest.approx(measured.after.perplexity / (measured.before.perplexity or 0.0))
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_apply_warns_and_with_strict_refuses(
+    strict: bool, empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": quick(clamp=20.0, step_size=2.0)})
+    (empty / "fact.json").write_text(json.dumps(ROW))
+    before = disk(empty)
+    words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e"]
+    done = shell(capsys, *words, *(["--strict"] if strict else []))
+    if strict:
+        assert done.code == 3 and disk(empty) == before
+        assert done.err.startswith("error: --strict: ") and done.err.endswith("; no edit was saved\n")
+        assert done.err.count("\n") == 1 and "‖Δ‖/‖W‖" in done.err
+    else:
+        assert done.code == 0 and "Guardrail: in layer 1 ‖Δ‖/‖W‖ is" in done.out
+        assert any("‖Δ‖/‖W‖" in words for words in Edit.load("e").provenance["warnings"])
+
+
+def test_strict_lets_a_good_edit_pass(
+    empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": quick(clamp=0.1)})
+    (empty / "fact.json").write_text(json.dumps(ROW))
+    words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e", "--strict"]
+    done = shell(capsys, "apply", "fact.json", *words)
+    assert (done.code, done.err) == (0, "") and "Guardrail" not in done.out
+    assert Edit.load("e").provenance["warnings"] == []

@@ -1,0 +1,150 @@
+"""Second moments: the streamed sum is that of float64, halves tell how sure it is, and parts add up to the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffedit import EditError
+from ffedit.moments import BLOCK, KeyMoments, MomentsFitter, disagreement, second_moment, solved
+
+D = 24
+SCALES = torch.logspace(0, -1, D)
+
+
+def keys_of(seed: int, count: int = 400, size: int = D) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(keys: Tensor, step: int = 50, text: str = "a", **about: object) -> KeyMoments:
+    fitter = MomentsFitter()
+    for batch in keys.split(step):
+        fitter.update(batch)
+    known = {"texts": (text,), "model": "m", "address": "1", "dtype": "float32", "weighting": "tokens"}
+    return fitter.moments(f"text {text}", "model:1", **{**known, **about})
+
+
+@pytest.mark.parametrize("size", [D, BLOCK - 1, BLOCK + 5])
+def test_the_sum_is_that_of_float64_whatever_the_blocks(size: int) -> None:
+    # Means far from zero: nothing cancels, and a long sum in float32 would drift.
+    keys = keys_of(0, 6000, size) + 3.0
+    weights = torch.rand(6000, dtype=torch.float64)
+    fitter, single = MomentsFitter(), torch.zeros(size, size)
+    for batch, some in zip(keys.split(200), weights.split(200), strict=True):
+        fitter.update(batch, some)
+        single += (batch * some[:, None].float()).T @ batch
+    found = fitter.moments("t", "f").sum
+    exact = (keys.double() * weights[:, None]).T @ keys.double()
+    error = float((found - exact).norm() / exact.norm())
+    assert error < 1e-6 and torch.equal(found, found.T)
+    if size == D:
+        assert error < 0.5 * float((single.double() - exact).norm() / exact.norm())
+
+
+def test_the_weights_are_those_of_the_squares() -> None:
+    keys, weights = keys_of(0, 60), torch.rand(60, dtype=torch.float64)
+    fitter = MomentsFitter()
+    fitter.update(keys, weights)
+    torch.testing.assert_close(
+        fitter.moments("t", "f").sum, (keys.double().T * weights) @ keys.double(), rtol=1e-5, atol=1e-5
+    )
+
+
+# Convergence --------------------------------------------------------------------------------------
+
+
+def test_more_text_converges_and_one_batch_tells_nothing() -> None:
+    few, many = fitted(keys_of(0, 400)), fitted(keys_of(0, 40_000), 5000)
+    assert few.convergence is not None and many.convergence is not None
+    # Independent errors: with a hundred times the text a tenth is left.
+    assert 0.05 < many.convergence / few.convergence < 0.2
+    assert fitted(keys_of(0), 400).convergence is None
+
+
+def test_halves_of_other_texts_do_not_converge() -> None:
+    keys = keys_of(0, 4000)
+    torn = torch.cat([batch * (SCALES if i % 2 else SCALES.flip(0)) for i, batch in enumerate(keys.split(50))])
+    assert fitted(torn).convergence > 10 * fitted(keys).convergence  # type: ignore[operator]
+
+
+def test_the_figure_is_the_stated_one() -> None:
+    keys = keys_of(0)
+    moments = fitted(keys, 200)
+    a, b = (second_moment(half.double().T @ half.double(), 200, moments.ridge) for half in keys.split(200))
+    total = []
+    for k in moments.probes.double():  # type: ignore[union-attr]
+        u, v, both = (torch.linalg.solve(C, k) / (k @ torch.linalg.solve(C, k)) for C in (a, b, moments.C))
+        total.append(float(((u - v) @ moments.C @ (u - v) / (both @ moments.C @ both)).sqrt()))
+    assert moments.convergence == pytest.approx(sum(total) / len(total), rel=1e-4)
+    assert any(torch.equal(moments.probes[0], key) for key in keys)  # type: ignore[index]
+
+
+def test_a_key_that_is_in_the_text_solves_as_one_that_is_not() -> None:
+    keys = keys_of(0)
+    C, k = second_moment(keys.double().T @ keys.double(), 400, 1e-4), keys_of(1, 1)
+    torch.testing.assert_close(solved(C, k), solved(C + 5.0 * k.double().T @ k.double(), k))
+    assert disagreement(solved(C, k), solved(7.0 * C, k), C, k) < 1e-12, "nor does the scale of C matter"
+
+
+def test_a_text_too_short_to_tell_does_not_seem_to_have_converged() -> None:
+    assert fitted(keys_of(0, 2 * D - 1), D).convergence is None, "the ridge would answer for both halves"
+    assert fitted(keys_of(0, 2 * D), D).convergence > 0.9  # type: ignore[operator]
+    short = fitted(keys_of(0, D - 1), 12) + fitted(keys_of(1), text="b")
+    assert short.convergence is None and short.count == 400 + D - 1
+
+
+# Adding -------------------------------------------------------------------------------------------
+
+
+def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
+    keys = keys_of(0)
+    first, second, whole = fitted(keys[:100], text="a"), fitted(keys[100:], text="b"), fitted(keys)
+    first.save(tmp_path / "first.safetensors")
+    both = KeyMoments.load(tmp_path / "first.safetensors") + second
+    torch.testing.assert_close(both.sum, whole.sum, rtol=1e-6, atol=1e-5)
+    assert both.count == 400 and both.texts == ("a", "b") and both.source == "text a + text b"
+    assert both.convergence is not None and both.probes is not None and len(both.probes) == 8
+    again = both + fitted(keys_of(2), text="c")
+    assert again.count == 800 and again.convergence is not None
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"texts": ("a",)}, "count twice"),
+        ({"fingerprint": "model:2", "address": "2"}, "layer 1 of m.*layer 2 of m"),
+        ({"weighting": "types"}, "tokens.*types"),
+        ({"ridge": 0.1}, "ridge"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_added(other: dict[str, object], message: str) -> None:
+    one = fitted(keys_of(0))
+    with pytest.raises(EditError, match=message) as caught:
+        _ = one + replace(fitted(keys_of(1), text="b"), **other)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+# What cannot be used ------------------------------------------------------------------------------
+
+
+def test_keys_that_are_zero_or_not_finite_are_refused() -> None:
+    with pytest.raises(EditError, match="all zero"):
+        fitted(torch.zeros(100, D))
+    bad = keys_of(0)
+    bad[7, 3] = float("nan")
+    with pytest.raises(EditError, match=r"layer 1.*not finite"):
+        fitted(bad)
+
+
+def test_everything_is_saved_and_loaded(tmp_path: Path) -> None:
+    moments = fitted(keys_of(0), seconds=2.5)
+    moments.save(tmp_path / "m.safetensors")
+    again = KeyMoments.load(tmp_path / "m.safetensors", "model:1")
+    assert torch.equal(again.sum, moments.sum) and torch.equal(again.probes, moments.probes)  # type: ignore[arg-type]
+    assert replace(again, sum=moments.sum, probes=moments.probes).__dict__ == moments.__dict__
+    with pytest.raises(EditError, match="not a file of key statistics"):
+        KeyMoments.load(tmp_path / "none.safetensors")

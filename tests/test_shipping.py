@@ -1,0 +1,464 @@
+"""A checkpoint is made from the base's files: what changes is W + Δ rounded once, and nothing else moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import zoo
+from making import FACT, SECOND, made, on_disk, same, verified_here, weights, written_by_hand
+from safetensors.torch import load_file, save_file
+from shell import disk, process, shell
+
+import ffedit
+from ffedit import CheckError, Edit, EditError, Fact, ModelError
+from ffedit.shipping import history, push, record, ship, tensors
+from ffedit.shipping.tensors import INDEX, contents, patch, read_header, row_blocks
+
+__all__ = ["verified_here"]
+FAMILIES = [("gpt2", torch.float32), ("llama", torch.bfloat16), ("gpt_neo", torch.float16)]
+families = pytest.mark.parametrize(("family", "dtype"), FAMILIES)
+here = pytest.mark.usefixtures("verified_here")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 in several shards; read only."""
+    return on_disk("gpt2", tmp_path_factory.mktemp("shipping") / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def editable(base: Path) -> ffedit.Editable:
+    """The same, loaded; read only."""
+    return ffedit.load(base)
+
+
+@pytest.fixture
+def edit(editable: ffedit.Editable) -> Edit:
+    return made(editable, {1: 2})
+
+
+def refused(*arguments: Any, error: type[Exception] = EditError, **options: Any) -> str:
+    """What `export` says when it refuses; nothing is left beside the target then."""
+    target = Path(arguments[2])
+    before = disk(target.parent)
+    with pytest.raises(error) as caught:
+        ffedit.export(*arguments, **options)
+    assert "\n" not in str(caught.value) and disk(target.parent) == before
+    return str(caught.value)
+
+
+# What is written ----------------------------------------------------------------------------------
+
+
+@here
+@families
+def test_only_what_changes_is_rewritten(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    base = on_disk(family, tmp_path / "base", dtype)
+    editable = ffedit.load(base)
+    edit = made(editable, {0: 2, 2: 1})
+    untouched = disk(base)
+    out = ffedit.export(base, edit, tmp_path / "out")
+    assert disk(base) == untouched
+    before, after = weights(base), weights(out)
+    assert same(after, written_by_hand(before, editable, edit)) and not same(after, before)
+    index = json.loads((out / INDEX).read_text())
+    assert index == json.loads((base / INDEX).read_text())
+    changed = {index["weight_map"][editable.memories[layer].parameter] for layer in (0, 2)}
+    shards = set(index["weight_map"].values())
+    assert len(shards) > 3
+    linked = {name for name in shards if (out / name).samefile(base / name)}
+    assert linked == shards - changed
+    assert not (out / "config.json").samefile(base / "config.json")
+
+
+@here
+def test_a_loaded_model_goes_the_same_way(
+    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ffedit.export(base, edit, tmp_path / "a")
+    monkeypatch.setattr(type(editable.model), "save_pretrained", None)
+    assert disk(out) == disk(ffedit.export(editable, edit, tmp_path / "b"))
+
+
+@here
+def test_no_model_is_loaded(base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+    done = ship(base, edit, tmp_path / "out", verify="tensors")
+    assert not done.checked.logits and done.checked.tensors == len(contents(base))
+    assert done.moved is not None and done.moved.linked > 0 < done.moved.copied
+
+
+@here
+@pytest.mark.parametrize("entries", [1, 100, 1000])
+def test_blocks_of_rows_make_no_difference(
+    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: int
+) -> None:
+    monkeypatch.setattr(tensors, "BLOCK", entries)
+    assert len(list(row_blocks(128, 32))) > 1
+    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+    assert same(weights(out), written_by_hand(weights(base), editable, edit))
+
+
+@here
+@pytest.mark.parametrize("computed", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_an_edit_may_be_of_another_precision(computed: torch.dtype, stored: torch.dtype, tmp_path: Path) -> None:
+    base = on_disk("llama", tmp_path / "base", stored)
+    zoo_model = zoo.build("llama", True, computed)
+    edit = made(zoo_model, {1: 1})
+    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+    assert same(weights(out), written_by_hand(weights(base), zoo_model, edit))
+    other = made(zoo.build("llama", True, computed, seed=1), {1: 1})
+    assert "another model" in refused(base, other, tmp_path / "other")
+
+
+@here
+@pytest.mark.parametrize("rename", [lambda n: n.removeprefix("transformer."), lambda n: f"wrapped.{n}"])
+def test_names_with_and_without_the_prefix_are_the_same(
+    rename: Callable[[str], str], editable: ffedit.Editable, edit: Edit, tmp_path: Path
+) -> None:
+    base = on_disk("gpt2", tmp_path / "base", shards="1GB")
+    renamed = {rename(name): tensor for name, tensor in weights(base).items()}
+    save_file(renamed, base / "model.safetensors", metadata={"format": "pt"})
+    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+    memory = editable.memories[1]
+    changed = {name for name, tensor in weights(out).items() if not torch.equal(tensor, renamed[name])}
+    assert changed == {rename(memory.parameter)}
+
+
+@here
+def test_where_nothing_can_be_linked_files_are_copied(
+    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    linked = ship(base, edit, tmp_path / "a")
+    monkeypatch.setattr(os, "link", fail)
+    copied = ship(base, edit, tmp_path / "b")
+    assert disk(tmp_path / "a") == disk(tmp_path / "b")
+    assert copied.moved is not None and copied.moved.linked == 0 and linked.moved is not None
+    assert not any(path.stat().st_nlink > 1 for path in (tmp_path / "b").iterdir() if path.is_file())
+
+
+@here
+def test_the_hubs_cache_of_links_is_followed(base: Path, edit: Edit, tmp_path: Path) -> None:
+    (cache := tmp_path / "snapshot").mkdir()
+    for path in base.iterdir():
+        (cache / path.name).symlink_to(path)
+    out = ffedit.export(cache, edit, tmp_path / "out")
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+    assert disk(out) == disk(ffedit.export(base, edit, tmp_path / "again")) | {
+        "README.md": disk(out)["README.md"]  # which names the base
+    }
+
+
+@here
+def test_other_weights_do_not_go_along(edit: Edit, tmp_path: Path) -> None:
+    base = on_disk("gpt2", tmp_path / "base")
+    (base / "pytorch_model.bin").write_bytes(b"pickled")
+    (base / "pytorch_model.bin.index.json").write_text("{}")
+    (base / "chat_template.jinja").write_text("{{ messages }}")
+    out = ffedit.export(base, edit, tmp_path / "out")
+    assert not list(out.glob("pytorch_model*")) and (out / "chat_template.jinja").is_file()
+
+
+def test_a_sum_and_a_dense_edit_are_written_too(
+    base: Path, editable: ffedit.Editable, tmp_path: Path, verified_here: list[Any]
+) -> None:
+    parts = made(editable, {1: 1}), made(editable, {1: 2, 2: 1}, SECOND, seed=1)
+    for name, edit in (("sum", parts[0] + parts[1]), ("dense", made(editable, {0: 2}, dense=True))):
+        out = ffedit.export(base, edit, tmp_path / name)
+        assert same(weights(out), written_by_hand(weights(base), editable, edit))
+    assert len(verified_here) == 2
+
+
+@here
+def test_an_edit_that_does_not_say_where_its_matrices_stand_asks_the_model(
+    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path
+) -> None:
+    old = replace(edit, provenance={k: v for k, v in edit.provenance.items() if k != "matrices"})
+    out = ffedit.export(base, old, tmp_path / "out")
+    assert same(weights(out), written_by_hand(weights(base), editable, edit))
+    assert "matrices" in history(out)[0].provenance, "from now on it does"
+    other = on_disk("llama", tmp_path / "other")
+    assert "the model it was made for" in refused(other, old, tmp_path / "wrong")
+
+
+# From memory --------------------------------------------------------------------------------------
+
+
+@here
+def test_a_model_that_was_changed_in_memory_goes_out_as_it_is(base: Path, tmp_path: Path) -> None:
+    editable = ffedit.load(base)
+    before = weights(base)
+    first, second = made(editable, {0: 1}), made(editable, {0: 1, 1: 1}, SECOND, seed=1)
+    expected = written_by_hand(before, editable, first, second)
+    first.apply_(editable)
+    out = ffedit.export(editable, second, tmp_path / "out")
+    assert same(weights(out), expected)
+    assert [edit.fingerprint() for edit in history(out)] == [first.fingerprint(), second.fingerprint()]
+    kept = load_file(out / "ffedit_edits" / "originals.safetensors")
+    assert kept.keys() == {editable.memories[layer].parameter for layer in (0, 1)}
+    assert all(torch.equal(before[name], matrix) for name, matrix in kept.items())
+    with torch.no_grad():
+        editable.model.get_parameter("transformer.ln_f.weight").add_(1.0)
+    third = made(editable, {2: 1}, Fact("Nile river", "{} stands in", "Rome"), seed=2)
+    trained = ffedit.export(editable, third, tmp_path / "trained")
+    assert not torch.equal(weights(trained)["transformer.ln_f.weight"], before["transformer.ln_f.weight"])
+
+
+# History ------------------------------------------------------------------------------------------
+
+
+@here
+def test_a_checkpoint_remembers_its_edits(base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path) -> None:
+    first = ffedit.export(base, edit, tmp_path / "first")
+    again = ffedit.load(first)
+    assert list(again.history.edits) == [edit.fingerprint()] and again.history.base == edit.base
+    second = made(again, {1: 1, 2: 1}, SECOND, seed=1)  # computed on the edited model
+    both = ffedit.export(first, second, tmp_path / "both")
+    assert [e.fingerprint() for e in history(both)] == [edit.fingerprint(), second.fingerprint()]
+    assert same(weights(both), written_by_hand(weights(base), editable, edit, second))
+    kept = load_file(both / "ffedit_edits" / "originals.safetensors")
+    assert all(torch.equal(kept[name], weights(base)[name]) for name in kept)
+    assert kept.keys() == {editable.memories[layer].parameter for layer in (1, 2)}
+    loaded = ffedit.load(both)
+    for each in (edit, second):  # out of order, in memory
+        each.undo_(loaded)
+    assert zoo.unchanged(editable, zoo.snapshot(loaded)) and same(weights(base), weights(base))
+    assert "holds the edit" in refused(both, edit, tmp_path / "twice")
+
+
+@here
+def test_edits_of_the_base_add_up_unless_they_contradict(
+    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path
+) -> None:
+    first = ffedit.export(base, edit, tmp_path / "first")
+    second = made(editable, {1: 1}, SECOND, seed=1)  # computed on the base
+    both = ffedit.export(first, second, tmp_path / "both")
+    assert same(weights(both), written_by_hand(weights(base), editable, edit, second))
+    opposite = made(editable, {1: 1}, Fact(FACT.subject, FACT.prompt, "Madrid"), seed=2)
+    assert "keep one of the two" in refused(first, opposite, tmp_path / "opposite")
+
+
+@here
+def test_the_card_tells_every_edit(base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path) -> None:
+    second = made(editable, {2: 1}, SECOND, seed=1)
+    out = ffedit.export(ffedit.export(base, edit, tmp_path / "first"), second, tmp_path / "both")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    for each in (edit, second):
+        assert each.fingerprint() in card and each.facts[0].text in card and each.facts[0].new_object in card
+    assert "2 facts" in card and "library_name: transformers" in card
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+@here
+def test_bases_that_cannot_be_used(edit: Edit, tmp_path: Path) -> None:
+    base = on_disk("gpt2", tmp_path / "base", shards="1GB")
+    good = load_file(base / "model.safetensors")
+    name = "transformer.h.1.mlp.c_proj.weight"
+
+    def told(error: type[Exception], *words: str) -> None:
+        line = refused(base, edit, tmp_path / "out", error=error)
+        assert all(word in line for word in words), line
+
+    for change, words in (
+        ({name: good[name] + 0.5}, ["another model, or edited already"]),
+        ({name: good[name].T.contiguous()}, [name, "[32, 128]"]),
+        ({name: None}, [name, "not in it"]),
+    ):
+        save_file({k: v for k, v in {**good, **change}.items() if v is not None}, base / "model.safetensors")
+        told(EditError, *words)
+    save_file({**good, name: good[name].to(torch.int8)}, base / "model.safetensors")
+    told(ModelError, "I8", "quantise the result")
+    (base / "model.safetensors").write_bytes(b"\xff" * 20)
+    told(ModelError, "model.safetensors", "fetch it anew")
+    (base / "model.safetensors").rename(base / "pytorch_model.bin")
+    told(ModelError, "pickled")
+    (base / "pytorch_model.bin").unlink()
+    told(ModelError, "no model.safetensors")
+    (base / INDEX).write_text(json.dumps({"weight_map": {name: "../elsewhere.safetensors"}}))
+    told(ModelError, "outside the folder")
+
+
+@here
+def test_numbers_that_the_base_cannot_hold(base: Path, editable: ffedit.Editable, tmp_path: Path) -> None:
+    half = on_disk("gpt2", tmp_path / "half", torch.float16)
+    large = made(zoo.build("gpt2", True, torch.float16), {1: 1}, size=1e5)
+    assert "too large" in refused(half, large, tmp_path / "out")
+
+
+@here
+def test_ways_that_are_not_known(base: Path, edit: Edit, tmp_path: Path) -> None:
+    assert "adapter" in refused(base, edit, tmp_path / "out", format="gguf")
+    assert "logits" in refused(base, edit, tmp_path / "out", verify="hope")
+
+
+@here
+def test_a_manifest_that_was_edited_by_hand(
+    base: Path, edit: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit.save(tmp_path / "e")
+    path = tmp_path / "e" / "manifest.json"
+    path.write_text(path.read_text().replace("h.1.mlp", "h.2.mlp"))
+    before = disk(tmp_path)
+    done = shell(capsys, "export", tmp_path / "e", "--model", base, "--out", tmp_path / "out")
+    assert done.code == 1 and "changed after" in done.err and done.err.count("\n") == 1 and disk(tmp_path) == before
+    out = ffedit.export(base, edit, tmp_path / "out")
+    (out / "ffedit_edits" / "000" / "manifest.json").unlink()
+    with pytest.raises(EditError, match="holds no edit"):
+        history(out)
+
+
+# What goes wrong ----------------------------------------------------------------------------------
+
+
+@here
+def test_ctrl_c_in_the_middle_leaves_nothing(
+    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(stored: tensors.Stored, blocks: Any) -> None:
+        patch(stored, [next(blocks)])
+        assert any(tmp_path.glob(".out.*/*.safetensors"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ffedit.shipping.streaming.patch", interrupt)
+    untouched = disk(base)
+    with pytest.raises(KeyboardInterrupt):
+        ffedit.export(base, edit, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and list(tmp_path.glob(".*")) == [] and disk(base) == untouched
+
+
+@pytest.mark.parametrize("size", [100, 3_000, 10_000])
+def test_a_full_disk_leaves_nothing(base: Path, edit: Edit, tmp_path: Path, size: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        assert "cannot be written" in refused(base, edit, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_place_that_cannot_be_written(base: Path, edit: Edit, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file" / "out", Path("/proc/out")):
+        with pytest.raises(EditError, match="cannot be written"):
+            ffedit.export(base, edit, target)
+
+
+# Verification -------------------------------------------------------------------------------------
+
+
+def spoil(folder: Path, name: str, row: int = 0) -> None:
+    """Change one number of a tensor."""
+    stored = contents(folder)[name]
+    with stored.file.open("r+b") as file:
+        file.seek(stored.start + 4 * row)
+        file.write(b"\x01\x02\x03\x3f")
+
+
+@here
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("transformer.h.1.mlp.c_proj.weight", "not the base's with the edit added"),
+        ("transformer.h.1.mlp.c_proj.bias", "no edit changes it"),
+    ],
+)
+def test_a_wrong_number_is_found(
+    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    keep = record.keep
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()))
+
+    def spoiled(folder: Path, *rest: Any) -> None:
+        keep(folder, *rest)
+        spoil(folder, name, 5)
+
+    monkeypatch.setattr("ffedit.shipping.exporting.keep", spoiled)
+    assert told in refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
+
+
+@here
+@pytest.mark.parametrize("what", ["tokenizer.json", "config.json", "ffedit_edits/originals.safetensors"])
+def test_a_missing_file_is_found(
+    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    keep = record.keep
+
+    def forgetful(folder: Path, *rest: Any) -> None:
+        keep(folder, *rest)
+        (folder / what).unlink()
+
+    monkeypatch.setattr("ffedit.shipping.exporting.keep", forgetful)
+    refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
+
+
+SPOILED = """
+import sys
+from ffedit.shipping import ship
+from ffedit.cli import main
+ship.__globals__["WRITERS"]["checkpoint"] = lambda base, folder, _: __import__("shutil").copytree(
+    base.folder, folder, dirs_exist_ok=True) and None
+main()
+"""
+
+
+def test_the_command_exits_with_4_when_a_fresh_process_disagrees(base: Path, edit: Edit, tmp_path: Path) -> None:
+    edit.save(tmp_path / "e")
+    before = disk(tmp_path)
+    done = process("-c", SPOILED, "export", tmp_path / "e", "--model", base, "--out", tmp_path / "out")
+    assert done.code == 4 and done.err.startswith("error: ") and "nothing was written" in done.err
+    assert done.err.count("\n") == 1 and disk(tmp_path) == before
+
+
+def test_headers_are_read_as_safetensors_writes_them(tmp_path: Path) -> None:
+    wanted = {"a": torch.randn(3, 5), "b": torch.arange(4), "c": torch.randn(2, 2).bfloat16(), "d": torch.tensor(1.0)}
+    save_file(wanted, tmp_path / "x.safetensors")
+    found = read_header(tmp_path / "x.safetensors")
+    assert found.keys() == wanted.keys() and found["b"].kind == "I64" and found["d"].shape == ()
+    assert torch.equal(found["a"].rows(1, 3), wanted["a"][1:]) and found["c"].dtype == torch.bfloat16
+    assert found["a"].sample(4).tolist() == wanted["a"].reshape(-1)[::3][:4].double().tolist()
+
+
+# The hub ------------------------------------------------------------------------------------------
+
+
+@here
+def test_the_hub_gets_the_folder(
+    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+
+    class Made(str):
+        repo_id = "me/edited"
+
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **_: calls.append(name) or Made("https://hub/x"))
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: calls.append(how))
+    edit.save(tmp_path / "e")
+    command = ["export", tmp_path / "e", "--model", base, "--out", tmp_path / "out", "--push-to-hub", "edited"]
+    done = shell(capsys, *command)
+    assert done.code == 0 and "https://hub/x" in done.out
+    assert calls[0] == "edited" and calls[1]["repo_id"] == "me/edited" and calls[1]["folder_path"] == tmp_path / "out"
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.create_repo", offline)
+    done = shell(capsys, *command, "--force")
+    assert done.code == 1 and "not pushed (no route to host)" in done.err and done.err.count("\n") == 1
+    assert (tmp_path / "out" / "README.md").is_file()
+    with pytest.raises(EditError, match="not pushed"):
+        push(tmp_path / "out", "edited")

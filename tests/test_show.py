@@ -1,0 +1,138 @@
+"""An edit tells what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from shell import Ran, shell
+
+from ffedit import Address, Edit, Fact
+from ffedit.lowrank import Dense, LowRank
+
+SCORES = {"efficacy": 0.0, "specificity": 1.0, "drift": None}
+
+
+def made(layers: tuple[int, ...] = (1,), facts: int = 1, dense: bool = False, **told: object) -> Edit:
+    """An edit with everything that a method tells, each Δ of norm 6."""
+    left, right = torch.zeros(8, 1).double(), torch.zeros(1, 12).double()
+    left[0, 0], right[0, 0] = 2.0, 3.0
+    update = LowRank(left, right)
+    addresses = [Address(layer) for layer in layers]
+    about: dict[str, object] = {
+        "method": "memit",
+        "model": "some/model",
+        "base": "0123456789abcdef",
+        "dtype": "bfloat16",
+        "layers": list(layers),
+        "norms": {str(at): 60.0 for at in addresses},
+        "config": {"seed": 42, "steps": 25, "context_tokens": [5, 10]},
+        "statistics": {
+            str(at): {"corpus": "the model's own text", "tokens": 30_000, "fingerprint": "feedc0de"} for at in addresses
+        },
+        "solved": [{"contexts": ["Therefore,\n I", "Because"]}],
+        "versions": {"ffedit": "9.9", "torch": "2.8"},
+        **told,
+    }
+    return Edit(
+        {at: Dense(update.dense) if dense else update for at in addresses},
+        {},
+        {},
+        tuple(Fact(f"subject {i}", "{} is in", "Rome", "Paris") for i in range(facts)),
+        about,
+    )
+
+
+@pytest.fixture
+def show(empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    monkeypatch.setenv("COLUMNS", "140")
+    return lambda *words: shell(capsys, "show", *words)
+
+
+def test_everything_is_told(show: Callable[..., Ran]) -> None:
+    edit = made((3, 4, 5), warnings=["the old object was not known"], after=["c0ffee"])
+    edit = Edit(**{**vars(edit), "provenance": {**edit.provenance, "scores": {"before": SCORES, "after": SCORES}}})
+    edit.save("e")
+    done = show("e")
+    assert done.code == 0 and done.err == ""
+    size = sum(file.stat().st_size for file in Path("e").iterdir())
+    for words in (
+        edit.fingerprint(),
+        "subject 0 is in",
+        "memit, layers 3-5, rank 1",
+        f"{size / 1000:.1f} kB",
+        "3: 6.00 (10.00% of ‖W‖)",
+        "some/model, fingerprint 0123456789abcdef, bfloat16",
+        "seed 42",
+        "context_tokens 5/10",
+        "Therefore, I | Because",
+        "30,000 tokens of the model's own text; fingerprint feedc0de",
+        "ffedit 9.9",
+        "edit c0ffee",
+        "efficacy",
+        "warning: the old object was not known",
+    ):
+        assert words in done.out, words
+    assert "drift" not in done.out, "what was not measured is not told"
+    rows = [line.split() for line in done.out.splitlines() if line.startswith("specificity")]
+    assert rows == [["specificity", "1.00", "1.00"]]
+
+
+def test_of_many_facts_the_first_are_shown(show: Callable[..., Ran]) -> None:
+    made(facts=23).save("e")
+    done = show("e")
+    assert "subject 19 is in" in done.out and "subject 20 is in" not in done.out and "… and 3 more" in done.out
+    told = json.loads(show("e", "--json", "-").out)["edits"]
+    assert len(told) == 1 and len(told[0]["facts"]) == 23
+    assert told[0]["norm"] == {"1": 6.0} and told[0]["norm_ratio"] == {"1": pytest.approx(0.1)}
+    assert told[0]["provenance"]["config"]["seed"] == 42 and told[0]["bytes"] > 1000 and told[0]["layers"] == [1]
+
+
+def test_little_is_told_of_an_edit_that_knows_little(show: Callable[..., Ran]) -> None:
+    edit = made(dense=True)
+    Edit(edit.updates, {}, {}, edit.facts, {"base": "0" * 16}).save("e")
+    done = show("e")
+    assert done.code == 0 and "unknown, layer 1, rank 8" in done.out and "1: 6.00" in done.out
+    assert not any(word in done.out for word in ("‖W‖", "config", "statistics", "contexts", "score", "warning"))
+
+
+def test_the_statistics_of_the_first_format_are_told(show: Callable[..., Ran]) -> None:
+    statistics = {"corpus": "a.txt", "tokens": 500, "fingerprint": "abc", "ridge": 0.1, "condition": 9.0}
+    made(statistics=statistics, norms={}, norm_ratio=0.025).save("e")
+    done = show("e")
+    assert "500 tokens of a.txt; fingerprint abc" in done.out and "2.50% at most" in done.out
+
+
+def test_a_sum_tells_its_parts(show: Callable[..., Ran]) -> None:
+    a = made((1,))
+    b = Edit(a.updates, {}, {}, (Fact("other", "{} is in", "Rome"),), {**a.provenance, "method": "rome"})
+    (a + b).save("e")
+    done = show("e")
+    assert "sum, layer 1, rank 2" in done.out
+    assert f"{a.fingerprint()}: memit, layers 1" in done.out and f"{b.fingerprint()}: rome, layers 1" in done.out
+
+
+@pytest.mark.parametrize("inside", [["ffedit_edit"], ["ffedit_edits/000", "ffedit_edits/001"]])
+def test_of_a_checkpoint_its_edits_are_shown_in_order(show: Callable[..., Ran], inside: list[str]) -> None:
+    edits = [made((i,)) for i in range(len(inside))]
+    for edit, name in zip(edits, inside, strict=True):
+        edit.save(Path("model") / name)
+    out = show("model").out
+    places = [out.index(f"model/{name}") for name in inside]
+    assert places == sorted(places) and all(edit.fingerprint() in out for edit in edits)
+    told = json.loads(show("model", "--json", "-").out)["edits"]
+    assert [one["fingerprint"] for one in told] == [edit.fingerprint() for edit in edits]
+
+
+def test_brackets_in_a_prompt_stay(show: Callable[..., Ran]) -> None:
+    edit = made()
+    Edit(edit.updates, {}, {}, (Fact("[bold]x[/bold]", "{} is in", "Rome"),), edit.provenance).save("e")
+    assert "[bold]x[/bold] is in" in show("e").out
+
+
+def test_what_is_no_edit_is_refused(show: Callable[..., Ran]) -> None:
+    done = show("nothing")
+    assert done.code == 1 and done.err.startswith("error: nothing: holds no edit") and len(done.err.splitlines()) == 1
