@@ -8,6 +8,7 @@ recorded pass gives the logits of the whole. What is not recognised is refused w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ class Editable:
         norm: path of the module that feeds the unembedding.
         layers_return_tuples: whether a block returns a tuple that begins with the hidden state.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
+        ragged: whether each row of a batch can be rerun from a position of its own.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
     """
@@ -60,6 +62,7 @@ class Editable:
     norm: str = ""
     layers_return_tuples: bool = False
     resumable: bool = True
+    ragged: bool = False
     probe_error: float = 0.0
     history: History = field(default_factory=History)
 
@@ -261,8 +264,14 @@ def _verify(editable: Editable) -> None:
                 "more than multiply (an adapter?): merge it, or name another with --value-matrix"
             )
         editable.probe_error = max(editable.probe_error, error)
+    near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
+    editable.resumable = _gap(replay.check, editable, ids) <= near
+    editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
+
+
+def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:
+    """What a check of `replay` finds; infinite where the model cannot be run in this way."""
     try:
-        gap = replay.check(editable, ids)
+        return check(editable, ids)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-        gap = float("inf")
-    editable.resumable = gap <= (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
+        return float("inf")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,6 +172,53 @@ def resume(
     return logits
 
 
+def resume_each(
+    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, starts: Tensor, read: Tensor
+) -> Tensor:
+    """As `resume`, but every rerun begins at a position of its own; only for models that are `ragged`.
+
+    What stands left of it is padded on the left and masked, as in the generation from prompts of several lengths.
+
+    Args:
+        editable: the model.
+        recording: the pass that is altered.
+        layer: first layer to run.
+        states: residual stream entering `layer` from each rerun's own start on, [n, positions, d_model].
+        rows: which row of the recording each rerun alters, [n].
+        starts: first position that is run, [n].
+        read: pairs (rerun, absolute position) at which logits are wanted, [k, 2].
+
+    Returns:
+        Logits, [k, vocabulary].
+    """
+    first, width = int(starts.max()), states.shape[1]
+    inside = starts[:, None] + torch.arange(width)
+    left = starts[:, None] - first + torch.arange(first)
+    device, ids = states.device, recording.ids[rows]
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(recording.past):
+        # Of the layers that do not run, the cache is only asked how many positions it holds.
+        some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
+        some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
+        cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
+    places: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(device)}
+    if "position_ids" in signature(editable.model.forward).parameters:
+        places["position_ids"] = inside.to(device)
+    with ExitStack() as stack:
+        for below in editable.layers[:layer]:
+            stack.enter_context(skipped(below, states, editable.layers_return_tuples))
+        if layer == 0:
+            stack.enter_context(fed(editable.layers[0], lambda _: states))
+        stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
+        logits: Tensor = editable.model(
+            input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
+            past_key_values=cache,
+            use_cache=True,
+            **places,
+        ).logits[0]
+    return logits
+
+
 def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> DynamicCache:
     """Keys and values of the positions left of `start`."""
     cache = DynamicCache()
@@ -226,4 +274,17 @@ def check(editable: Editable, ids: Tensor) -> float:
     layer, start = len(editable.layers) // 2, ids.shape[1] // 2
     states = recording.states[layer][:, start:]
     rerun = resume(editable, recording, layer, states, torch.tensor([0]), start, last)
+    return float((rerun - recording.logits).abs().max())
+
+
+@torch.no_grad()
+def check_each(editable: Editable, ids: Tensor) -> float:
+    """As `check`, for two reruns of `ids` [1, n] that begin at different positions."""
+    end, starts = ids.shape[1], torch.tensor([ids.shape[1] // 3, ids.shape[1] // 2])
+    read = torch.tensor([[0, int(end - 1 - starts[1] + starts[0])], [1, end - 1]])
+    recording = record(editable, ids.expand(2, -1), read)
+    layer = len(editable.layers) // 2
+    inside = starts[:, None] + torch.arange(end - int(starts[1]))
+    states = recording.states[layer][torch.arange(2)[:, None], inside]
+    rerun = resume_each(editable, recording, layer, states, torch.arange(2), starts, read)
     return float((rerun - recording.logits).abs().max())

@@ -207,3 +207,19 @@ def test_a_recording_keeps_no_more_than_was_asked_for() -> None:
         assert part[0].shape[2] == 2 and part[0].shape[0] == (len(ROWS) if layer >= 1 else 1)
         assert torch.equal(part[0], whole_past[0][: len(part[0]), :, :2])
         assert part[0].untyped_storage().nbytes() < whole_past[0].untyped_storage().nbytes(), "a copy, not a view"
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_rows_resume_each_from_a_position_of_its_own(family: str) -> None:
+    editable = zoo.shared(family)
+    assert editable.ragged
+    ids = torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(0))
+    rows, starts = torch.tensor([2, 0, 1, 2]), torch.tensor([1, 4, 0, 6])
+    read = torch.tensor([[0, 2], [0, 3], [1, 6], [2, 1], [3, 8]])
+    whole = replay.forward(editable, ids, torch.stack([rows[read[:, 0]], read[:, 1]], 1))
+    for layer in (0, 2):
+        recording = replay.record(editable, ids, read[:0], only=(layer, int(starts.max())))
+        inside = (starts[:, None] + torch.arange(3)).clamp(max=8)
+        states = recording.states[layer][rows[:, None], inside]
+        found = replay.resume_each(editable, recording, layer, states, rows, starts, read)
+        torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)

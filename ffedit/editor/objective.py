@@ -1,9 +1,9 @@
 """L(δ) for many values at once.
 
 Adding δ to a layer's output at the subject's last token changes nothing below that layer and nothing left of that
-token. So the texts of all wordings are recorded once; a step then runs those that take part on from the layer, in
-batches of texts in which the subject ends at about the same place (buckets), and reads the unembedding where the loss
-is.
+token. So the texts of all wordings are recorded once; a step then runs those that take part on from the layer and from
+their subject's last token, in batches of texts that run about as far (buckets), and reads the unembedding where the
+loss is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ffedit.room import room
 from ffedit.tokens import pad
 
 # How many numbers the recordings of a group of values may hold, or a batch of theirs with its gradients: on a CPU
-# 256 MB in float32; on a GPU, a share of what is free.
-ROOM, SHARES = 2**26, 8
+# 128 MB in float32; on a GPU, a share of what is free.
+ROOM, SHARES = 2**25, 8
 # What one more batch costs, in tokens: with fewer, the weights are read for nearly nothing.
 BATCH_COST = 32
 # Activations that are kept for the gradient, per token and layer, in widths of the residual stream.
@@ -39,7 +39,7 @@ class _Bucket:
 
     Attributes:
         rows: which of the objective's texts, [r].
-        start: first position that is run again; no subject ends left of it.
+        starts: first position of each that is run again, [r]; no subject ends left of it.
         recording: of these texts.
         said: for each token of an answer: row in the bucket, position before it, token; [a, 3].
         kept: for each position to be kept: row in the bucket, position; [k, 2].
@@ -48,7 +48,7 @@ class _Bucket:
     """
 
     rows: Tensor
-    start: int
+    starts: Tensor
     recording: replay.Recording
     said: Tensor
     kept: Tensor
@@ -70,6 +70,7 @@ class Objective:
         self, editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wording], config: EditConfig
     ) -> None:
         self.editable, self.memory, self.config, self.n = editable, memory, config, len(wordings)
+        self._ragged = editable.resumable and editable.ragged
         self._texts: list[Phrasing] = []
         about: list[tuple[int, int, int, int]] = []
         facts = 0
@@ -84,39 +85,42 @@ class Objective:
         self._owner, self._fact, self._turn, self._turns = torch.tensor(about).unbind(1)
         self._states = torch.tensor([bool(p.text.target_ids) for p in self._texts])
         self._swaps = [wording.swaps for wording in wordings]
-        self._buckets = [self._record(rows, start) for rows, start in self._cut()]
+        self._buckets = [self._record(rows) for rows in self._cut()]
 
-    def _cut(self) -> Iterator[tuple[Tensor, int]]:
-        """Buckets of least cost: rows × positions that are run, and so much for each.
+    def _cut(self) -> Iterator[Tensor]:
+        """Buckets of least cost: rows × positions that are run, and so much for each; indices of texts.
 
-        Yields:
-            indices of texts, and where the leftmost of their subjects ends.
+        A rerun begins where its subject ends. Where the model can begin in each row at another position, texts that run
+        as far go together; else those whose subject ends at about the same place, since all begin at the leftmost.
         """
         at = [p.text.subject_last for p in self._texts]
         end = [_end(p) for p in self._texts]
+        key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
         share = torch.where(self._turns > 0, self.config.phrasings_per_step / self._turns.clamp(min=1), 1.0).clamp(
             max=1
         )
-        starts = sorted(set(at))
-        of = [[i for i in range(len(at)) if at[i] == start] for start in starts]
-        # best[j]: least cost of all texts whose subject ends before starts[j], and where its last bucket begins.
+        keys = sorted(set(key))
+        of = [[row for row in range(len(key)) if key[row] == one] for one in keys]
+        # best[j]: least cost of all texts whose key is below keys[j], and where its last bucket begins.
         best: list[tuple[float, int]] = [(0.0, 0)]
-        for j in range(1, len(starts) + 1):
+        for j in range(1, len(keys) + 1):
             longest, weight, options = 0, 0.0, []
             for i in range(j - 1, -1, -1):
-                longest = max(longest, *(end[r] for r in of[i]))
+                longest = max(longest, *(end[row] for row in of[i]))
                 weight += float(share[of[i]].sum())
-                options.append((best[i][0] + weight * (longest - starts[i]) + BATCH_COST, i))
+                positions = keys[j - 1] if self._ragged else longest - keys[i]
+                options.append((best[i][0] + weight * positions + BATCH_COST, i))
             best.append(min(options))
-        last = len(starts)
+        last = len(keys)
         while last:
             first = best[last][1]
-            rows = [r for group in of[first:last] for r in group]
-            yield torch.tensor(rows), starts[first]
+            yield torch.tensor([row for group in of[first:last] for row in group])
             last = first
 
-    def _record(self, rows: Tensor, start: int) -> _Bucket:
+    def _record(self, rows: Tensor) -> _Bucket:
         texts = [self._texts[row] for row in rows.tolist()]
+        at = torch.tensor([p.text.subject_last for p in texts])
+        starts = at if self._ragged else torch.full_like(at, int(at.min()))
         said = [
             (row, p.text.answer - 1 + i, token)
             for row, p in enumerate(texts)
@@ -127,13 +131,13 @@ class Objective:
         )
         layer = self.memory.address.layer
         ids = pad([p.text.ids for p in texts])
-        recording = replay.record(self.editable, ids, kept, only=(layer, start))
+        recording = replay.record(self.editable, ids, kept, only=(layer, int(starts.max())))
         before = log_softmax(recording.logits).exp()
         if self.config.swap:
             self._swap(before, self._owner[rows[kept[:, 0]]])
         entropy = -torch.xlogy(before, before).sum(-1)
         return _Bucket(
-            rows, start, recording, torch.tensor(said, dtype=torch.long).reshape(-1, 3), kept, before, entropy
+            rows, starts, recording, torch.tensor(said, dtype=torch.long).reshape(-1, 3), kept, before, entropy
         )
 
     def _swap(self, before: Tensor, owner: Tensor) -> None:
@@ -206,7 +210,7 @@ class Objective:
             if not len(some):
                 continue
             reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
-            width = bucket.recording.ids.shape[1] - bucket.start
+            width = bucket.recording.ids.shape[1] - int(bucket.starts.min())
             each = width * layers * ACTIVATIONS * len(self.memory.value) + 3 * reads * bucket.before.shape[1]
             yield from ((bucket, part) for part in some.split(max(1, int(most // each))))
 
@@ -216,17 +220,17 @@ class Objective:
         Returns:
             log-probability of each text's answer (0 without one) and the KL divergence summed along it, [texts], nats.
         """
-        editable, layer, start = self.editable, self.memory.address.layer, bucket.start
-        rows = bucket.rows[some]
+        editable, layer = self.editable, self.memory.address.layer
+        rows, starts = bucket.rows[some], bucket.starts[some]
         texts = [self._texts[row] for row in rows.tolist()]
-        end = max(_end(p) for p in texts)
-        # Counted from the end: a model that cannot be resumed runs whole rows.
-        each, at = torch.arange(len(some)), torch.tensor([p.text.subject_last for p in texts]) - end
+        width = int((torch.tensor([_end(p) for p in texts]) - starts).max())
+        each, at = torch.arange(len(some)), torch.tensor([p.text.subject_last for p in texts])
         owner = self._owner[rows].to(delta.device)
 
         def add(output: Tensor) -> Tensor:
             moved = output.reshape(len(some), -1, output.shape[-1]).clone()
-            moved[each, at] += delta[owner].to(moved)
+            # A model that cannot be resumed runs whole rows.
+            moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
             return moved.reshape(output.shape)
 
         place = torch.full((len(bucket.rows),), -1)
@@ -237,8 +241,13 @@ class Objective:
         reads = torch.cat([said[:, :2], kept])
         reads = torch.stack([place[reads[:, 0]], reads[:, 1]], 1)
         with replaced(self.memory.module, add):
-            states = bucket.recording.states[layer][some, start:end]
-            logits = replay.resume(editable, bucket.recording, layer, states, some, start, reads)
+            states = bucket.recording.states[layer]
+            inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
+            given = editable, bucket.recording, layer, states[some[:, None], inside], some
+            if self._ragged:
+                logits = replay.resume_each(*given, starts, reads)
+            else:
+                logits = replay.resume(*given, int(starts[0]), reads)
         log_probs = log_softmax(logits)
         answers = log_probs[: len(said)].gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
         which = which.to(log_probs.device)
@@ -258,5 +267,6 @@ def size(editable: Editable, memory: KeyValueMemory, wording: Wording) -> int:
     width, layers = len(memory.value), len(editable.layers) - memory.address.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     texts = (*wording.prompts, *wording.essence, *wording.phrasings)
-    held = sum(2 * layers * p.text.subject_last + len(p.text.ids) for p in texts)
+    furthest = max(p.text.subject_last for p in texts)
+    held = sum(2 * layers * furthest + len(p.text.ids) for p in texts)
     return held * width + sum(len(p.kept) for p in texts) * vocabulary
