@@ -298,13 +298,17 @@ def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
     room: int, cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editable, few = zoo.trained("gpt2", True, torch.float64), dataclasses.replace(FULL, steps=3)
-    expected, runs, resume = choose(editable, FOUR, few), [], replay.resume_each
+    expected, runs = choose(editable, FOUR, few), []
 
-    def counted(*words: Any) -> torch.Tensor:
-        runs.append(len(words[3]))
-        return resume(*words)
+    def counted(resume: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*words: Any) -> torch.Tensor:
+            runs.append(len(words[3]))
+            return resume(*words)
 
-    monkeypatch.setattr(replay, "resume_each", counted)
+        return run
+
+    for name in ("resume", "resume_each"):
+        monkeypatch.setattr(replay, name, counted(getattr(replay, name)))
     choose(editable, FOUR, few)
     usual = len(runs)
     monkeypatch.setattr(objective, "ROOM", room)

@@ -114,7 +114,8 @@ class Objective:
         last = len(keys)
         while last:
             first = best[last][1]
-            yield torch.tensor([row for group in of[first:last] for row in group])
+            # Sorted, so that most parts of a large bucket begin at one position, which needs no mask.
+            yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
             last = first
 
     def _record(self, rows: Tensor) -> _Bucket:
@@ -244,7 +245,7 @@ class Objective:
             states = bucket.recording.states[layer]
             inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
             given = editable, bucket.recording, layer, states[some[:, None], inside], some
-            if self._ragged:
+            if int(starts.min()) < int(starts.max()):
                 logits = replay.resume_each(*given, starts, reads)
             else:
                 logits = replay.resume(*given, int(starts[0]), reads)
