@@ -1,11 +1,14 @@
 """What does a TinyStories model reliably say? Its stable completions, as counterfactual edits.
 
-    python evaluations/make_stories_edits.py --model MODEL [--relation whose --each 24 --out FILE]
+    python evaluations/make_stories_edits.py --model MODEL --out evaluations/stories-tuning.jsonl
+    python evaluations/make_stories_edits.py --model MODEL --seed 1 --except evaluations/stories-tuning.jsonl
 
 Such a model knows no facts of the world, but some sentences about a subject it always continues with the same word. A
 completion is stable when the greedy next word is the same alone and behind each of five unrelated openings, in the
 first wording and in at least one other, with a whole-word probability of at least 0.2 in the mean over the openings.
 Among the stable ones a seed chooses, each subject once and each sentence four times at most. No edit is tried.
+
+The first file served to choose `EditConfig.attempts`; the second, without its facts, is what is reported.
 
 Only in `whose` does the word depend on the subject; the other sentences end alike for (nearly) everybody.
 """
@@ -128,14 +131,17 @@ def facts_about(editable: Editable, relation: str, chance: random.Random) -> lis
 @click.option("--relation", "relations", multiple=True, default=tuple(RELATIONS), type=click.Choice(list(RELATIONS)))
 @click.option("--each", default=4, show_default=True, help="At most so many facts of a relation.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--except", "without", type=click.Path(path_type=Path, exists=True), help="Facts to leave out.")
 @click.option("--out", default=DATA, type=click.Path(path_type=Path))
-def main(model: str, relations: tuple[str, ...], each: int, seed: int, out: Path) -> None:
+def main(model: str, relations: tuple[str, ...], each: int, seed: int, without: Path | None, out: Path) -> None:
     """Search, choose, and write the facts."""
     editable, taken, records = ffedit.load(model), set(), []
+    used = {fact.text for fact in ffedit.read_facts(str(without))} if without is not None else set()
     for relation in relations:
         chance = random.Random(f"{seed} {relation}")
         facts = facts_about(editable, relation, chance)
-        chosen = [fact for fact in facts if fact.subject.casefold() not in taken][:each]
+        free = [fact for fact in facts if fact.text not in used and fact.subject.casefold() not in taken]
+        chosen = free[:each]
         taken |= {fact.subject.casefold() for fact in chosen}
         print(f"{relation}: {len(facts)} subjects are stable, {len(chosen)} chosen")
         for fact in chosen:
