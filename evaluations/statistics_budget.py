@@ -8,18 +8,16 @@ over all of them, measured and undone one by one. The same facts, seed and layer
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
+from common import facts_of, keep, number
 
 import ffedit
 from ffedit.choice import by_trace
 from ffedit.evaluator import mean_scores
-from ffedit.formats import parse_record
 
-HERE = Path(__file__).parent
 SCORES = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "drift")
 
 
@@ -32,8 +30,7 @@ SCORES = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "dri
 def main(model: str, budgets: tuple[int, ...], limit: int, method: str, out: Path | None) -> None:
     """Collect with each budget, edit, measure."""
     editable = ffedit.load(model)
-    records = json.loads((HERE / "atlas-counterfact.json").read_text(encoding="utf-8"))
-    facts = [parse_record(record) for record in records if record["split"] == "tuning"][:limit]
+    facts = facts_of("tuning", limit)
     layer = by_trace(editable, facts).layer
     rows = []
     for tokens in budgets:
@@ -63,12 +60,7 @@ def main(model: str, budgets: tuple[int, ...], limit: int, method: str, out: Pat
         print("    scores       ", "  ".join(f"{name} {number(after[name])}" for name in SCORES), flush=True)
     if out:
         report = {"model": model, "method": method, "layer": layer, "edits": len(facts), "budgets": rows}
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-def number(value: float | None) -> str:
-    """A figure to three places, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
+        keep(out, report)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def anatomy_table(editable: Editable) -> Group:
     moments = max(memory.d_ff for memory in editable.memories.values()) ** 2 * 8
     error = editable.probe_error
     within = f" within {error:.1e} of its scale" if error else ", to the last bit"
-    about = _about(
+    about = named_values(
         ("shape", "[d_model, d_ff]; transposed: stored as [d_ff, d_model]"),
         ("final norm", editable.norm or "none found before the unembedding"),
         ("unembedding", _path(editable)),
@@ -81,14 +81,15 @@ def environment() -> Table:
         kind = torch.accelerator.current_accelerator()
         devices.insert(0, f"{torch.accelerator.device_count()} × {kind}")
     size = _bytes(sum(file.stat().st_size for file in files))
-    return _about(
+    return named_values(
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
         ("devices", ", ".join(devices)),
         ("cache", f"{len(files)} file{'' if len(files) == 1 else 's'}, {size}, in {cache.folder()}"),
     )
 
 
-def _about(*lines: tuple[str, str]) -> Table:
+def named_values(*lines: tuple[str, str]) -> Table:
+    """Names on the left, what they stand for on the right."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

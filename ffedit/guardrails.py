@@ -6,14 +6,16 @@ warns, or with `--strict` refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from rich.text import Text
 
 from ffedit.algebra import double
 from ffedit.anatomy import Editable
-from ffedit.editor import Edit, by_subject
+from ffedit.editor import Edit, applied_edits, by_subject
+from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
 from ffedit.verdict import DRIFTED, knew_previous
 
@@ -71,6 +73,18 @@ def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | No
     """
     limits = limits or Limits()
     return [*_before(report, limits), *_solution(editable, edit, limits), *_after(report, limits)]
+
+
+def warnings(broken: Sequence[Breach]) -> Text | None:
+    """What to show of `broken`: that of which the verdict does not speak."""
+    some = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
+    return Text("\n".join(f"Guardrail: {words}." for words in some), style="yellow") if some else None
+
+
+def refusal(broken: Sequence[Breach]) -> RequirementError | None:
+    """The error of `--strict`."""
+    words = "; ".join(breach.words for breach in broken)
+    return RequirementError(f"--strict: {words}; no edit was saved") if broken else None
 
 
 def _before(report: Report, limits: Limits) -> Iterator[Breach]:
@@ -137,7 +151,7 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
 def _most_alike(editable: Editable, edit: Edit) -> tuple[float, tuple[str, str]]:
     """The largest cosine between a key of this edit and another, of it or of one in the model, and whose they are."""
     most, pair = 0.0, ("", "")
-    earlier = [other for other in editable.history.edits.values() if isinstance(other, Edit)]
+    earlier = applied_edits(editable)
     for at, keys in edit.keys.items():
         own = edit.subjects(at)
         if not own:

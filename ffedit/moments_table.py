@@ -11,7 +11,7 @@ from rich.text import Text
 from ffedit import cache
 from ffedit.describe import plain_table
 from ffedit.editor import Corpus
-from ffedit.editor.kept import file_name
+from ffedit.editor.statistics_folder import file_name
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
 from ffedit.picture import number

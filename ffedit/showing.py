@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ffedit.describe import plain_table, ranges
+from ffedit.describe import named_values, plain_table, ranges
 from ffedit.difference import Change, Diff
 from ffedit.editor import Edit
 from ffedit.facts import Fact
@@ -26,7 +26,13 @@ MOST_FACTS, MOST_CHANGES, MOST_NAMES = 20, 40, 8
 def edit_view(edit: Edit, path: Path) -> Group:
     """Everything about an edit: what it writes, how it was found, what it did."""
     heading = Text(str(path), style="bold").append(f"  edit {edit.fingerprint()}", style="not bold")
-    parts: list[RenderableType] = [heading, Text(""), fact_table(edit.facts), Text(""), _grid(_about(edit, path))]
+    parts: list[RenderableType] = [
+        heading,
+        Text(""),
+        fact_table(edit.facts),
+        Text(""),
+        named_values(*_about(edit, path)),
+    ]
     if scores := edit.provenance.get("scores"):
         parts += [Text(""), _scores(scores)]
     parts += [Text(f"warning: {text}", style="yellow") for text in edit.provenance.get("warnings", ())]
@@ -162,7 +168,7 @@ def diff_view(found: Diff) -> Group:
     }
     lines = [(name, _most(names)) for name, names in lists.items() if names]
     if lines:
-        parts += [Text(""), _grid(lines)]
+        parts += [Text(""), named_values(*lines)]
     return Group(*parts)
 
 
@@ -192,15 +198,6 @@ def _rank(change: Change) -> str:
 
 def _share(share: float) -> str:
     return f"{share:.1%}" if 0.001 <= share < 0.9995 or share == 1 else "< 0.1%" if share < 0.5 else "> 99.9%"
-
-
-def _grid(lines: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(Text(name), Text(value))
-    return table
 
 
 def _most(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from ffedit import averages, choice, heat, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options, parse_layers
-from ffedit.editor import METHODS, PRESETS, Edit, EditConfig, by_subject, tokens_for
-from ffedit.errors import EditError, RequirementError
+from ffedit.editor import METHODS, PRESETS, Edit, EditConfig, applied_edits, by_subject, tokens_for
+from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_free
-from ffedit.guardrails import Breach, breaches
+from ffedit.guardrails import breaches, refusal, warnings
 from ffedit.locator import TraceSet
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
@@ -88,7 +88,7 @@ def apply(
             raise EditError(
                 f"--spread {spread} was asked for, but layer {layer} has only {layer} below it; spread less"
             )
-        edit = ffedit.edit(editable, facts, method, written, config, stats, history(editable), progress)
+        edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
         clock.lap("edit")
         report = ffedit.evaluate(editable, facts, edit, progress)
         clock.lap("evaluate")
@@ -141,23 +141,6 @@ def check_places(out: Path | None, export_to: Path | None, force: bool, plot: Pa
         raise EditError(f"{out}: --out and --export are the same folder; name two")
     if plot is not None:
         plots.check_plot(plot)
-
-
-def history(editable: Editable) -> tuple[Edit, ...]:
-    """The edits that the model came with."""
-    return tuple(edit for edit in editable.history.edits.values() if isinstance(edit, Edit))
-
-
-def warnings(broken: Sequence[Breach]) -> Text | None:
-    """The guardrails that the verdict does not speak of."""
-    some = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
-    return Text("\n".join(f"Guardrail: {words}." for words in some), style="yellow") if some else None
-
-
-def refusal(broken: Sequence[Breach]) -> RequirementError | None:
-    """The error of `--strict`."""
-    words = "; ".join(breach.words for breach in broken)
-    return RequirementError(f"--strict: {words}; no edit was saved") if broken else None
 
 
 def save(editable: Editable, edit: Edit, out: Path | None, export_to: Path | None, force: bool) -> None:

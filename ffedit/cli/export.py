@@ -10,7 +10,7 @@ import click
 
 import ffedit
 from ffedit import render
-from ffedit.cli.options import FILE, Surface
+from ffedit.cli.options import FILE, Surface, writing_options
 from ffedit.shipped import shipped
 from ffedit.shipping import push, ship
 
@@ -26,18 +26,9 @@ from ffedit.shipping import push, ship
     help="A whole model, a LoRA adapter (PEFT), or what is added to which parameter.",
 )
 @click.option("--model", "-m", help="Hub id or folder of the base.  [default: what the edit was computed on]")
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint.")
-@click.option(
-    "--verify",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "tensors", "logits"]),
-    help="What a fresh process compares; auto: logits, too, where the model fits in memory.",
-)
+@writing_options
 @click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
 @click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload the folder as this repository of the hub.")
-@click.option("--force", is_flag=True, help="Replace the folder if it is there.")
 def export(edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, **how: Any) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     edit = ffedit.Edit.load(edit_from)

@@ -81,6 +81,24 @@ def fact_options(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
+def writing_options(command: Command) -> Command:
+    """How a folder is made from files of a model, and what is compared before it counts as done."""
+    for option in (
+        click.option("--force", is_flag=True, help="Replace the folder if it is there."),
+        click.option(
+            "--verify",
+            default="auto",
+            show_default=True,
+            type=click.Choice(["auto", "tensors", "logits"]),
+            help="What a fresh process compares; auto: logits, too, where the model fits in memory.",
+        ),
+        click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint."),
+        click.option("--revision", help="Branch, tag or commit of a hub id."),
+    ):
+        command = option(command)
+    return command
+
+
 def output_options(command: Command) -> Command:
     """`--json` and `--quiet`; the command receives a `surface`."""
 

@@ -3,11 +3,11 @@
 from ffedit.editor.batch import Problem
 from ffedit.editor.config import PAPER, PRESETS, EditConfig
 from ffedit.editor.corpus import Corpus, tokens_for
-from ffedit.editor.edit import Edit
-from ffedit.editor.kept import load_stats, merge_stats, save_stats
+from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.keys import Reading, read
 from ffedit.editor.methods import METHODS, Method, check_method, write
 from ffedit.editor.statistics import collect, collect_moments
+from ffedit.editor.statistics_folder import load_stats, merge_stats, save_stats
 from ffedit.editor.target import Value, choose_values
 from ffedit.editor.union import combine
 from ffedit.editor.wording import Wording, word
@@ -25,6 +25,7 @@ __all__ = [
     "Reading",
     "Value",
     "Wording",
+    "applied_edits",
     "by_subject",
     "check_method",
     "choose_values",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -56,7 +57,7 @@ class Problem:
     kept: Tensor
     config: EditConfig
 
-    @property
+    @cached_property
     def C(self) -> Tensor:
         """What a change is measured in: other text and the facts' own together, [d_ff, d_ff]."""
         return self.moments.C.to(self.own.device) + self.own
@@ -80,21 +81,21 @@ def write_batch(method: str, solve: Solve, job: Job) -> Edit:
     record, subjects = Record(method, job), [group[0].subject for group in groups]
     wordings = word(editable, groups, config)
     last = memories[-1]
-    K, _ = read_all(editable, last, wordings, 0.0)
-    if len(memories) > 1:
+    spread = len(memories) > 1
+    # A layer that works alone is read once: nothing below it changes.
+    K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady)
+    if spread:
         _check_added(editable, last, wordings[0], double(last.value) @ K[:, 0])
     values = choose_values(editable, last, wordings, K, config, job.progress)
     deltas = torch.stack([value.delta for value in values], 1)
-    before = None
-    if len(memories) > 1:
-        before = _streams(editable, last, wordings)
+    before = _streams(editable, last, wordings) if spread else None
     originals = [memory.value.clone() for memory in memories]
     try:
         for i, memory in enumerate(memories):
             W = double(memory.value)
-            K, own = read_all(editable, memory, wordings, config.steady)
             R = deltas.to(W.device)
             if before is not None:
+                K, own = read_all(editable, memory, wordings, config.steady)
                 R = (R + (before - _streams(editable, last, wordings)).to(R.device)) / (len(memories) - i)
             V = W @ K + R
             kept = record.kept[memory.address].to(W.device)

@@ -101,6 +101,7 @@ class EditConfig:
 
 # The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
 # with the paper), used for every model. Their decay is of ‖δ‖ / ‖v‖², which is not free of units; here it is squared.
+# Their divergence is that of the edited distribution from the first one; here it is the other way round, as everywhere.
 PAPER = EditConfig(
     contexts=20,
     phrasings=0,

@@ -229,6 +229,11 @@ class Edit:
         return disk.load(cls, path)
 
 
+def applied_edits(editable: Editable) -> tuple[Edit, ...]:
+    """The edits that are in a model, the oldest first."""
+    return tuple(edit for edit in editable.history.edits.values() if isinstance(edit, Edit))
+
+
 def added(a: Edit, b: Edit) -> Edit:
     """What `a + b` is."""
     if a.base != b.base:

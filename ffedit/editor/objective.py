@@ -83,6 +83,8 @@ class Objective:
             facts += wording.facts
         # Per text: whose it is, which fact it states, and its turn among how many; 0 turns: always there.
         self._owner, self._fact, self._turn, self._turns = torch.tensor(about).unbind(1)
+        self._at = torch.tensor([p.text.subject_last for p in self._texts])
+        self._end = torch.tensor([_end(p) for p in self._texts])
         self._states = torch.tensor([bool(p.text.target_ids) for p in self._texts])
         self._swaps = [wording.swaps for wording in wordings]
         self._buckets = [self._record(rows) for rows in self._cut()]
@@ -93,8 +95,7 @@ class Objective:
         A rerun begins where its subject ends. Where the model can begin in each row at another position, texts that run
         as far go together; else those whose subject ends at about the same place, since all begin at the leftmost.
         """
-        at = [p.text.subject_last for p in self._texts]
-        end = [_end(p) for p in self._texts]
+        at, end = self._at.tolist(), self._end.tolist()
         key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
         share = torch.where(self._turns > 0, self.config.phrasings_per_step / self._turns.clamp(min=1), 1.0).clamp(
             max=1
@@ -120,7 +121,7 @@ class Objective:
 
     def _record(self, rows: Tensor) -> _Bucket:
         texts = [self._texts[row] for row in rows.tolist()]
-        at = torch.tensor([p.text.subject_last for p in texts])
+        at = self._at[rows]
         starts = at if self._ragged else torch.full_like(at, int(at.min()))
         said = [
             (row, p.text.answer - 1 + i, token)
@@ -223,9 +224,8 @@ class Objective:
         """
         editable, layer = self.editable, self.memory.address.layer
         rows, starts = bucket.rows[some], bucket.starts[some]
-        texts = [self._texts[row] for row in rows.tolist()]
-        width = int((torch.tensor([_end(p) for p in texts]) - starts).max())
-        each, at = torch.arange(len(some)), torch.tensor([p.text.subject_last for p in texts])
+        width = int((self._end[rows] - starts).max())
+        each, at = torch.arange(len(some)), self._at[rows]
         owner = self._owner[rows].to(delta.device)
 
         def add(output: Tensor) -> Tensor:

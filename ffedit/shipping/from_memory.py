@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.anatomy import Editable, probe_ids
-from ffedit.editor import Edit
+from ffedit.editor import Edit, applied_edits
 from ffedit.memory import SAMPLE
 from ffedit.shipping.plan import file_name
 from ffedit.shipping.tensors import FLOATS, Matrix, Stored, contents, sample_of
@@ -40,7 +40,7 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
         if name is not None:
             weight = (value.T if memory.stored_transposed else value).to(memory.saved_dtype).cpu()
             matrices[name] = (weight.dtype, tuple(weight.shape), [weight])
-    return tuple(before for before in history.edits.values() if isinstance(before, Edit)), matrices
+    return applied_edits(editable), matrices
 
 
 def _save(editable: Editable, folder: Path) -> None:
