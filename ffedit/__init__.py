@@ -19,6 +19,7 @@ from ffedit.version import __version__
 if TYPE_CHECKING:
     from ffedit.anatomy import Editable
     from ffedit.api import edit, stats
+    from ffedit.benchmark import BenchReport, bench
     from ffedit.checkpoint import load
     from ffedit.difference import Diff, diff
     from ffedit.editor import Corpus, Edit, EditConfig, combine, load_stats, merge_stats, save_stats
@@ -26,33 +27,41 @@ if TYPE_CHECKING:
     from ffedit.evaluator import Report, Scores
     from ffedit.evaluator.evaluate import evaluate
     from ffedit.facts import Fact, Probe
+    from ffedit.inspector import Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt
+    from ffedit.loading_stacks import load_stacks
     from ffedit.locator import Trace, TraceSet, locate
     from ffedit.lowrank import LowRank
     from ffedit.memory import Address, KeyValueMemory
     from ffedit.moments import KeyMoments
-    from ffedit.reading import read_facts
+    from ffedit.reading import read_facts, sift_facts
+    from ffedit.recovering import recovered
     from ffedit.shipping import export, undo
 
 # Where each name lives. It is imported when it is first used, so that `ffedit --help` need not wait for torch.
 _HOMES = {
     "anatomy": ("Editable",),
     "api": ("edit", "stats"),
+    "benchmark": ("BenchReport", "bench"),
     "checkpoint": ("load",),
     "difference": ("Diff", "diff"),
     "editor": ("Corpus", "Edit", "EditConfig", "combine", "load_stats", "merge_stats", "save_stats"),
     "errors": ("CheckError", "EditError", "FFEditError", "FactError", "ModelError"),
     "evaluator": ("Report", "Scores", "evaluate"),
     "facts": ("Fact", "Probe"),
+    "inspector": ("Slot", "inspect_edit", "inspect_memory", "inspect_model", "inspect_prompt"),
+    "loading_stacks": ("load_stacks",),
     "locator": ("Trace", "TraceSet", "locate"),
     "lowrank": ("LowRank",),
     "memory": ("Address", "KeyValueMemory"),
     "moments": ("KeyMoments",),
-    "reading": ("read_facts",),
+    "reading": ("read_facts", "sift_facts"),
+    "recovering": ("recovered",),
     "shipping": ("export", "undo"),
 }
 
 __all__ = [
     "Address",
+    "BenchReport",
     "CheckError",
     "Corpus",
     "Diff",
@@ -70,20 +79,29 @@ __all__ = [
     "Probe",
     "Report",
     "Scores",
+    "Slot",
     "Trace",
     "TraceSet",
     "__version__",
+    "bench",
     "combine",
     "diff",
     "edit",
     "evaluate",
     "export",
+    "inspect_edit",
+    "inspect_memory",
+    "inspect_model",
+    "inspect_prompt",
     "load",
+    "load_stacks",
     "load_stats",
     "locate",
     "merge_stats",
     "read_facts",
+    "recovered",
     "save_stats",
+    "sift_facts",
     "stats",
     "undo",
 ]

@@ -163,6 +163,22 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Tensor, kept: Tensor | None = N
     return least_squares(W, K, V, C, 0.0, kept)
 
 
+def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
+    """Refuse keys that cannot each be given an exact value beside `kept`, whatever the values and C are.
+
+    Values are expensive to choose and keys cheap to read, so this is asked first. It looks at the keys as they are,
+    C = I: whether they are independent does not depend on C.
+
+    Args:
+        K: keys, [d_in, N].
+        kept: K_p, keys whose values do not move, [d_in, p].
+
+    Raises:
+        EditError: as `equality`, but for C.
+    """
+    _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
+
+
 def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Tensor, weight: float, kept: Tensor | None = None) -> LowRank:
     """The update that gives all facts nearly their values and disturbs ordinary text little.
 

@@ -17,14 +17,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from ffedit import replay
+from ffedit import placement, replay
 from ffedit.errors import ModelError
 from ffedit.history import History
-from ffedit.hooks import captured, returned_types
+from ffedit.hooks import captured, returned
 from ffedit.memory import Address, KeyValueMemory, Memories
 
 # What the value matrix of a feed-forward layer is called, by role and not by model.
-VALUE_ROLES = ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "wo", "output_linear")
+VALUE_ROLES = (
+    *("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "wo", "output_linear"),
+    *("output.dense", "lin2", "Wo"),  # encoders
+)
 ATTENTION_WORDS = ("attn", "attention")
 # The last linear map inside attention: what it gives is the attention's output, whatever the block does with it.
 ATTENTION_ROLES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
@@ -69,9 +72,7 @@ class Editable:
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
-        weight = self.embedding.weight
-        assert isinstance(weight, Tensor)
-        return weight.device
+        return placement.device_of(self.embedding)
 
     @property
     def last_feed_forward(self) -> nn.Module | None:
@@ -126,10 +127,14 @@ def dissect(
     unembedding = model.get_output_embeddings()
     if model.config.is_encoder_decoder or unembedding is None:
         raise ModelError(f"{name}: {type(model).__name__} is not a causal decoder (no unembedding, or an encoder)")
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if not placement.is_loaded(model):
         raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
     layers = _find_layers(model, name)
-    found = [_find_memory(model, layer, i, name, value_matrix, saved_dtype) for i, layer in enumerate(layers)]
+
+    def probe() -> None:
+        model(input_ids=probe_ids(editable).to(editable.device), use_cache=False)
+
+    found = [find_memory(model, layer, i, name, probe, value_matrix, saved_dtype) for i, layer in enumerate(layers)]
     memories = Memories(found)
     embedding = model.get_input_embeddings()
     attention = _find_attention(layers)
@@ -152,13 +157,14 @@ def _find_layers(model: PreTrainedModel, name: str) -> list[nn.Module]:
     return found[0]
 
 
-def _find_memory(
+def find_memory(
     model: PreTrainedModel,
     layer: nn.Module,
     index: int,
     name: str,
-    value_matrix: str | None,
-    saved_dtype: torch.dtype | None,
+    probe: Callable[[], object],
+    value_matrix: str | None = None,
+    saved_dtype: torch.dtype | None = None,
 ) -> KeyValueMemory:
     """The value matrix of one layer: a linear map in a value role, outside attention."""
     inside = dict(layer.named_modules())
@@ -168,9 +174,17 @@ def _find_memory(
         paths = [
             path
             for path in inside
-            if path.rsplit(".", 1)[-1] in VALUE_ROLES
+            if f".{path}".endswith(tuple(f".{role}" for role in VALUE_ROLES))
             and not any(word in part for part in path.split(".")[:-1] for word in ATTENTION_WORDS)
         ]
+    fused = _fused_experts(layer)
+    if fused and not paths and (value_matrix is None or value_matrix in fused):
+        seen = ", ".join(f"{path} {shape}" for path, shape in fused.items())
+        raise ModelError(
+            f"{name}: layer {index} is a mixture of experts in fused tensors ({seen}), which this version of ffedit "
+            "cannot edit; --value-matrix names linear maps only; use a dense model, or one with a shared expert in "
+            "every layer"
+        )
     if len(paths) != 1:
         children = ", ".join(path for path, module in inside.items() if path and not list(module.children()))
         raise ModelError(
@@ -189,7 +203,13 @@ def _find_memory(
         )
     prefix = next(p for p, m in model.named_modules() if m is layer)
     transposed = isinstance(module, Conv1D)
-    return KeyValueMemory(Address(index), f"{prefix}.{path}", module, transposed, saved_dtype or weight.dtype)
+    precision = saved_dtype or weight.dtype
+    return KeyValueMemory(Address(index), f"{prefix}.{path}", module, transposed, precision, layer, probe)
+
+
+def _fused_experts(layer: nn.Module) -> dict[str, list[int]]:
+    """The parameters of a layer that hold a matrix for each expert, with their shapes."""
+    return {path: list(p.shape) for path, p in layer.named_parameters() if p.ndim == 3 and min(p.shape) > 1}
 
 
 def _find_attention(layers: list[nn.Module]) -> list[nn.Module]:
@@ -225,48 +245,57 @@ def _verify(editable: Editable) -> None:
         captured(modules, inputs=True) as keys,
         captured(modules) as outputs,
         captured({"first": editable.layers[0]}) as first,
-        returned_types(editable.layers[0]) as types,
+        returned(editable.layers[0]) as things,
         captured({"unembedding": editable.unembedding}, inputs=True) as final,
         captured(outside) as beside,
     ):
         logits = model(input_ids=ids, use_cache=False).logits
     # The probe reads every weight but the embeddings of other tokens.
-    embeddings = editable.embedding.weight
-    assert isinstance(embeddings, Tensor)
-    if not (torch.isfinite(logits).all() and torch.isfinite(embeddings).all()):
-        bad = [path for path, tensor in model.state_dict().items() if not torch.isfinite(tensor).all()]
+    if not (torch.isfinite(logits).all() and torch.isfinite(placement.fetched(editable.embedding)).all()):
+        names = [path for path, _ in placement.parameters(model)]
+        bad = [path for path in names if not torch.isfinite(placement.fetched_from(model, path)).all()]
         where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
         raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
     shorter = model(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
     if float((logits[:, :-1] - shorter).abs().max()) > 0.05 * scale:
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
-    editable.layers_return_tuples = issubclass(types[0], tuple)
+    editable.layers_return_tuples = isinstance(things[0], tuple)
     state = final["unembedding"]
     feeding = [path for path, out in beside.items() if out.shape == state.shape and torch.equal(out, state)]
     editable.norm = feeding[-1] if feeding else ""
     d_model = first["first"].shape[-1]
     for address, memory in editable.memories.items():
-        if memory.value.shape[0] != d_model:
-            raise ModelError(
-                f"{name}: {memory.name} gives {memory.value.shape[0]} features, {d_model} (d_model) were expected; "
-                "name the value matrix with --value-matrix"
-            )
-        expected = keys[address].float() @ memory.value.float().T
-        if memory.bias is not None:
-            expected = expected + memory.bias.float()
-        observed = outputs[address].float()
-        error = float((expected - observed).abs().max() / observed.abs().max().clamp(min=1e-12))
-        # 16-bit sums may differ by a few units in the last place.
-        if error > (1e-3 if memory.weight.dtype == torch.float32 else 5e-2):
-            raise ModelError(
-                f"{name}: W k + b differs from what {memory.name} gives by {error:.1e} of its scale; the module does "
-                "more than multiply (an adapter?): merge it, or name another with --value-matrix"
-            )
+        error = product_error(memory, keys[address], outputs[address], d_model, name)
         editable.probe_error = max(editable.probe_error, error)
     near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
     editable.resumable = _gap(replay.check, editable, ids) <= near
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
+
+
+def product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
+    """How far W k + b is from what the module gave for `key`, relative to the scale of `output`.
+
+    Raises:
+        ModelError: too far, or the module does not give d_model features.
+    """
+    if memory.shape[0] != d_model:
+        raise ModelError(
+            f"{name}: {memory.name} gives {memory.shape[0]} features, {d_model} (d_model) were expected; "
+            "name the value matrix with --value-matrix"
+        )
+    expected = key.float() @ memory.value.float().T
+    if memory.bias is not None:
+        expected = expected + memory.bias.float()
+    observed = output.float()
+    error = float((expected - observed).abs().max() / observed.abs().max().clamp(min=1e-12))
+    # 16-bit sums may differ by a few units in the last place.
+    if error > (1e-3 if memory.weight.dtype == torch.float32 else 5e-2):
+        raise ModelError(
+            f"{name}: W k + b differs from what {memory.name} gives by {error:.1e} of its scale; the module does "
+            "more than multiply (an adapter?): merge it, or name another with --value-matrix"
+        )
+    return error
 
 
 def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:

@@ -9,22 +9,29 @@ from __future__ import annotations
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
 import torch
+from accelerate.utils import convert_file_size_to_int
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.anatomy import Editable, dissect
 from ffedit.errors import FFEditError, ModelError
+from ffedit.placement import device_of
+from ffedit.processes import own_device
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
+DeviceMap: TypeAlias = "str | Mapping[str, int | str | torch.device]"
 ATLAS = Path(__file__).parent / "atlas" / "model"
 # What a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -35,71 +42,136 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     value_matrix: str | None = None,
+    device_map: DeviceMap | None = None,
+    offload_folder: str | Path | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
 ) -> Editable:
     """A model, ready to be located, edited and measured.
 
     Args:
         name_or_path: "atlas" (the embedded model), a hub id, a folder, or a pair (model, tokenizer).
-        device: "auto" spreads the model over the accelerators there are (accelerate), else any torch device.
+        device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
+            processes its own; else any torch device.
         dtype: "auto" is the checkpoint's own, computed in float32 where that is float16 on a CPU; or float32, float16,
             bfloat16.
         revision: of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix inside a layer, where it is not recognised.
+        device_map: instead of `device`, how a model that does not fit is spread: one of `DEVICE_MAPS`, of which "auto"
+            fills accelerators, then CPU memory, then the disk; or by module, its device, "cpu" or "disk".
+        offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
+            (merged experts); the others are read from the checkpoint's own files.
+        max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
 
     Raises:
-        ModelError: it cannot be found, read or recognised; one line says why.
+        ModelError: it cannot be found, read, recognised or spread; one line says why.
     """
+    spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, tuple):
         model, tokenizer = name_or_path
         model.eval()
         return dissect(model, tokenizer, model.config._name_or_path or type(model).__name__, value_matrix)
     name = str(name_or_path)
-    path = str(ATLAS) if name == "atlas" else name
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
-    part = "config.json"
-    try:
-        config = AutoConfig.from_pretrained(path, **common)
-        if config.is_encoder_decoder:
-            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-        if quantised := getattr(config, "quantization_config", None):
-            how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised.quant_method
-            raise ModelError(f"{name}: quantised ({how}); edit the model in 16 or 32 bits and quantise the result")
-        part = "the tokenizer"
-        tokenizer = AutoTokenizer.from_pretrained(path, **common)
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-            raise ModelError(f"{name}: no tokenizer in it (tokenizer.json was expected)")
-        part = "the model"
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=DTYPES.get(dtype, "auto"),
-            device_map=_device_map(device),
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **common,
-        )
-    except FFEditError:
-        raise
-    except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
-        raise ModelError(f"{name}: {part} cannot be read: {_brief(error)}") from error
-    model, found = loaded
-    for key, given, wanted in found["mismatched_keys"]:
-        raise ModelError(f"{name}: {key} is {list(given)} in the checkpoint, {list(wanted)} was expected")
-    for key in sorted(found["missing_keys"]):
-        raise ModelError(f"{name}: {key} is missing from the checkpoint; a causal language model was expected")
-    model.eval().requires_grad_(False)
-    saved = model.dtype
-    if saved == torch.float16 and model.device.type == "cpu":
-        model.float()
+    found = opened(name, revision, trust_remote_code)
+    if found.config.is_encoder_decoder:
+        raise ModelError(f"{name}: {found.config.model_type} is an encoder with a decoder; a causal decoder is needed")
+    model, tokenizer, saved = read(found, AutoModelForCausalLM, "causal", dtype, spread)
     editable = dissect(model, tokenizer, name, value_matrix, saved)
     if folder := cached_folder(editable):
         from ffedit.shipping.record import remember  # which stands on this module
 
         remember(editable, folder)
     return editable
+
+
+class Opened(NamedTuple):
+    """A checkpoint of which only the config was read.
+
+    Attributes:
+        name: how messages call it.
+        path: its folder or hub id.
+        config: what kind of model it is.
+        common: what transformers is to be asked for it with.
+    """
+
+    name: str
+    path: str
+    config: Any
+    common: dict[str, Any]
+
+
+def opened(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Opened:
+    """Find a checkpoint and read its config.
+
+    Raises:
+        ModelError: it cannot be found or read.
+    """
+    path = str(ATLAS) if name == "atlas" else name
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
+    with _readable(name, "config.json"):
+        return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
+
+
+def read(
+    opened: Opened, auto: Any, kind: str, dtype: str, spread: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
+    """Read a checkpoint's tokenizer and weights.
+
+    Args:
+        opened: which.
+        auto: the class of transformers that makes the model.
+        kind: of language model, for messages.
+        dtype: as of `load`.
+        spread: as of `spread_over`.
+
+    Returns:
+        The model, in evaluation mode, its tokenizer, and the precision that it was saved in.
+
+    Raises:
+        ModelError: it cannot be read, is quantised, or weights are missing.
+    """
+    name, path, config, common = opened
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
+    with _readable(name, "config.json"):
+        if quantised := getattr(config, "quantization_config", None):
+            how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised.quant_method
+            raise ModelError(f"{name}: quantised ({how}); edit the model in 16 or 32 bits and quantise the result")
+    with _readable(name, "the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ModelError(f"{name}: no tokenizer in it (tokenizer.json was expected)")
+    with _readable(name, "the model"):
+        loaded: Any = auto.from_pretrained(
+            path,
+            dtype=DTYPES.get(dtype, "auto"),
+            **spread,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **common,
+        )
+    model, found = loaded
+    for key, given, wanted in found["mismatched_keys"]:
+        raise ModelError(f"{name}: {key} is {list(given)} in the checkpoint, {list(wanted)} was expected")
+    for key in sorted(found["missing_keys"]):
+        raise ModelError(f"{name}: {key} is missing from the checkpoint; a {kind} language model was expected")
+    model.eval().requires_grad_(False)
+    saved = model.dtype
+    if saved == torch.float16 and device_of(model).type == "cpu":
+        model.float()
+    return model, tokenizer, saved
+
+
+@contextmanager
+def _readable(name: str, part: str) -> Iterator[None]:
+    """Say in one line that a part of a checkpoint cannot be read."""
+    try:
+        yield
+    except FFEditError:
+        raise
+    except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
+        raise ModelError(f"{name}: {part} cannot be read: {_brief(error)}") from error
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
@@ -175,15 +247,51 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _device_map(device: str) -> str | None:
-    """What accelerate is asked for: everything it finds, one device, or nothing where there is only a CPU."""
-    if device == "auto":
+def spread_over(
+    device: str,
+    device_map: DeviceMap | None,
+    offload_folder: str | Path | None,
+    max_memory: Mapping[int | str, int | str] | None,
+) -> dict[str, Any]:
+    """What transformers is asked for: everything it finds, one device, or nothing where there is only a CPU.
+
+    Raises:
+        ModelError: a device, map, folder or size that cannot be.
+    """
+    if device_map is None:
+        if offload_folder is not None or max_memory is not None:
+            raise ModelError("a folder to offload to or a largest memory was given without a device map; give auto")
+        return {"device_map": _whole(device)}
+    if device != "auto":
+        raise ModelError(f"device {device!r} and a device map were given; give one of them")
+    if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
+        raise ModelError(f"device map {device_map!r} is not known; give {', '.join(DEVICE_MAPS)}")
+    if offload_folder is not None and Path(offload_folder).exists() and not Path(offload_folder).is_dir():
+        raise ModelError(f"{offload_folder}: is a file; a folder to offload weights to was expected")
+    for size in (max_memory or {}).values():
+        try:
+            convert_file_size_to_int(size)
+        except ValueError as error:
+            raise ModelError(f"a memory of {size!r} is not known; give a number of bytes, or 20GB, 512MB") from error
+    return {
+        "device_map": device_map if isinstance(device_map, str) else dict(device_map),
+        "offload_folder": None if offload_folder is None else str(offload_folder),
+        "max_memory": None if max_memory is None else dict(max_memory),
+    }
+
+
+def _whole(device: str) -> str | None:
+    """Where a model goes that is not offloaded."""
+    own = own_device() if device == "auto" else None
+    if own is not None:
+        device = str(own)
+    elif device == "auto":
         return "auto" if torch.accelerator.is_available() else None
     try:
-        torch.device(device)
+        kind = torch.device(device).type
     except RuntimeError as error:
         raise ModelError(f"device {device!r} is not known; give auto, cpu, or one that torch knows") from error
-    return None if device == "cpu" else device
+    return None if kind == "cpu" else device
 
 
 def _brief(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from ffedit import cache
 from ffedit.anatomy import Editable
 from ffedit.editor import Corpus, EditConfig, collect, write
+from ffedit.errors import EditError
 from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
@@ -84,6 +85,65 @@ class Sweep:
     def layer(self) -> int:
         """The layer of the best score; among equals the one that tracing finds strongest."""
         return max(self.rows, key=lambda row: (row.score or 0.0, row.effect or 0.0)).layer
+
+
+@dataclass(frozen=True)
+class Found:
+    """The layer to edit, and why this one.
+
+    Attributes:
+        traces: of feed-forward outputs; of all facts, or of the first where the layer was remembered.
+        layer: the layer.
+        kept: what was remembered, where that decided.
+        sweep: where a new one decided.
+    """
+
+    traces: TraceSet
+    layer: int
+    kept: Choice | None = None
+    sweep: Sweep | None = None
+
+
+def find_layer(
+    editable: Editable,
+    facts: Sequence[Fact],
+    asked: str,
+    allowed: range,
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    progress: Progress = silent,
+) -> Found:
+    """Take the layer that is remembered of this model, or trace, or sweep.
+
+    Args:
+        editable: the model.
+        facts: to be written.
+        asked: "auto" or "sweep", where all layers are allowed; anything else traces.
+        allowed: the layers to choose among by trace.
+        config: of a sweep's edits, and the trace's seed.
+        stats: for a sweep.
+        progress: told how far it is.
+    """
+    config = config or EditConfig()
+    kept = remembered(editable, "sweep" if asked == "sweep" else "trace") if asked in ("auto", "sweep") else None
+    traces = by_trace(editable, facts[:1] if kept else facts, config.seed, progress)
+    if kept:
+        return Found(traces, kept.layer, kept)
+    if asked == "sweep":
+        sweep = by_sweep(editable, facts, traces, config, stats, progress)
+        return Found(traces, sweep.layer, sweep=sweep)
+    return Found(traces, traces.best_within(allowed))
+
+
+def spread_below(layer: int, count: int) -> range:
+    """`count` layers that share the work, the highest of which is `layer`.
+
+    Raises:
+        EditError: there are fewer.
+    """
+    if count > layer + 1:
+        raise EditError(f"--spread {count} was asked for, but layer {layer} has only {layer} below it; spread less")
+    return range(layer + 1 - count, layer + 1)
 
 
 def by_trace(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:

@@ -15,6 +15,7 @@ from ffedit import cache
 from ffedit.anatomy import Editable
 from ffedit.editor.provenance import versions
 from ffedit.memory import KeyValueMemory
+from ffedit.stacks import Stack
 
 MOST_NAME = 24
 
@@ -24,18 +25,20 @@ def plain_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
-def model_line(editable: Editable) -> Text:
-    """The model in one line: name, parameters, layers, widths, device, dtype."""
-    widths = sorted({memory.d_ff for memory in editable.memories.values()})
+def model_line(editable: Editable | Stack) -> Text:
+    """The model in one line: name, parameters, layers, widths, device, dtype; of a stack, which one it is."""
+    stack = Stack.of(editable)
+    widths = sorted({memory.d_ff for memory in stack.memories})
     parts = [
+        *([] if stack.causal else [stack.name]),
         f"{_count(_parameters(editable)[0])} parameters",
-        f"{len(editable.layers)} layers",
-        f"d_model {_d_model(editable)}",
+        f"{len(stack.layers)} layers",
+        f"d_model {stack.memories[0].shape[0]}",
         f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
-        str(editable.device),
-        str(_memories(editable)[0].saved_dtype).removeprefix("torch."),
+        str(stack.device),
+        str(stack.memories[0].saved_dtype).removeprefix("torch."),
     ]
-    name = editable.name if len(editable.name) <= MOST_NAME else Path(editable.name).name
+    name = stack.called if len(stack.called) <= MOST_NAME else Path(stack.called).name
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
 
@@ -111,13 +114,9 @@ def _memories(editable: Editable) -> list[KeyValueMemory]:
 def _description(memory: KeyValueMemory) -> tuple[str, ...]:
     numbers = {str(memory.address.layer), str(memory.address.expert)}
     path = ".".join("*" if part in numbers else part for part in memory.name.split("."))
-    shape = f"[{memory.value.shape[0]}, {memory.value.shape[1]}]"
+    shape = f"[{memory.shape[0]}, {memory.shape[1]}]"
     stored = "transposed" if memory.stored_transposed else "as is"
     return path, shape, stored, _dtype(memory), "no" if memory.bias is None else "yes"
-
-
-def _d_model(editable: Editable) -> int:
-    return int(_memories(editable)[0].value.shape[0])
 
 
 def _path(editable: Editable) -> str:
@@ -131,7 +130,7 @@ def _dtype(memory: KeyValueMemory) -> str:
     return used if saved == used else f"{saved}, computed in {used}"
 
 
-def _parameters(editable: Editable) -> tuple[int, int]:
+def _parameters(editable: Editable | Stack) -> tuple[int, int]:
     """Number of parameters and their bytes; tied weights count once."""
     parameters = list(editable.model.parameters())
     return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)

@@ -2,8 +2,9 @@
 
 An edit is asked for in the field's usual terms (Meng et al. 2022, ROME, arXiv 2202.05262): a *prompt* about
 a *subject* is to be continued by a new object (`target`) in place of the old one (`previous`). Whether it
-worked is measured on other wordings of the same fact (`paraphrases`), on other subjects of the same relation
-(`neighbors`: specificity) and on the other facts of the same subject (`same_subject`: retention).
+worked is measured on other wordings of the same fact (`paraphrases`), on what follows from it (`portability`),
+on other subjects of the same relation (`neighbors`: specificity), on the other facts of the same subject
+(`same_subject`: retention) and on questions that have nothing to do with it (`locality`).
 
 Where the subject stands is a matter of characters, not of tokens: `Fact.text` is the whole prompt and
 `Fact.span` the subject's place in it, so a tokenizer sees the prompt once and as a whole.
@@ -13,21 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .errors import FactError
+from .mentions import occurrences
 
 SLOT = "{}"
 
-# Scripts that write words without spaces (Thai, Lao, Tibetan, Burmese, Khmer, Chinese, Japanese) or attach
-# particles to names (Korean): there, a neighbouring character says nothing about where a word ends.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff"
-    "\uf900-\ufaff\uff66-\uffdc\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
-)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def fill(template: str, subject: str) -> str:
@@ -35,56 +31,39 @@ def fill(template: str, subject: str) -> str:
     return template.replace(SLOT, subject)
 
 
-def occurrences(text: str, subject: str) -> Iterator[tuple[int, int]]:
-    """Spans (start, end) of `subject` in `text` as a whole word: "Rome" is not in "Romeo"."""
-    start = text.find(subject)
-    while start >= 0:
-        end = start + len(subject)
-        before, after = text[start - 1 : start], text[end : end + 1]
-        whole = not _one_word(before, subject[0]) and not _one_word(after, subject[-1])
-        if whole:
-            yield start, end
-        start = text.find(subject, end if whole else start + 1)
-
-
-def _one_word(neighbour: str, edge: str) -> bool:
-    """Whether a character beside the subject continues the word that the subject's edge belongs to."""
-    return all(
-        c != "" and not _UNSPACED.match(c) and (c.isalnum() or c == "_" or unicodedata.category(c)[0] == "M")
-        for c in (neighbour, edge)
-    )
-
-
 @dataclass(frozen=True)
 class Probe:
-    """A prompt whose answer should not move.
+    """A prompt with the answer that it should have after the edit; of all but `portability` the one it had.
 
-    `target` is its true object. None means, among `neighbors`, the fact's `previous` object (as CounterFact
-    publishes them) and, among `same_subject`, whatever the model said before the edit.
-    Raises FactError for an empty prompt or target.
+    `target` is that answer, the true object. None means, among `neighbors`, the fact's `previous` object (as
+    CounterFact publishes them), and among `same_subject` and `locality`, whatever the model said before the
+    edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
+    Raises FactError for an empty prompt, target or kind.
     """
 
     prompt: str
     target: str | None = None
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", _text("a probe's prompt", self.prompt, strip=False))
         object.__setattr__(self, "target", _optional_text("a probe's target", self.target))
+        object.__setattr__(self, "kind", _optional_text("a probe's kind", self.kind))
 
     @classmethod
     def of(cls, value: ProbeLike) -> Probe:
-        """Read a probe written as itself, as its prompt, or as an object with `prompt` and `target`."""
+        """Read a probe written as itself, as its prompt, or as an object with `prompt`, `target` and `kind`."""
         if isinstance(value, Probe):
             return value
         if isinstance(value, str):
             return cls(value)
-        if isinstance(value, Mapping) and "prompt" in value and set(value) <= {"prompt", "target"}:
+        if isinstance(value, Mapping) and "prompt" in value and set(value) <= {"prompt", "target", "kind"}:
             return cls(**value)
-        raise FactError(f"a probe must be a prompt or {{prompt, target}}, found {show(value)}")
+        raise FactError(f"a probe must be a prompt or {{prompt, target, kind}}, found {show(value)}")
 
     def filled(self, subject: str, target: str | None = None) -> Probe:
         """Return the probe with `subject` in its slot, if it has one, and `target` if it has no own."""
-        return Probe(fill(self.prompt, subject), target if self.target is None else self.target)
+        return Probe(fill(self.prompt, subject), target if self.target is None else self.target, self.kind)
 
 
 ProbeLike: TypeAlias = "Probe | str | Mapping[str, Any]"
@@ -100,7 +79,10 @@ class Fact:
     - `previous`: the object that the model is expected to know now.
     - `paraphrases`, `generation`: other prompts of the same fact, and prompts for free text about the
       subject; `{}` stands for the subject.
-    - `neighbors`: probes about other subjects; `same_subject`: probes about other facts of this subject.
+    - `neighbors`: probes about other subjects; `same_subject`: probes about other facts of this subject;
+      `locality`: questions about anything else (of zsRE); all three should stay as they were.
+    - `portability`: probes whose new answer follows from the edit; each gives it (KnowEdit, MQuAKE).
+    - `references`: texts about subjects that have the new object, to compare free text with (CounterFact).
     - `relation`, `case_id`: names from the data set, for reports only.
 
     White space around subject, target and previous is dropped; prompts stay as they are. How a prompt and
@@ -118,6 +100,9 @@ class Fact:
     relation: str | None = None
     occurrence: int = 0
     case_id: str | None = None
+    portability: tuple[Probe, ...] = ()
+    references: tuple[str, ...] = ()
+    locality: tuple[Probe, ...] = ()
 
     def __init__(
         self,
@@ -132,19 +117,25 @@ class Fact:
         relation: str | None = None,
         occurrence: int = 0,
         case_id: str | int | None = None,
+        portability: Iterable[ProbeLike] = (),
+        references: Iterable[str] = (),
+        locality: Iterable[ProbeLike] = (),
     ) -> None:
         values = {
             "subject": _text("subject", subject),
             "prompt": _text("prompt", prompt, strip=False),
             "target": _optional_text("target", target),
             "previous": _optional_text("previous", previous),
-            "paraphrases": _prompts("paraphrases", paraphrases),
-            "neighbors": tuple(Probe.of(p) for p in _items("neighbors", neighbors)),
-            "same_subject": tuple(Probe.of(p) for p in _items("same_subject", same_subject)),
-            "generation": _prompts("generation", generation),
+            "paraphrases": _texts("a prompt", "paraphrases", paraphrases),
+            "neighbors": _probes("neighbors", neighbors),
+            "same_subject": _probes("same_subject", same_subject),
+            "generation": _texts("a prompt", "generation", generation),
             "relation": _optional_text("relation", relation),
             "occurrence": occurrence,
             "case_id": _optional_text("case_id", str(case_id) if type(case_id) is int else case_id),
+            "portability": _probes("portability", portability),
+            "references": _texts("a text", "references", references),
+            "locality": _probes("locality", locality),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -157,6 +148,8 @@ class Fact:
             raise FactError(f"subject {show(self.subject)} holds {{}}; the slot belongs into the prompt")
         if self.target is not None and self.target == self.previous:
             raise FactError(f"target and previous are both {show(self.target)}; expected a new object")
+        if unanswered := [probe.prompt for probe in self.portability if probe.target is None]:
+            raise FactError(f"portability {show(unanswered[0])} has no target; give the answer that follows")
         _ = self.span
 
     @property
@@ -167,14 +160,14 @@ class Fact:
     @property
     def span(self) -> tuple[int, int]:
         """Character offsets (start, end) of the subject in `text`."""
+        if self.prompt.count(SLOT) == 1 and not self.occurrence:
+            start = self.prompt.index(SLOT)
+            return start, start + len(self.subject)
         prompt, subject, slots = show(self.prompt), show(self.subject), self.prompt.count(SLOT)
         if slots > 1:
             raise FactError(f"prompt {prompt} has {slots} slots {{}}; expected one: write the others out")
         if slots == 1:
-            if self.occurrence:
-                raise FactError(f"prompt {prompt} marks the subject with {{}}; leave occurrence out")
-            start = self.prompt.index(SLOT)
-            return start, start + len(self.subject)
+            raise FactError(f"prompt {prompt} marks the subject with {{}}; leave occurrence out")
         spans = list(occurrences(self.prompt, self.subject))
         if not spans:
             found = f"holds the subject {subject} only inside another word"
@@ -214,6 +207,16 @@ class Fact:
     def same_subject_probes(self) -> tuple[Probe, ...]:
         """The probes about this subject's other facts, with the subject in them."""
         return tuple(p.filled(self.subject) for p in self.same_subject)
+
+    @property
+    def portability_probes(self) -> tuple[Probe, ...]:
+        """The probes whose answers follow from the edit, with the subject in them."""
+        return tuple(p.filled(self.subject) for p in self.portability)
+
+    @property
+    def locality_probes(self) -> tuple[Probe, ...]:
+        """The probes that have nothing to do with the fact, with the subject in a slot if they have one."""
+        return tuple(p.filled(self.subject) for p in self.locality)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fact in ffedit's own form, ready for JSON, without its empty fields."""
@@ -255,7 +258,7 @@ def _text(field: str, value: object, strip: bool = True) -> str:
         raise FactError(f"{field} must be text, found {show(value)}")
     if not value.strip():
         raise FactError(f"{field} is empty; expected some text")
-    if re.search("[\ud800-\udfff]", value):
+    if not value.isascii() and _SURROGATE.search(value):
         raise FactError(f"{field} {show(value)} is not valid Unicode text (a lone surrogate)")
     return value.strip() if strip else value
 
@@ -264,8 +267,12 @@ def _optional_text(field: str, value: object) -> str | None:
     return None if value is None else _text(field, value)
 
 
-def _prompts(field: str, value: object) -> tuple[str, ...]:
-    return tuple(_text(f"a prompt in {field}", prompt, strip=False) for prompt in _items(field, value))
+def _texts(what: str, field: str, value: object) -> tuple[str, ...]:
+    return tuple(_text(f"{what} in {field}", text, strip=False) for text in _items(field, value))
+
+
+def _probes(field: str, value: object) -> tuple[Probe, ...]:
+    return tuple(Probe.of(probe) for probe in _items(field, value))
 
 
 def _items(field: str, value: Any) -> tuple[Any, ...]:
@@ -276,5 +283,6 @@ def _items(field: str, value: Any) -> tuple[Any, ...]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Probe):
-        return value.prompt if value.target is None else {"prompt": value.prompt, "target": value.target}
+        said = {name: text for name, text in vars(value).items() if text is not None}
+        return said if len(said) > 1 else value.prompt
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

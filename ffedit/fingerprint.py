@@ -12,7 +12,9 @@ import json
 
 import torch
 
+from ffedit import placement
 from ffedit.anatomy import Editable
+from ffedit.stacks import Stack
 
 SAMPLE = 4096
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -20,7 +22,7 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京
 
 
 @torch.no_grad()
-def fingerprint(editable: Editable, below: int | None = None) -> str:
+def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
     """16 hexadecimal digits.
 
     Args:
@@ -42,9 +44,9 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
     if below is not None:
         above = editable.layers[below + 1 :]
         left_out = {id(p) for layer in above for p in layer.parameters()} | {id(editable.memories[below].weight)}
-    for name, weight in sorted(editable.model.named_parameters()):
+    for name, weight in sorted(placement.parameters(editable.model)):
         if id(weight) not in left_out:
-            flat = weight.detach().reshape(-1)
+            flat = placement.fetched_from(editable.model, name).reshape(-1)
             sample = flat[:: max(1, -(-len(flat) // SAMPLE))].cpu().double()
             # As whole numbers: their sum is the same in any order, on any device and with any number of threads.
             total = int(flat.view(WHOLE[flat.element_size()]).sum(dtype=torch.int64))

@@ -72,6 +72,7 @@ def placed(target: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{target.name}.") as folder:
             made = Path(folder) / f"made{target.suffix}"
             yield made
+            _open_up(Path(folder))
             os.replace(made, place)
     except OSError as error:
         raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ffedit.facts import Fact
@@ -66,13 +65,12 @@ class History:
             self.undo_(memories, name)
             raise
 
-    @torch.no_grad()
     def undo_(self, memories: Mapping[Address, KeyValueMemory], name: str) -> None:
         """Rebuild the matrices that the edit called `name` changed, without it."""
         others = [edit for other, edit in self.edits.items() if other != name]
         touched = self.edits[name].updates
         for at in touched:
-            memories[at].value.copy_(self.originals[at])
+            memories[at].set_(self.originals[at])
             for edit in others:
                 if at in edit.updates:
                     memories[at].write_(edit.updates[at])

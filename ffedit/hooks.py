@@ -6,7 +6,7 @@ has changed between releases of transformers. Only this module knows: everything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -29,8 +29,12 @@ def like(output: Any, tensor: Tensor) -> Any:
 
 
 @contextmanager
-def captured(modules: Mapping[Name, nn.Module], inputs: bool = False) -> Iterator[dict[Name, Tensor]]:
+def captured(
+    modules: Mapping[Name, nn.Module], inputs: bool = False, first: bool = False
+) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
+
+    With `first`, what they receive is seen as it comes, before the hooks that are there change it.
 
     A copy, since some blocks (Falcon's parallel ones) add to a module's output in place.
     """
@@ -49,7 +53,7 @@ def captured(modules: Mapping[Name, nn.Module], inputs: bool = False) -> Iterato
         return hook
 
     handles = [
-        module.register_forward_pre_hook(before(name), with_kwargs=True)
+        module.register_forward_pre_hook(before(name), prepend=first, with_kwargs=True)
         if inputs
         else module.register_forward_hook(after(name))
         for name, module in modules.items()
@@ -62,12 +66,44 @@ def captured(modules: Mapping[Name, nn.Module], inputs: bool = False) -> Iterato
 
 
 @contextmanager
-def returned_types(module: nn.Module) -> Iterator[list[type]]:
-    """Collect the type of each thing that `module` returns."""
-    types: list[type] = []
-    handle = module.register_forward_hook(lambda _, args, output: types.append(type(output)))
+def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Collect each call that turns a tensor into a tensor, in order: the module, what it received, what it gave."""
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            seen.append((module, args[0].clone(), output.clone()))
+
+    handles = [module.register_forward_hook(hook) for module in modules]
     try:
-        yield types
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def leaves(module: nn.Module) -> list[nn.Module]:
+    """The modules inside `module`, or itself, that have none inside them."""
+    return [inner for inner in module.modules() if not list(inner.children())]
+
+
+@contextmanager
+def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Show `see` what `module` returns, each time."""
+    handle = module.register_forward_hook(lambda _, args, output: see(tensor_of(output)))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def returned(module: nn.Module) -> Iterator[list[Any]]:
+    """Collect each thing that `module` returns, as it is."""
+    things: list[Any] = []
+    handle = module.register_forward_hook(lambda _, args, output: things.append(output))
+    try:
+        yield things
     finally:
         handle.remove()
 
@@ -100,7 +136,7 @@ def fed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]
 
 
 @contextmanager
-def skipped(module: nn.Module, tensor: Tensor, returns_tuple: bool) -> Iterator[None]:
+def skipped(module: nn.Module, tensor: Any, returns_tuple: bool) -> Iterator[None]:
     """Let `module` return `tensor` without running."""
     # An instance attribute shadows the method, and may itself be shadowed already (accelerate's offloading does so).
     original = module.__dict__.get("forward")
@@ -148,11 +184,12 @@ def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Ask for no gradient of any parameter of `model`, so that only what is optimised costs memory and time."""
-    learning = [p for p in model.parameters() if p.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
+    # By name: where weights are offloaded, every forward makes new parameters.
+    learning = [name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    for name in learning:
+        model.get_parameter(name).requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
+        for name in learning:
+            model.get_parameter(name).requires_grad_(True)

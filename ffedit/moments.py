@@ -200,8 +200,14 @@ class MomentsFitter:
         """Number of keys seen."""
         return sum(self.counts)
 
-    def update(self, keys: Tensor, weights: Tensor | None = None) -> None:
-        """Add keys [n, d_ff]; `weights` [n] say how much each counts, 1 in the mean over all of the text."""
+    def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True) -> None:
+        """Add keys [n, d_ff], all of them or, where memory fails, none.
+
+        Args:
+            keys: of a batch, or of a part of one.
+            weights: how much each counts, 1 in the mean over all of the text, [n].
+            last: the batch ends with these; the next goes to the other half.
+        """
         keys = keys.float()
         if self.probes is None:
             self.probes = _some(keys, weights)
@@ -213,11 +219,14 @@ class MomentsFitter:
         if half == len(self.halves):
             self.halves.append(torch.zeros(size, size, dtype=torch.float64, device=device))
         total = self.halves[half] = self.halves[half].to(device)
+        products = keys.new_empty(min(BLOCK, size) * size)  # for all blocks: once one is added, nothing more is needed
         for first in range(0, size, BLOCK):
-            rows = slice(first, first + BLOCK)
-            total[rows, first:] += (keys[:, rows].T @ keys[:, first:]).to(device)
+            columns = keys[:, first : first + BLOCK]
+            shape = columns.shape[1], size - first
+            product = products[: shape[0] * shape[1]].view(shape)
+            total[first : first + BLOCK, first:] += torch.mm(columns.T, keys[:, first:], out=product).to(device)
         self.counts[half] += len(keys)
-        self.batches += 1
+        self.batches += last
 
     def is_finite(self) -> bool:
         """Whether every key so far was finite: one that is not leaves its mark on the diagonal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-# (what is being done, steps done, steps in all)
+# (what is being done, and after a colon how it goes; steps done; steps in all)
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 

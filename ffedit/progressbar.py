@@ -19,6 +19,8 @@ from ffedit.progress import Progress, silent
 def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
     """A callback that shows one bar per stage for the length of a block. Print results after the block.
 
+    What a stage says after a colon ("memit: efficacy 0.98") may change while its bar goes on.
+
     Args:
         quiet: show nothing.
         console: where; standard error by default.
@@ -40,8 +42,9 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
     with bars:
 
         def advance(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+            name = stage.partition(":")[0]
+            if name not in tasks:
+                tasks[name] = bars.add_task(stage, total=total)
+            bars.update(tasks[name], description=stage, completed=done, total=total)
 
         yield advance

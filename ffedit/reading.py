@@ -1,8 +1,10 @@
-"""Files of facts: JSON, JSON lines or standard input, in any known format, into checked facts.
+"""From a file or data set of facts, in any known format, to checked facts.
 
-A file is any number of JSON values, one after the other: one object, one list, or JSON lines. Each record is
-read by its own shape (`formats.py`). Nothing is skipped: a record that cannot be used is an error that names
-the file and the record.
+A source is a file of JSON, standard input, or a table (`tables.py`). A file is any number of JSON values, one
+after the other: one object, one list, or JSON lines. Each record is read by its own shape (`formats.py`).
+
+Nothing is skipped in silence: `sift_facts` lists each record that cannot be used with its reason, and
+`read_facts` refuses a source with such a record.
 """
 
 from __future__ import annotations
@@ -12,37 +14,110 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from . import tables
 from .errors import FactError
 from .facts import Fact, show
-from .formats import parse_record
+from .formats import parse
+
+
+@dataclass(frozen=True)
+class Sifted:
+    """What a source of facts holds. Records are numbered from 1.
+
+    - `source`: its name, for people; `records`: how many it has.
+    - `facts`: those that can be used, in order.
+    - `left_out`: (record, reason) for each record that cannot be used.
+    - `notes`: (record, note) for each thing that a used record holds and no fact can.
+    """
+
+    source: str
+    records: int
+    facts: tuple[Fact, ...]
+    left_out: tuple[tuple[int, str], ...]
+    notes: tuple[tuple[int, str], ...]
+
+    def whole(self) -> list[Fact]:
+        """All facts. Raises FactError, one line, where a record was left out."""
+        if self.left_out:
+            number, reason = self.left_out[0]
+            more = f" ({len(self.left_out)} records of {self.records} cannot be used)"
+            raise FactError(f"{self.source}, record {number}: {reason}{more if len(self.left_out) > 1 else ''}")
+        return list(self.facts)
+
+    def noted(self) -> list[str]:
+        """The notes for people: equal ones in one line, with how many records they are about."""
+        counts = Counter(note for _, note in self.notes)
+        return [f"{self.source}: {note} ({n} record{'s' if n > 1 else ''})" for note, n in counts.items()]
 
 
 def read_facts(path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_targets: bool = True) -> list[Fact]:
-    """Read all facts of a file, or of standard input where `path` is "-".
+    """Read all facts of a file, of a data set, or of standard input where `path` is "-".
 
-    Records that ask the same (`same_fact`) with the same target become one fact with the probes of all;
-    with different targets they contradict each other and are refused. `need_targets=False` also takes
-    records without a new object (tracing sets). Raises FactError, one line, with the file and the record.
+    Args:
+        path: a file of JSON, a list or JSON lines; a .parquet or .arrow file; a folder that `datasets` wrote; or a
+            data set of the hub as owner/name[/file][#configuration][:split]. A path that exists always wins.
+        stdin: read instead of standard input.
+        need_targets: False also takes records without a new object (tracing sets).
+
+    Records that ask the same (`same_fact`) with the same target become one fact with the probes of all; with
+    different targets they contradict each other.
+
+    Raises:
+        FactError: one line, with the source and the first record that cannot be used.
+    """
+    return sift_facts(path, stdin, need_targets).whole()
+
+
+def sift_facts(
+    path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_targets: bool = True, together: bool = True
+) -> Sifted:
+    """Read as `read_facts` does, but list the records that cannot be used in place of refusing them all.
+
+    Args:
+        path: as for `read_facts`.
+        stdin: as for `read_facts`.
+        need_targets: as for `read_facts`.
+        together: the facts are for one model. False where each is edited alone: then records that ask the same
+            stay facts of their own and may disagree, as some of CounterFact do.
+
+    Raises:
+        FactError: there is no such source, it holds no records, or none that can be used.
     """
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-    facts, problems = parse_records(load_records(path, stdin), need_targets)
-    if problems:
-        number, problem = next(iter(problems.items()))
-        more = f" ({len(problems)} records of {len(facts) + len(problems)} cannot be used)"
-        raise FactError(f"{name}, record {number}: {problem}{more if len(problems) > 1 else ''}")
-    try:
-        return merge_repeats(facts)
-    except FactError as error:
-        raise FactError(f"{name}, {error}") from None
+    records = load_records(path, stdin)
+    facts: list[tuple[int, Fact]] = []
+    left_out: list[tuple[int, str]] = []
+    notes: list[tuple[int, str]] = []
+    for number, record in enumerate(records, start=1):
+        try:
+            parsed = parse(record)
+            if need_targets:
+                _ = [fact.new_object for fact in parsed.facts]
+        except FactError as error:
+            left_out.append((number, str(error)))
+            continue
+        facts += [(number, fact) for fact in parsed.facts]
+        notes += [(number, note) for note in parsed.notes]
+    if together:
+        facts, contradictions = merge_repeats(facts)
+        left_out += contradictions
+    facts, repeated = _own_ids(facts)
+    left_out = sorted(left_out + repeated)
+    found = Sifted(name, len(records), tuple(fact for _, fact in facts), tuple(left_out), tuple(notes))
+    return found if facts else dataclasses.replace(found, facts=tuple(found.whole()))
 
 
 def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> list[Any]:
-    """Read the JSON values of a file, or of standard input where `path` is "-"; a list is its items."""
+    """Read the records of a table, or the JSON values of a file or standard input ("-"); a list is its items."""
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
+    if (table := tables.find(os.fspath(path))) is not None:
+        return table.records()
     text = _read_text(path, stdin, name)
     values, decoder, end = [], json.JSONDecoder(), _skip_space(text, 0)
     try:
@@ -61,36 +136,21 @@ def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> 
     return records
 
 
-def parse_records(records: Iterable[Any], need_targets: bool = True) -> tuple[dict[int, Fact], dict[int, FactError]]:
-    """Read each record by its own shape: the facts, and what is wrong with the others, by number from 1."""
-    facts: dict[int, Fact] = {}
-    problems: dict[int, FactError] = {}
-    for number, record in enumerate(records, start=1):
-        try:
-            fact = parse_record(record)
-            if need_targets:
-                _ = fact.new_object
-            facts[number] = fact
-        except FactError as error:
-            problems[number] = error
-    return facts, problems
-
-
-def merge_repeats(facts: Mapping[int, Fact]) -> list[Fact]:
-    """Make one fact of the records that ask the same. Raises FactError where their objects differ."""
+def merge_repeats(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fact]], list[tuple[int, str]]]:
+    """Make one fact of those that ask the same; and say which records contradict an earlier one, and how."""
     merged: dict[tuple[str, str], tuple[int, Fact]] = {}
-    for number, fact in facts.items():
+    contradictions = []
+    for number, fact in facts:
         first, known = merged.setdefault((fact.subject, fact.text), (number, fact))
-        for field in ("target", "previous"):
-            old, new = getattr(known, field), getattr(fact, field)
-            if old != new and None not in (old, new):
-                raise FactError(
-                    f"records {first} and {number}: {show(fact.text)} has two values of {field}, "
-                    f"{show(old)} and {show(new)}; keep one"
-                )
-        if fact != known:
+        values = [(f, getattr(known, f), getattr(fact, f)) for f in ("target", "previous")]
+        disagree = [(f, old, new) for f, old, new in values if old != new and None not in (old, new)]
+        if disagree:
+            field, old, new = disagree[0]
+            reason = f"{show(fact.text)} has {field} {show(new)} here and {show(old)} in record {first}; keep one"
+            contradictions.append((number, reason))
+        elif fact != known:
             merged[fact.subject, fact.text] = first, _union(known, fact)
-    return [fact for _, fact in merged.values()]
+    return list(merged.values()), contradictions
 
 
 def _union(a: Fact, b: Fact) -> Fact:
@@ -104,6 +164,20 @@ def _union(a: Fact, b: Fact) -> Fact:
     return Fact(**joined)
 
 
+def _own_ids(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fact]], list[tuple[int, str]]]:
+    """Leave out facts whose case id is another fact's already: results could not be told apart."""
+    owners: dict[str, int] = {}
+    kept, repeated = [], []
+    for number, fact in facts:
+        if fact.case_id is None or owners.setdefault(fact.case_id, number) == number:
+            kept.append((number, fact))
+        else:
+            first = owners[fact.case_id]
+            reason = f"case_id {show(fact.case_id)} is that of record {first}, another fact; give each its own"
+            repeated.append((number, reason))
+    return kept, repeated
+
+
 def _skip_space(text: str, start: int) -> int:
     space = re.compile(r"[ \t\r\n]*").match(text, start)
     return space.end() if space else start
@@ -114,8 +188,6 @@ def _read_text(path: str | os.PathLike[str], stdin: IO[Any] | None, name: str) -
         if os.fspath(path) == "-":
             stream = sys.stdin if stdin is None else stdin
             content = getattr(stream, "buffer", stream).read()  # bytes where there are some: always UTF-8
-        elif Path(path).is_dir():
-            raise FactError(f"{name} is a folder; expected a file of facts")
         else:
             content = Path(path).read_bytes()
         return content.removeprefix("\ufeff") if isinstance(content, str) else content.decode("utf-8-sig")

@@ -1,13 +1,16 @@
 """What does the model say? Log-probabilities of given answers, and its own continuations.
 
 Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
-continuations are greedy, or drawn with a seed.
+continuations are greedy, or drawn: with a generator, or with numbers that each prompt brings along, so that what is
+drawn for it does not depend on the other prompts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -79,25 +82,63 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
     return Encoded(decode(editable.tokenizer, ids), ids, len(prompt.ids), prompt.subject)
 
 
+# Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary]; it is told the step, from 0.
+Chooser: TypeAlias = Callable[[Tensor, int], Tensor]
+
+
+def greedy(logits: Tensor, step: int) -> Tensor:
+    """The likeliest token, [n, 1]."""
+    return logits.argmax(-1, keepdim=True).cpu()
+
+
+def drawn(generator: torch.Generator) -> Chooser:
+    """From the whole distribution, with a generator on the CPU."""
+    return lambda logits, step: torch.multinomial(logits.float().softmax(-1).cpu(), 1, generator=generator)
+
+
+def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
+    """From the `top` likeliest tokens, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
+
+    def choose(logits: Tensor, step: int) -> Tensor:
+        best, ids = logits.double().topk(min(top, logits.shape[-1]), -1)
+        passed = best.softmax(-1).cumsum(-1).cpu() <= numbers[:, step, None]
+        return ids.cpu().gather(-1, passed.sum(-1, keepdim=True).clamp(max=ids.shape[-1] - 1))
+
+    return choose
+
+
 @torch.no_grad()
 def continuations(
-    editable: Editable, prompts: Sequence[Sequence[int]], count: int, generator: torch.Generator | None = None
+    editable: Editable,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    generator: torch.Generator | None = None,
+    numbers: Tensor | None = None,
+    top: int = 1,
 ) -> list[list[int]]:
-    """The next `count` token ids of each prompt: greedy, or drawn from the whole distribution with `generator` (CPU).
+    """The next `count` token ids of each prompt.
 
-    Prompts of one length go through together, so that no row is padded. Fewer tokens come where the model's context
-    ends.
+    Greedy; or drawn from the whole distribution with `generator`; or from the `top` likeliest tokens by `numbers`
+    [prompts, count], uniform in 0 to 1 (both on the CPU).
+
+    Prompts of several lengths go through together where the model allows it (`Editable.ragged`), padded on the left and
+    masked. Where not, and with `generator`, whose numbers go to the prompts in turn, those of one length do. Fewer
+    tokens come where the model's context ends.
     """
+    lengths = [len(ids) for ids in prompts]
+    mixed = editable.ragged and generator is None
     groups: dict[int, list[int]] = defaultdict(list)
-    for i, ids in enumerate(prompts):
-        groups[len(ids)].append(i)
+    for i, length in enumerate(lengths):
+        groups[0 if mixed and length + count <= editable.max_tokens else length].append(i)
     result: list[list[int]] = [[] for _ in prompts]
-    for length, members in groups.items():
-        size = max(1, TOKENS_PER_BATCH // (length + count))
-        for first in range(0, len(members), size):
-            rows = members[first : first + size]
-            given = torch.tensor([list(prompts[i]) for i in rows])
-            for row, new in zip(rows, _continue(editable, given, count, generator).tolist(), strict=True):
+    for members in groups.values():
+        for some in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
+            rows = [members[i] for i in some]
+            choose = greedy if generator is None else drawn(generator)
+            if numbers is not None:
+                choose = drawn_of_top(numbers[rows], top)
+            said = _continue(editable, [prompts[i] for i in rows], count, choose)
+            for row, new in zip(rows, said.tolist(), strict=True):
                 result[row] = new
     return result
 
@@ -109,19 +150,27 @@ def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[
     return [" ".join(decode(editable.tokenizer, new, special=False).split()) for new in said]
 
 
-def _continue(editable: Editable, ids: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
+    """The next tokens of one batch, [prompts, tokens]."""
+    lengths = torch.tensor([len(ids) for ids in prompts])
+    width = int(lengths.max())
+    left = width - lengths[:, None]
+    given = torch.tensor([[*([0] * (width - len(ids))), *ids] for ids in prompts])
+    new = given[:, :0]
     cache = DynamicCache() if editable.resumable else None
-    given, new = ids, ids[:, :0]
-    for _ in range(min(count, editable.max_tokens + 1 - ids.shape[1])):
-        last = torch.tensor([(row, given.shape[1] - 1) for row in range(len(ids))])
-        with replay.unembedding(editable, last):
+    last = [(row, -1) for row in range(len(prompts))]
+    for step in range(min(count, editable.max_tokens + 1 - width)):
+        places: dict[str, Tensor] = {}
+        if bool(left.any()):
+            positions = torch.arange(width + step) - left
+            places["attention_mask"] = (positions >= 0).long().to(editable.device)
+            if "position_ids" in signature(editable.model.forward).parameters:
+                places["position_ids"] = positions[:, -given.shape[1] :].clamp(min=0).to(editable.device)
+        with replay.unembedding(editable, torch.tensor(last)):
             logits = editable.model(
-                input_ids=given.to(editable.device), past_key_values=cache, use_cache=cache is not None
+                input_ids=given.to(editable.device), past_key_values=cache, use_cache=cache is not None, **places
             ).logits[0]
-        if generator is None:
-            token = logits.argmax(-1, keepdim=True).cpu()
-        else:
-            token = torch.multinomial(logits.float().softmax(-1).cpu(), 1, generator=generator)
+        token = choose(logits, step)
         new = torch.cat([new, token], 1)
         given = token if cache is not None else torch.cat([given, token], 1)
     return new

@@ -12,97 +12,26 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from ffedit.averages import averages_table, compare_layers
+from ffedit.choice import Found
 from ffedit.describe import anatomy_table, environment, model_line, plain_table, ranges
-from ffedit.evaluator import Report, Scores
+from ffedit.evaluator import Report
 from ffedit.heat import heat_map, layer_choice
-from ffedit.picture import number
-from ffedit.verdict import DRIFTED, fell, verdict
+from ffedit.score_table import all_scores, before_after
+from ffedit.verdict import verdict
 
 MOST_SAYINGS = 8
-# name of a score: (what should happen to it, what it says)
-MEANINGS = {
-    "efficacy": ("up", "new beats old"),
-    "paraphrase": ("up", "in other wordings"),
-    "specificity": ("keep", "neighbors hold"),
-    "same_subject": ("keep", "other facts hold"),
-    "score": ("up", "harmonic mean"),
-    "generation": ("up", "says new object"),
-    "drift": ("zero", "nats per token"),
-}
-WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
 
 
-def before_after(report: Report) -> Table:
-    """One row per measured score. Beside a rate stands its magnitude, a mean difference of probability."""
-    both = report.after is not None
-    table = plain_table()
-    table.add_column("score", no_wrap=True)
-    table.add_column("should", style="dim", no_wrap=True)
-    table.add_column("before" if both else "now", justify="right", no_wrap=True)
-    if both:
-        table.add_column("after", justify="right", no_wrap=True)
-        table.add_column("change", justify="right", no_wrap=True)
-    table.add_column("", style="dim", overflow="fold")
-    missing = []
-    for name, (should, meaning) in MEANINGS.items():
-        old = getattr(report.before, name)
-        new = getattr(report.after, name) if both else None
-        if old is None and new is None:
-            missing.append(name)
-            continue
-        cells: list[Text] = [_rate(report.before, name)]
-        if report.after is not None:
-            cells += [_rate(report.after, name), _change(name, old, new)]
-        table.add_row(Text(name), Text(should if both else ""), *cells, Text(meaning))
-    table.caption = _footnote(report, missing)
-    table.caption_justify = "left"
-    return table
-
-
-def _rate(scores: Scores, name: str) -> Text:
-    value = getattr(scores, name)
-    if value is None:
-        return Text("")
-    magnitude = getattr(scores, f"{name}_magnitude", None)
-    text = Text(number(value) if name == "drift" else _share(value))
-    beside = "" if magnitude is None else f" ({_signed(magnitude)})"
-    any_beside = any(getattr(scores, f"{other}_magnitude", None) is not None for other in MEANINGS)
-    return text.append(beside.ljust(8 if any_beside else 0), style="dim")
-
-
-def _share(rate: float) -> str:
-    """A rate with two decimals, which never says 1.00 or 0.00 of something that is not."""
-    if rate in (0, 1) or 0.005 <= rate < 0.995:
-        return f"{rate:.2f}"
-    return f"{rate:.3f}" if 0.0005 <= rate < 0.9995 else f"{rate:.4f}"
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 and number(value) != '0.00' else ''}{number(value)}"
-
-
-def _change(name: str, old: float | None, new: float | None) -> Text:
-    if old is None or new is None:
-        return Text("!" if new is not None and name == "drift" and new > DRIFTED else "", style="bold red")
-    change = new - old
-    if name in ("specificity", "same_subject"):
-        return Text(f"{_signed(change)} !", style="bold red") if fell(old, new) else Text(_signed(change))
-    return Text(_signed(change), style="green" if change > 0 else "red" if change < 0 else "")
-
-
-def _footnote(report: Report, missing: Sequence[str]) -> Text:
-    lines = []
-    measured = [getattr(report.before, f"{name}_magnitude", None) for name in MEANINGS]
-    if any(value is not None for value in measured):
-        lines.append("in brackets: mean difference of probability")
-    hints = [f"{name} (give {WANTED[name]})" for name in missing if name in WANTED]
-    if hints:
-        lines.append(f"nothing to measure: {', '.join(hints)}")
-    return Text("\n".join(lines), style="dim not italic")
+def why_layer(found: Found, asked: str) -> RenderableType:
+    """Why this layer is edited; `asked` is what `--layers` said."""
+    if found.kept is not None:
+        many = f"{found.kept.facts} fact{'s' if found.kept.facts > 1 else ''}"
+        over = f"remembered from a {found.kept.how} over {many}"
+        return Text(f"Layer {found.layer}: {over} (`ffedit cache clear` forgets it).")
+    return compare_layers(found.sweep) if found.sweep else layer_choice(found.traces, found.layer, asked)
 
 
 def what_it_says(report: Report) -> RenderableType:
@@ -169,6 +98,7 @@ def next_steps(commands: Sequence[str]) -> Commands:
 
 
 __all__ = [
+    "all_scores",
     "anatomy_table",
     "averages_table",
     "before_after",
@@ -183,4 +113,5 @@ __all__ = [
     "sayings",
     "verdict",
     "what_it_says",
+    "why_layer",
 ]

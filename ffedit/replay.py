@@ -73,8 +73,8 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
     """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to look at."""
     with ExitStack() as stack:
-        weight = editable.memories[0].value
-        nothing = torch.zeros(*ids.shape, len(weight), dtype=weight.dtype, device=editable.device)
+        memory = editable.memories[0]
+        nothing = torch.zeros(*ids.shape, memory.shape[0], dtype=memory.weight.dtype, device=editable.device)
         for above in editable.layers[layer + 1 :]:
             stack.enter_context(skipped(above, nothing, editable.layers_return_tuples))
         stack.enter_context(fed(editable.unembedding, lambda hidden: hidden[:1, :1]))
@@ -194,16 +194,16 @@ def resume_each(
     first, width = int(starts.max()), states.shape[1]
     inside = starts[:, None] + torch.arange(width)
     left = starts[:, None] - first + torch.arange(first)
-    device, ids = states.device, recording.ids[rows]
+    ids = recording.ids[rows]
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past):
         # Of the layers that do not run, the cache is only asked how many positions it holds.
         some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
         some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
         cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
-    places: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(device)}
+    places: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
     if "position_ids" in signature(editable.model.forward).parameters:
-        places["position_ids"] = inside.to(device)
+        places["position_ids"] = inside.to(ids.device)
     with ExitStack() as stack:
         for below in editable.layers[:layer]:
             stack.enter_context(skipped(below, states, editable.layers_return_tuples))

@@ -1,10 +1,18 @@
-"""How much may go through a model at once, and how to tell that it was too much."""
+"""How much may go through a model at once, and what to do when it was too much."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 from ffedit.anatomy import Editable
+from ffedit.placement import device_of
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def room(editable: Editable, least: int, shares: int) -> int:
@@ -12,11 +20,50 @@ def room(editable: Editable, least: int, shares: int) -> int:
 
     On a CPU `least` should fill the matrix products and leave the machine usable; a GPU wants more.
     """
-    weight = editable.memories[0].weight
-    if not weight.is_cuda:
+    memory = editable.memories[0]
+    device = device_of(memory.module)
+    if not torch.empty(0, device=device).is_cuda:
         return least
-    free, _ = torch.cuda.mem_get_info(weight.device)
-    return max(least, free // (shares * weight.element_size()))
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(least, free // (shares * memory.weight.element_size()))
+
+
+def halving(work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception) -> Iterator[Result]:
+    """`work` on all `items` at once; where memory fails, on its halves in order, halved as often as it asks for.
+
+    Args:
+        work: what is done with some neighbouring items. It may have begun when it fails, and is then asked again.
+        items: one at least.
+        refusal: what is raised when there is no memory for a single item.
+    """
+    if len(items) == 1:
+        with enough_memory(refusal):
+            done = work(items)
+        yield done
+        return
+    try:
+        done = work(items)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+    else:
+        yield done
+        return
+    # Outside the handler, where the error no longer holds the failed work's tensors.
+    half = len(items) // 2
+    yield from halving(work, items[:half], refusal)
+    yield from halving(work, items[half:], refusal)
+
+
+@contextmanager
+def enough_memory(refusal: Exception) -> Iterator[None]:
+    """Raise `refusal` where memory fails in the block: for what cannot be halved."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise refusal from error
 
 
 def out_of_memory(error: BaseException) -> bool:

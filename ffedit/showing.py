@@ -110,6 +110,8 @@ def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
     if not relative and "norm_ratio" in told:
         yield "‖Δ‖ / ‖W‖", f"{told['norm_ratio']:.2%} at most"
     yield "model", f"{told.get('model', 'unknown')}, fingerprint {edit.base}" + _prefixed(", ", told.get("dtype"))
+    if guarantees := told.get("guarantee"):
+        yield "null space", _most([f"layer {at}: {_guarantee(one)}" for at, one in guarantees.items()])
     if told.get("after"):
         yield "computed upon", _most([f"edit {name}" for name in told["after"]])
     if config := told.get("config"):
@@ -127,6 +129,17 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
     each = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{one['tokens']:,} tokens of {one['corpus']}" for one in each)
     return f"{', '.join(texts)}; fingerprint {_most([str(one['fingerprint']) for one in each])}"
+
+
+def _guarantee(told: Mapping[str, Any]) -> str:
+    """What `alphaedit` promises of a layer, and what came of that."""
+    text, kept = told["text"], told["kept"]
+    words = (
+        f"Δ acts on {told['directions']} directions, {told['share']:.1%} of what text uses, and moves text by "
+        f"{number(text['moved'])} (at most {number(text['bound'])})"
+    )
+    keys = f", {counted(kept['keys'], 'kept key')} by {number(kept['moved'])} (at most {number(kept['bound'])})"
+    return words + (keys if kept["keys"] else "")
 
 
 def _contexts(solved: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ffedit.editor import Edit
 from ffedit.evaluator import Report, Scores
 from ffedit.evaluator.scores import FactScores
-from ffedit.facts import occurrences
+from ffedit.mentions import occurrences
 from ffedit.picture import number, quoted
 
 # What counts as damage: a rate that falls by more than FELL, more drift than DRIFTED (nats per token).
@@ -22,6 +22,9 @@ FEW_WORDINGS = 0.5
 # A batch of which fewer facts took than this share did not take.
 MOSTLY = 0.5
 KEPT = ("specificity", "same_subject")
+SPARED = (*KEPT, "locality")
+# From so many facts on, a rate is given with its interval.
+ENOUGH = 10
 
 
 def took(score: FactScores) -> bool:
@@ -40,13 +43,13 @@ def fell(before: float, after: float) -> bool:
     return before - after > FELL + ROUNDING
 
 
-def damage(before: Scores, after: Scores) -> list[str]:
+def damage(report: Report) -> list[str]:
     """What fell or moved by more than the thresholds, in words."""
-    found = []
-    for name in KEPT:
+    before, after, found = report.before, report.after or Scores(), []
+    for name in SPARED:
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and fell(old, new):
-            found.append(f"{name} fell from {old:.2f} to {new:.2f}")
+            found.append(f"{name} fell from {old:.2f} to {new:.2f}{_interval(report, name)}")
     if after.drift is not None and after.drift > DRIFTED:
         found.append(f"drift on generic text is {number(after.drift)} nats per token")
     return found
@@ -59,22 +62,16 @@ def verdict(report: Report, edit: Edit | None = None) -> Text:
         count = len(report.facts_before)
         text = Text(f"Measured without an edit: the model already gives {known} of {count} new objects.")
     else:
-        text = _outcome(report.before, report.after, report.facts_before, report.facts_after, edit)
+        text = _outcome(report, report.after, report.facts_after, edit)
         for warning in (*_runs_on(report.facts_after), *_warnings(report.facts_before)):
             text.append(f"\n{warning}", style="not bold yellow")
     return text
 
 
-def _outcome(
-    before: Scores,
-    after: Scores,
-    facts_before: tuple[FactScores, ...],
-    facts_after: tuple[FactScores, ...],
-    edit: Edit | None,
-) -> Text:
+def _outcome(report: Report, after: Scores, facts_after: tuple[FactScores, ...], edit: Edit | None) -> Text:
     count = len(facts_after)
     failed = [score for score in facts_after if not took(score)]
-    broken = damage(before, after)
+    broken = damage(report)
     few = after.paraphrase is not None and after.paraphrase < FEW_WORDINGS
     if failed:
         if len(failed) > (1 - MOSTLY) * count:
@@ -83,14 +80,21 @@ def _outcome(
             head, style = f"The edit took in part, for {count - len(failed)} of {count} facts", "bold yellow"
         also = f" Besides, {' and '.join(broken)}." if broken else ""
         return Text(f"{head}: {_failure(failed, count)}.{also} {_advice(edit)}", style=style)
-    done = _success(facts_before, facts_after)
+    done = _success(report.facts_before, facts_after)
     if broken:
         line = f"Done, but something else broke: {done}, but {' and '.join(broken)}. {_advice(edit, steps=False)}"
         return Text(line, style="bold yellow")
     if few:
-        short = f"in few other wordings (paraphrase {after.paraphrase:.2f})"
+        short = f"in few other wordings (paraphrase {after.paraphrase:.2f}{_interval(report, 'paraphrase')})"
         return Text(f"Done, but narrowly: {done}, {short}. {_advice(edit)}", style="bold yellow")
-    return Text(f"Done: {done}{_rest(before, after)}.", style="bold green")
+    return Text(f"Done: {done}{_rest(report, after)}.", style="bold green")
+
+
+def _interval(report: Report, name: str) -> str:
+    """The 95 % interval of a rate after the edit, where enough facts were measured to speak of one."""
+    measured = sum(getattr(one.scores, name) is not None for one in report.facts_after or ())
+    found = report.intervals_after.get(name) if measured >= ENOUGH else None
+    return f" [{found.low:.2f}, {found.high:.2f}]" if found else ""
 
 
 def _failure(failed: list[FactScores], count: int) -> str:
@@ -118,11 +122,12 @@ def _success(before: tuple[FactScores, ...], after: tuple[FactScores, ...]) -> s
     return f"the model now says {quoted(fact.new_object)}{old}"
 
 
-def _rest(before: Scores, after: Scores) -> str:
+def _rest(report: Report, after: Scores) -> str:
     """What was measured besides, and held; and what was not measured."""
+    before = report.before
     held = [
-        f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}"
-        for name in KEPT
+        f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{_interval(report, name)}"
+        for name in SPARED
         if getattr(before, name) is not None and getattr(after, name) is not None
     ]
     missing = [name for name in KEPT if getattr(after, name) is None]
@@ -178,4 +183,4 @@ def _warnings(before: tuple[FactScores, ...]) -> list[str]:
     return notes
 
 
-__all__ = ["DRIFTED", "FELL", "damage", "fell", "knew_previous", "took", "verdict"]
+__all__ = ["DRIFTED", "FELL", "SPARED", "damage", "fell", "knew_previous", "took", "verdict"]

@@ -1,17 +1,20 @@
-"""What the tests of shipping share: edits made by hand, models on disk, verification without a new process."""
+"""What the tests of shipping share: edits by hand, models on disk, refusals, verification without a new process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 import zoo
 from safetensors.torch import load_file
+from shell import disk
 
-from ffedit import CheckError, Edit, Fact, LowRank
+import ffedit
+from ffedit import CheckError, Edit, EditError, Fact, LowRank
 from ffedit.anatomy import Editable
 from ffedit.fingerprint import fingerprint
 from ffedit.lowrank import Dense, Update
@@ -102,3 +105,30 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[fresh.Task]:
     for module in ("exporting", "undoing"):
         monkeypatch.setattr(f"ffedit.shipping.{module}.check_fresh", check)
     return tasks
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 in several shards; read only."""
+    return on_disk("gpt2", tmp_path_factory.mktemp("shipping") / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def editable(base: Path) -> ffedit.Editable:
+    """The same, loaded; read only."""
+    return ffedit.load(base)
+
+
+@pytest.fixture
+def edit(editable: ffedit.Editable) -> Edit:
+    return made(editable, {1: 2})
+
+
+def refused(*arguments: Any, error: type[Exception] = EditError, **options: Any) -> str:
+    """What `export` says when it refuses; nothing is left beside the target then."""
+    target = Path(arguments[2])
+    before = disk(target.parent)
+    with pytest.raises(error) as caught:
+        ffedit.export(*arguments, **options)
+    assert "\n" not in str(caught.value) and disk(target.parent) == before
+    return str(caught.value)

@@ -171,6 +171,22 @@ def test_a_wrongly_named_value_matrix_is_refused() -> None:
     assert "LlamaRMSNorm" in refusal(zoo.model("llama"), value_matrix="input_layernorm")
 
 
+@pytest.mark.parametrize("value_matrix", [None, "mlp.experts.down_proj"])
+def test_experts_in_one_tensor_are_refused_without_advice_that_cannot_help(value_matrix: str | None) -> None:
+    config = hf.MixtralConfig(**zoo.FAMILIES["mistral"][1], vocab_size=97, num_local_experts=4)
+    text = refusal(hf.MixtralForCausalLM(config).eval(), value_matrix=value_matrix)
+    assert "mlp.experts.down_proj [4, 32, 48]" in text and "this version of ffedit cannot edit" in text
+    assert "name the right one with --value-matrix" not in text and "dense model" in text
+
+
+def test_a_shared_expert_in_every_layer_is_a_dense_memory() -> None:
+    sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}
+    config = hf.Qwen2MoeConfig(**zoo.FAMILIES["qwen2"][1], **sizes, vocab_size=97)
+    editable = dissect(hf.Qwen2MoeForCausalLM(config).eval(), zoo.words(), "m")
+    assert [memory.d_ff for memory in editable.memories.values()] == [48] * 3
+    assert editable.memories[0].name.endswith("shared_expert.down_proj")
+
+
 def test_a_module_that_does_more_than_multiply_is_refused() -> None:
     class Adapted(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ def fact(**changes: Any) -> str:
         (fact(target=""), ["target is empty"]),
         (fact(target=None), ["no new object"]),
         (fact(target="Paris"), ["target and previous are both 'Paris'"]),
-        (f"[{fact()}, {fact(target='Madrid')}]", ["records 1 and 2", "'Rome' and 'Madrid'"]),
+        (f"[{fact()}, {fact(target='Madrid')}]", ["record 2", "'Madrid' here and 'Rome' in record 1"]),
     ],
 )
 def test_facts_that_cannot_be_used(apply: Refuses, here: Path, content: str | None, told: list[str]) -> None:

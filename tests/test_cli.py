@@ -6,19 +6,23 @@ import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from making import verified_here
 from shell import ASKED, FACT, PROBES, Ran, disk, process, shell
 from transformers import AutoModelForCausalLM
+from writing import quick
 
 import ffedit
 from ffedit import CheckError, Edit
 from ffedit.cli import apply as apply_command
 from ffedit.cli.options import Surface
-from ffedit.evaluator import NAMES
+from ffedit.evaluator import NAMES, Scores
 
+__all__ = ["verified_here"]
 Command = Callable[..., Ran]
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
@@ -38,8 +42,16 @@ def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture
-def apply(run: Command, model: Path) -> Command:
+def thorough_apply(run: Command, model: Path) -> Command:
+    """With the default settings."""
     return lambda *words: run("apply", *words, "--model", model, "--corpus", model.parent / "corpus.txt")
+
+
+@pytest.fixture
+def apply(thorough_apply: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """With a short optimisation."""
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick())
+    return thorough_apply
 
 
 def loads(text: str) -> Any:
@@ -54,9 +66,9 @@ def loads(text: str) -> Any:
 # apply --------------------------------------------------------------------------------------------
 
 
-def test_apply_shows_the_whole_argument(apply: Command, here: Path) -> None:
+def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
     before = disk(here)
-    done = apply("fact.json")
+    done = thorough_apply("fact.json")
     assert (done.code, done.err) == (0, "")
     told = [
         "3 layers",
@@ -72,9 +84,22 @@ def test_apply_shows_the_whole_argument(apply: Command, here: Path) -> None:
 
 
 def test_an_edit_that_did_not_take_is_said_loudly(apply: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": ffedit.EditConfig(clamp=1e-6)})
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: ffedit.EditConfig(clamp=1e-6))
     done = apply("bare.json", "--out", "e")
     assert done.code == 0 and "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object" in done.out
+
+
+def test_a_preset_is_that_of_the_method_and_none_is_made_up(
+    thorough_apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("ffedit.cli.apply.preset", lambda *what: (asked.append(what), quick())[1])
+        assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
+    assert asked == [("paper", "rome")]
+    before = disk(here)
+    done = thorough_apply("bare.json", "--preset", "paper", "--method", "ft")
+    assert done.code == 1 and "no preset 'paper' for ft; there is default" in done.err and disk(here) == before
 
 
 def test_facts_come_from_a_file_from_standard_input_or_from_options(
@@ -101,12 +126,12 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert set(result) == {"model", "method", "layers", "facts", "before", "after", "edit", "versions"}
     assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
     assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
-    assert set(result["before"]) == set(result["after"]) == SCORES
+    assert set(result["before"]) == set(result["after"]) == {field.name for field in fields(Scores)} >= SCORES
     assert result["before"]["drift"] is None and result["after"]["drift"] > 0
     assert all(type(result["after"][name]) in (int, float) for name in SCORES)
     (fact,) = result["facts"]
     assert set(fact) == {*FACT, "before", "after", "trace"}
-    assert fact["before"].keys() == fact["after"].keys() == {*SCORES, "says"}
+    assert fact["before"].keys() == fact["after"].keys() == {*result["after"], "says"}
     trace = fact["trace"]
     assert {"layer", "token", "effects", "clean", "corrupted"} <= set(trace)
     assert trace["layer"] == 1 and trace["tokens"][trace["token"]].strip() == "tower"
@@ -222,13 +247,15 @@ def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
 # The other commands -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_an_edit_is_asked_evaluated_and_exported_later(apply: Command, run: Command, here: Path) -> None:
     assert apply("fact.json", "--out", "e", "--layer", "0").code == 0
     asked = run("ask", "the Eiffel tower is located in", "Nile river stands in", "--edit", "e", "--tokens", "2")
     assert asked.code == 0 and "before" in asked.out and "after" in asked.out and "Egypt" in asked.out
 
-    measured = loads(run("evaluate", "fact.json", "--edit", "e", "--json", "-").out)
-    assert measured["after"] == Edit.load("e").provenance["scores"]["after"]
+    measured = loads(run("evaluate", "fact.json", "--edit", "e", "--json", "-").out)["after"]
+    applied = Edit.load("e").provenance["scores"]["after"]
+    assert {name: value for name, value in applied.items() if value is not None}.items() <= measured.items()
     assert "change" in run("evaluate", "fact.json", "--edit", "e").out
     done = run("export", "e", "--out", "x")
     assert done.code == 0 and done.out.rstrip().endswith("--model x")

@@ -14,23 +14,39 @@ from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import Edit, EditConfig, EditError, Fact, editor
 from ffedit.anatomy import Editable
-from ffedit.editor import collect, combine
+from ffedit.editor import collect, combine, read, word
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
 
 AT = Address(1)
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")
-CONFIG = quick(phrasings=2)
+CONFIG = quick()
+
+
+def alike(editable: Editable, *more: Any) -> tuple[Any, ...]:
+    """What edits and statistics depend on, of models that nothing has changed."""
+    return editable.name, editable.memories[0].weight.dtype, *more
+
+
+MADE: dict[Any, Any] = {}
 
 
 def stats(editable: Editable, *layers: int) -> Mapping[Address, KeyMoments]:
-    return collect(editable, [editable.memories[layer] for layer in layers or (1,)], CORPUS)
+    """Statistics of one layer or several, collected once for all tests."""
+    key = alike(editable, layers or (1,))
+    if key not in MADE:
+        MADE[key] = collect(editable, [editable.memories[layer] for layer in layers or (1,)], CORPUS)
+    return MADE[key]
 
 
 def write(
     editable: Editable, facts: Sequence[Fact], method: str = "emmet", layer: int = 1, config: EditConfig = CONFIG
 ) -> Edit:
-    return editor.write(editable, facts, method, [layer], config, stats(editable, layer))
+    """An edit, computed once for all tests."""
+    key = alike(editable, tuple(facts), method, layer, config)
+    if key not in MADE:
+        MADE[key] = editor.write(editable, facts, method, [layer], config, stats(editable, layer))
+    return MADE[key]
 
 
 def missed(editable: Editable, parts: Sequence[Edit], whole: Edit, at: Address = AT) -> list[float]:
@@ -82,13 +98,34 @@ def test_by_least_squares_it_is_closer_than_the_sum(method: str) -> None:
     assert sum(missed(editable, parts, both)) < 0.7 * sum(missed(editable, parts, parts[0] + parts[1]))
 
 
-def test_of_edits_in_other_layers_each_layer_is_solved_for_its_own() -> None:
-    editable = zoo.trained("gpt2", True)
+def test_in_other_layers_each_key_is_read_above_what_the_union_changes() -> None:
+    """With the union applied, what a forward pass finds at each subject is moved by what its edit asked for."""
+    editable = zoo.trained("gpt2", True, torch.float64)
     parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
     both = combine(editable, parts, "emmet", stats(editable, 0, 1), CONFIG)
     assert both.layers == [0, 1] and both.rank == 1
-    for at, part in zip((Address(0), AT), parts, strict=True):
-        torch.testing.assert_close(both.updates[at].dense, part.updates[at].dense, rtol=1e-6, atol=1e-8)
+    (wording,) = word(editable, [[SECOND]], CONFIG)
+    W = editable.memories[AT].value.double()
+    asked = parts[1].values[AT] - W @ parts[1].keys[AT]
+
+    def gap(edit: Edit) -> float:
+        """Of what was asked for the upper layer's subject, the share that is missed at its key as it then is."""
+        lower = dataclasses.replace(edit, updates={Address(0): edit.updates[Address(0)]}, keys={}, values={})
+        with lower.applied(editable):
+            k = read(editable, editable.memories[AT], wording).k[:, None]
+        return float((edit.updates[AT] @ k - asked).norm() / asked.norm())
+
+    assert gap(both) < 1e-8 < 1e-4 < gap(parts[0] + parts[1]), "the sum reads its key without the change below"
+    torch.testing.assert_close(both.keys[Address(0)], parts[0].keys[Address(0)], rtol=0, atol=0)
+
+
+def test_keys_are_read_again_in_the_texts_that_the_edits_were_worded_in() -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
+    moments = stats(editable, 0, 1)
+    other = dataclasses.replace(CONFIG, contexts=0, phrasings=0, seed=9)
+    found, expected = (combine(editable, parts, "emmet", moments, config) for config in (other, CONFIG))
+    torch.testing.assert_close(found.keys[AT], expected.keys[AT], rtol=1e-9, atol=1e-12)
 
 
 def test_the_provenance_says_where_each_value_came_from() -> None:
@@ -139,3 +176,16 @@ def test_a_sum_can_be_solved_again() -> None:
     both = combine(editable, parts, "emmet", stats(editable), CONFIG)
     values: list[Tensor] = [one.updates[AT].dense for one in (again, both)]
     torch.testing.assert_close(*values, rtol=1e-9, atol=1e-12)
+
+
+def test_an_edit_that_was_solved_again_still_knows_the_texts_of_each_value() -> None:
+    editable = zoo.trained("gpt2", True)
+    parts = [write(editable, [FACT]), write(editable, [SECOND], config=dataclasses.replace(CONFIG, contexts=1))]
+    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    assert {name: numbers["contexts"] for name, numbers in both.provenance["configs"].items()} == {
+        parts[0].fingerprint(): 2,
+        parts[1].fingerprint(): 1,
+    }
+    again = combine(editable, [both], "emmet", stats(editable), CONFIG)
+    assert again.provenance["configs"] == both.provenance["configs"]
+    assert again.fingerprint() == both.fingerprint()

@@ -15,8 +15,8 @@ import pytest
 import zoo
 
 from ffedit import Corpus, EditError, cache
-from ffedit.editor import corpus as module
-from ffedit.editor.corpus import given, identity, sampled
+from ffedit import corpus as module
+from ffedit.corpus import given, identity, sampled
 
 WORDS = "the old tower stands in Rome and the red river flows through Paris . "
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from making import made, on_disk, verified_here
 from safetensors.torch import load_file, save_file
 from shell import save_model, shell
 
@@ -17,7 +18,9 @@ import ffedit
 from ffedit import ModelError
 from ffedit.lowrank import LowRank
 from ffedit.rounding import noise_floor, recover
+from ffedit.shipping.record import keep
 
+__all__ = ["verified_here"]
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -228,3 +231,60 @@ def test_what_is_no_checkpoint_is_refused(model: Path, tmp_path: Path, capsys: p
         assert "\n" not in str(caught.value)
     done = shell(capsys, "diff", "./nowhere", model)
     assert done.code == 1 and done.err.startswith("error: ./nowhere: no such folder")
+
+
+# As an edit ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("verified_here")
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_difference_becomes_an_edit_that_takes_the_base_there(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_model(zoo.build(family), tmp_path / "base")
+    shutil.copytree(base, tmp_path / "edited")
+    editable = ffedit.load(base)
+    tensors, memories = load_file(base / "model.safetensors"), [editable.memories[layer] for layer in (0, 2)]
+    deltas = [scaled(thin(*memory.shape, 2, seed), memory.value, 0.2) for seed, memory in enumerate(memories)]
+    for memory, delta in zip(memories, deltas, strict=True):
+        tensors[memory.parameter] += (delta.dense.T if memory.stored_transposed else delta.dense).float()
+    save_file(tensors, tmp_path / "edited" / "model.safetensors", metadata={"format": "pt"})
+    done = shell(capsys, "diff", base, tmp_path / "edited", "--out", tmp_path / "e")
+    assert done.code == 0 and "Saved an edit of rank 2" in done.out
+    edit = ffedit.Edit.load(tmp_path / "e")
+    assert edit.layers == [0, 2] and edit.facts == () and edit.provenance["method"] == "diff"
+    edit.apply_(editable)
+    for memory, delta in zip(memories, deltas, strict=True):
+        wanted = tensors[memory.parameter].T if memory.stored_transposed else tensors[memory.parameter]
+        assert float((memory.value - wanted).norm()) < 1e-5 * delta.norm()
+    assert "diff, layers 0, 2, rank 2" in shell(capsys, "show", tmp_path / "e").out
+    exported = shell(capsys, "export", tmp_path / "e", "--format", "delta", "--out", tmp_path / "d")
+    assert exported.code == 0, exported.err
+    again = shell(capsys, "diff", base, tmp_path / "edited", "--out", tmp_path / "e", "--rank", "1")
+    assert again.code == 1 and "exists already" in again.err
+    shell(capsys, "diff", base, tmp_path / "edited", "--out", tmp_path / "e", "--rank", "1", "--force")
+    assert ffedit.Edit.load(tmp_path / "e").rank == 1
+
+
+def test_what_no_edit_can_hold_is_not_saved(
+    pair: Callable[..., tuple[Path, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.norm.weight"] += 1
+
+    base, edited = pair(change)
+    for name, words in ((edited, "1 tensor differs that is no value matrix"), (base, "no more than rounding")):
+        done = shell(capsys, "diff", base, name, "--out", tmp_path / "e")
+        assert done.code == 1 and words in done.err and done.err.count("\n") == 1
+    assert not (tmp_path / "e").exists()
+
+
+def test_the_facts_of_an_edited_checkpoint_come_along(tmp_path: Path) -> None:
+    base = on_disk("gpt2", tmp_path / "base")
+    editable = ffedit.load(base)
+    edit = made(editable, {1: 1})
+    edit.apply_(editable)
+    editable.model.save_pretrained(tmp_path / "edited")
+    keep(tmp_path / "edited", [edit], {})
+    found = ffedit.recovered(ffedit.load(base), ffedit.diff(base, tmp_path / "edited"))
+    assert found.facts == edit.facts and found.rank == 1 and found.base == edit.base

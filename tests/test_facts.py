@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from ffedit.errors import FactError
-from ffedit.facts import Fact, Probe, fill, occurrences, same_fact
+from ffedit.facts import Fact, Probe, fill, same_fact
 from ffedit.formats import FORMATS, parse_record
-from ffedit.reading import load_records, parse_records, read_facts
+from ffedit.mentions import occurrences
+from ffedit.reading import load_records, read_facts, sift_facts
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -141,6 +142,9 @@ def test_round_trip_in_the_own_form_without_empty_fields() -> None:
         relation="P17",
         occurrence=1,
         case_id="7",
+        portability=[Probe("The river of {} is the", "Tiber", "Reasoning")],
+        references=["Madrid is a city in Spain."],
+        locality=["Who sang it?", Probe("Who wrote it?", kind="Other")],
     )
     assert Fact.from_dict(json.loads(json.dumps(full.to_dict()))) == full
 
@@ -176,11 +180,15 @@ def test_a_fact_without_a_new_object_is_for_tracing() -> None:
         ({"previous": ["Paris"]}, "previous must be text, found ['Paris'] (list)"),
         ({"paraphrases": "one"}, "paraphrases must be a list, found 'one'"),
         ({"paraphrases": [""]}, "a prompt in paraphrases is empty"),
-        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target}, found 3 (int)"),
-        ({"neighbors": [{"prompt": "x", "answer": "y"}]}, "a probe must be a prompt or {prompt, target}"),
+        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target, kind}, found 3 (int)"),
+        ({"neighbors": [{"prompt": "x", "answer": "y"}]}, "a probe must be a prompt or {prompt, target, kind}"),
         ({"neighbors": [{"prompt": " "}]}, "a probe's prompt is empty"),
         ({"same_subject": {"prompt": "x"}}, "same_subject must be a list"),
         ({"generation": None}, "generation must be a list"),
+        ({"portability": ["The river of {} is"]}, "'The river of {} is' has no target; give the answer that follows"),
+        ({"references": "one"}, "references must be a list, found 'one'"),
+        ({"references": [" "]}, "a text in references is empty"),
+        ({"locality": [{"prompt": "x", "kind": 3}]}, "a probe's kind must be text, found 3 (int)"),
         ({"prompt": "x" * 9999}, "…"),
     ],
 )
@@ -259,9 +267,9 @@ def test_zsre() -> None:
         "aircraft",
         "uniforms",
         paraphrases=["What is made by UniFirst?"],
-        neighbors=[Probe("who sang it?", "Nena")],
+        locality=[Probe("who sang it?", "Nena")],  # it has nothing to do with the fact
     )
-    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).neighbors[0].prompt == "who sang it?"
+    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).locality[0].prompt == "who sang it?"
 
 
 @pytest.mark.parametrize(
@@ -314,8 +322,12 @@ def test_knowedit() -> None:
         }
     )
     # London is what the edit replaces: to ask for it would count success as damage
-    assert fact.same_subject == (Probe("The currency of the UK is", "pound"), Probe(other["prompt"], "Leeds"))
-    assert fact.neighbors == (Probe("The capital of Italy is", "Rome"),)
+    assert fact.same_subject == (
+        Probe("The currency of the UK is", "pound", "Relation_Specificity"),
+        Probe(other["prompt"], "Leeds", "Forgetfulness"),
+    )
+    assert fact.neighbors == (Probe("The capital of Italy is", "Rome", "Relation_Specificity"),)
+    assert fact.portability == (Probe("The mayor of the UK's capital is", "x", "Reasoning"),)
     assert fact.paraphrases == ("UK has its capital in",)
     assert parse_record({**FLAT, "portability": {}, "locality": None}).same_subject == ()
 
@@ -365,7 +377,10 @@ def test_own_form_needs_no_target_for_tracing() -> None:
         ({**FLAT, "locality": [1]}, "locality must be an object"),
         ({**FLAT, "locality": {"Forgetfulness": ["x"]}}, "locality.Forgetfulness must be an object"),
         ({**FLAT, "locality": {"Forgetfulness": [{"question": "x"}]}}, "prompt is missing"),
-        ({**FLAT, "locality": {"Forgetfulness": [{"prompt": []}]}}, "a probe's prompt is empty"),
+        (
+            {**FLAT, "locality": {"Forgetfulness": [{"prompt": []}]}},
+            "locality.Forgetfulness has 0 prompts and 0 answers",
+        ),
         ({**ZSRE, "loc": 5}, "loc must be text"),
         ({**ZSRE, "src": "What does it make?"}, "has neither {} nor the subject 'UniFirst'"),
         ({**ZSRE, "alt": None, "answers": 5}, "target must be text"),
@@ -438,26 +453,27 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, expected: 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     assert message(read_facts, missing) == f"no file {missing}; expected a file of facts, or - for standard input"
-    assert message(read_facts, tmp_path) == f"{tmp_path} is a folder; expected a file of facts"
+    assert message(read_facts, tmp_path).startswith(f"{tmp_path} is a folder; expected a file of facts")
 
 
 def test_the_error_names_file_and_record(tmp_path: Path) -> None:
     path = write(tmp_path, [EIFFEL, {**FLAT, "subject": ""}, FLAT, {"x": 1}])
     text = message(read_facts, path)
     assert text.startswith(f"{path}, record 2: subject is empty") and "(2 records of 4 cannot be used)" in text
-    facts, problems = parse_records(load_records(path))
-    assert list(facts) == [1, 3] and list(problems) == [2, 4]
+    found = sift_facts(path)
+    assert found.facts == (Fact(**EIFFEL), parse_record(FLAT)) and found.records == 4
+    assert [number for number, _ in found.left_out] == [2, 4]
 
 
 def test_two_targets_for_one_prompt_are_refused(tmp_path: Path) -> None:
     spelled = {**EIFFEL, "prompt": "Eiffel Tower is located in the city of", "target": "Oslo"}
     path = write(tmp_path, [EIFFEL, FLAT, spelled])
     assert message(read_facts, path) == (
-        f"{path}, records 1 and 3: 'Eiffel Tower is located in the city of' has two values of target, "
-        "'Rome' and 'Oslo'; keep one"
+        f"{path}, record 3: 'Eiffel Tower is located in the city of' has target 'Oslo' here and 'Rome' in record 1; "
+        "keep one"
     )
     disagree = write(tmp_path, [EIFFEL, {**EIFFEL, "previous": "Lyon"}])
-    assert "has two values of previous, 'Paris' and 'Lyon'; keep one" in message(read_facts, disagree)
+    assert "has previous 'Lyon' here and 'Paris' in record 1; keep one" in message(read_facts, disagree)
 
 
 def test_repeated_records_become_one_fact_that_loses_nothing(tmp_path: Path) -> None:
@@ -496,6 +512,7 @@ EXAMPLES = {
     "zsre.json": "zsRE",
     "easyedit.json": "EasyEdit",
     "knowedit.json": "KnowEdit",
+    "mquake.json": "MQuAKE",
     "fastedit.json": "FastEdit",
     "list.jsonl": "ffedit",
 }

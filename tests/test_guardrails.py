@@ -179,7 +179,7 @@ def test_the_numbers_of_a_real_report_are_used() -> None:
 def test_apply_warns_and_with_strict_refuses(
     strict: bool, empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": quick(clamp=20.0, step_size=2.0)})
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(clamp=20.0, step_size=2.0))
     (empty / "fact.json").write_text(json.dumps(ROW))
     before = disk(empty)
     words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e"]
@@ -196,7 +196,7 @@ def test_apply_warns_and_with_strict_refuses(
 def test_strict_lets_a_good_edit_pass(
     empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": quick(clamp=0.1)})
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(clamp=0.1))
     (empty / "fact.json").write_text(json.dumps(ROW))
     words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e", "--strict"]
     done = shell(capsys, "apply", "fact.json", *words)

@@ -8,10 +8,41 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "ffedit"
-L0 = {"errors", "progress", "version", "lowrank", "algebra", "moments", "facts", "formats", "reading", "conflicts"}
-L1 = {"hooks", "memory", "anatomy", "tokens", "replay", "readout", "fingerprint", "room", "history"}
-# Small helpers that touch no model: the cache and folders that appear whole.
-PLAIN = {"cache", "folders"}
+L0 = {
+    "errors",
+    "progress",
+    "version",
+    "lowrank",
+    "algebra",
+    "moments",
+    "facts",
+    "mentions",
+    "formats",
+    "readers",
+    "reading",
+    "tables",
+    "conflicts",
+}
+L1 = {
+    "hooks",
+    "memory",
+    "key_rows",
+    "stacks",
+    "halves",
+    "joints",
+    "experts",
+    "anatomy",
+    "tokens",
+    "replay",
+    "readout",
+    "corpus",
+    "fingerprint",
+    "room",
+    "history",
+    "placement",
+}
+# Small helpers that touch no model: the cache, folders that appear whole or belong to one process, interrupts.
+PLAIN = {"cache", "folders", "interrupts", "lock", "visible"}
 L2 = {"locator", "editor", "evaluator", "inspector"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -197,7 +197,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
 
     monkeypatch.setattr(choice, "write", few)
-    monkeypatch.setattr("ffedit.cli.apply.PRESETS", {"default": quick(steps=3)})
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(steps=3))
 
 
 @pytest.mark.usefixtures("short")

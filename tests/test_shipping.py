@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,46 +13,32 @@ import pytest
 import torch
 import transformers
 import zoo
-from making import FACT, SECOND, made, on_disk, same, verified_here, weights, written_by_hand
+from making import (
+    FACT,
+    SECOND,
+    base,
+    edit,
+    editable,
+    made,
+    on_disk,
+    refused,
+    same,
+    verified_here,
+    weights,
+    written_by_hand,
+)
 from safetensors.torch import load_file, save_file
-from shell import disk, process, shell
+from shell import disk
 
 import ffedit
-from ffedit import CheckError, Edit, EditError, Fact, ModelError
-from ffedit.shipping import history, push, record, ship, tensors
-from ffedit.shipping.tensors import INDEX, contents, patch, read_header, row_blocks
+from ffedit import Edit, Fact
+from ffedit.shipping import history, ship, tensors
+from ffedit.shipping.tensors import INDEX, contents, row_blocks
 
-__all__ = ["verified_here"]
+__all__ = ["base", "edit", "editable", "verified_here"]
 FAMILIES = [("gpt2", torch.float32), ("llama", torch.bfloat16), ("gpt_neo", torch.float16)]
 families = pytest.mark.parametrize(("family", "dtype"), FAMILIES)
 here = pytest.mark.usefixtures("verified_here")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 in several shards; read only."""
-    return on_disk("gpt2", tmp_path_factory.mktemp("shipping") / "gpt2")
-
-
-@pytest.fixture(scope="module")
-def editable(base: Path) -> ffedit.Editable:
-    """The same, loaded; read only."""
-    return ffedit.load(base)
-
-
-@pytest.fixture
-def edit(editable: ffedit.Editable) -> Edit:
-    return made(editable, {1: 2})
-
-
-def refused(*arguments: Any, error: type[Exception] = EditError, **options: Any) -> str:
-    """What `export` says when it refuses; nothing is left beside the target then."""
-    target = Path(arguments[2])
-    before = disk(target.parent)
-    with pytest.raises(error) as caught:
-        ffedit.export(*arguments, **options)
-    assert "\n" not in str(caught.value) and disk(target.parent) == before
-    return str(caught.value)
 
 
 # What is written ----------------------------------------------------------------------------------
@@ -176,9 +161,9 @@ def test_a_sum_and_a_dense_edit_are_written_too(
     base: Path, editable: ffedit.Editable, tmp_path: Path, verified_here: list[Any]
 ) -> None:
     parts = made(editable, {1: 1}), made(editable, {1: 2, 2: 1}, SECOND, seed=1)
-    for name, edit in (("sum", parts[0] + parts[1]), ("dense", made(editable, {0: 2}, dense=True))):
-        out = ffedit.export(base, edit, tmp_path / name)
-        assert same(weights(out), written_by_hand(weights(base), editable, edit))
+    for name, one in (("sum", parts[0] + parts[1]), ("dense", made(editable, {0: 2}, dense=True))):
+        out = ffedit.export(base, one, tmp_path / name)
+        assert same(weights(out), written_by_hand(weights(base), editable, one))
     assert len(verified_here) == 2
 
 
@@ -259,206 +244,3 @@ def test_the_card_tells_every_edit(base: Path, editable: ffedit.Editable, edit: 
     for each in (edit, second):
         assert each.fingerprint() in card and each.facts[0].text in card and each.facts[0].new_object in card
     assert "2 facts" in card and "library_name: transformers" in card
-
-
-# What is refused ----------------------------------------------------------------------------------
-
-
-@here
-def test_bases_that_cannot_be_used(edit: Edit, tmp_path: Path) -> None:
-    base = on_disk("gpt2", tmp_path / "base", shards="1GB")
-    good = load_file(base / "model.safetensors")
-    name = "transformer.h.1.mlp.c_proj.weight"
-
-    def told(error: type[Exception], *words: str) -> None:
-        line = refused(base, edit, tmp_path / "out", error=error)
-        assert all(word in line for word in words), line
-
-    for change, words in (
-        ({name: good[name] + 0.5}, ["another model, or edited already"]),
-        ({name: good[name].T.contiguous()}, [name, "[32, 128]"]),
-        ({name: None}, [name, "not in it"]),
-    ):
-        save_file({k: v for k, v in {**good, **change}.items() if v is not None}, base / "model.safetensors")
-        told(EditError, *words)
-    save_file({**good, name: good[name].to(torch.int8)}, base / "model.safetensors")
-    told(ModelError, "I8", "quantise the result")
-    (base / "model.safetensors").write_bytes(b"\xff" * 20)
-    told(ModelError, "model.safetensors", "fetch it anew")
-    (base / "model.safetensors").rename(base / "pytorch_model.bin")
-    told(ModelError, "pickled")
-    (base / "pytorch_model.bin").unlink()
-    told(ModelError, "no model.safetensors")
-    (base / INDEX).write_text(json.dumps({"weight_map": {name: "../elsewhere.safetensors"}}))
-    told(ModelError, "outside the folder")
-
-
-@here
-def test_numbers_that_the_base_cannot_hold(base: Path, editable: ffedit.Editable, tmp_path: Path) -> None:
-    half = on_disk("gpt2", tmp_path / "half", torch.float16)
-    large = made(zoo.build("gpt2", True, torch.float16), {1: 1}, size=1e5)
-    assert "too large" in refused(half, large, tmp_path / "out")
-
-
-@here
-def test_ways_that_are_not_known(base: Path, edit: Edit, tmp_path: Path) -> None:
-    assert "adapter" in refused(base, edit, tmp_path / "out", format="gguf")
-    assert "logits" in refused(base, edit, tmp_path / "out", verify="hope")
-
-
-@here
-def test_a_manifest_that_was_edited_by_hand(
-    base: Path, edit: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edit.save(tmp_path / "e")
-    path = tmp_path / "e" / "manifest.json"
-    path.write_text(path.read_text().replace("h.1.mlp", "h.2.mlp"))
-    before = disk(tmp_path)
-    done = shell(capsys, "export", tmp_path / "e", "--model", base, "--out", tmp_path / "out")
-    assert done.code == 1 and "changed after" in done.err and done.err.count("\n") == 1 and disk(tmp_path) == before
-    out = ffedit.export(base, edit, tmp_path / "out")
-    (out / "ffedit_edits" / "000" / "manifest.json").unlink()
-    with pytest.raises(EditError, match="holds no edit"):
-        history(out)
-
-
-# What goes wrong ----------------------------------------------------------------------------------
-
-
-@here
-def test_ctrl_c_in_the_middle_leaves_nothing(
-    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(stored: tensors.Stored, blocks: Any) -> None:
-        patch(stored, [next(blocks)])
-        assert any(tmp_path.glob(".out.*/*.safetensors"))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ffedit.shipping.streaming.patch", interrupt)
-    untouched = disk(base)
-    with pytest.raises(KeyboardInterrupt):
-        ffedit.export(base, edit, tmp_path / "out")
-    assert not (tmp_path / "out").exists() and list(tmp_path.glob(".*")) == [] and disk(base) == untouched
-
-
-@pytest.mark.parametrize("size", [100, 3_000, 10_000])
-def test_a_full_disk_leaves_nothing(base: Path, edit: Edit, tmp_path: Path, size: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        assert "cannot be written" in refused(base, edit, tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_place_that_cannot_be_written(base: Path, edit: Edit, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for target in (tmp_path / "file" / "out", Path("/proc/out")):
-        with pytest.raises(EditError, match="cannot be written"):
-            ffedit.export(base, edit, target)
-
-
-# Verification -------------------------------------------------------------------------------------
-
-
-def spoil(folder: Path, name: str, row: int = 0) -> None:
-    """Change one number of a tensor."""
-    stored = contents(folder)[name]
-    with stored.file.open("r+b") as file:
-        file.seek(stored.start + 4 * row)
-        file.write(b"\x01\x02\x03\x3f")
-
-
-@here
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("transformer.h.1.mlp.c_proj.weight", "not the base's with the edit added"),
-        ("transformer.h.1.mlp.c_proj.bias", "no edit changes it"),
-    ],
-)
-def test_a_wrong_number_is_found(
-    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
-    keep = record.keep
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()))
-
-    def spoiled(folder: Path, *rest: Any) -> None:
-        keep(folder, *rest)
-        spoil(folder, name, 5)
-
-    monkeypatch.setattr("ffedit.shipping.exporting.keep", spoiled)
-    assert told in refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
-
-
-@here
-@pytest.mark.parametrize("what", ["tokenizer.json", "config.json", "ffedit_edits/originals.safetensors"])
-def test_a_missing_file_is_found(
-    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    keep = record.keep
-
-    def forgetful(folder: Path, *rest: Any) -> None:
-        keep(folder, *rest)
-        (folder / what).unlink()
-
-    monkeypatch.setattr("ffedit.shipping.exporting.keep", forgetful)
-    refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
-
-
-SPOILED = """
-import sys
-from ffedit.shipping import ship
-from ffedit.cli import main
-ship.__globals__["WRITERS"]["checkpoint"] = lambda base, folder, _: __import__("shutil").copytree(
-    base.folder, folder, dirs_exist_ok=True) and None
-main()
-"""
-
-
-def test_the_command_exits_with_4_when_a_fresh_process_disagrees(base: Path, edit: Edit, tmp_path: Path) -> None:
-    edit.save(tmp_path / "e")
-    before = disk(tmp_path)
-    done = process("-c", SPOILED, "export", tmp_path / "e", "--model", base, "--out", tmp_path / "out")
-    assert done.code == 4 and done.err.startswith("error: ") and "nothing was written" in done.err
-    assert done.err.count("\n") == 1 and disk(tmp_path) == before
-
-
-def test_headers_are_read_as_safetensors_writes_them(tmp_path: Path) -> None:
-    wanted = {"a": torch.randn(3, 5), "b": torch.arange(4), "c": torch.randn(2, 2).bfloat16(), "d": torch.tensor(1.0)}
-    save_file(wanted, tmp_path / "x.safetensors")
-    found = read_header(tmp_path / "x.safetensors")
-    assert found.keys() == wanted.keys() and found["b"].kind == "I64" and found["d"].shape == ()
-    assert torch.equal(found["a"].rows(1, 3), wanted["a"][1:]) and found["c"].dtype == torch.bfloat16
-    assert found["a"].sample(4).tolist() == wanted["a"].reshape(-1)[::3][:4].double().tolist()
-
-
-# The hub ------------------------------------------------------------------------------------------
-
-
-@here
-def test_the_hub_gets_the_folder(
-    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[Any] = []
-
-    class Made(str):
-        repo_id = "me/edited"
-
-    monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **_: calls.append(name) or Made("https://hub/x"))
-    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: calls.append(how))
-    edit.save(tmp_path / "e")
-    command = ["export", tmp_path / "e", "--model", base, "--out", tmp_path / "out", "--push-to-hub", "edited"]
-    done = shell(capsys, *command)
-    assert done.code == 0 and "https://hub/x" in done.out
-    assert calls[0] == "edited" and calls[1]["repo_id"] == "me/edited" and calls[1]["folder_path"] == tmp_path / "out"
-
-    def offline(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route\nto host")
-
-    monkeypatch.setattr("huggingface_hub.create_repo", offline)
-    done = shell(capsys, *command, "--force")
-    assert done.code == 1 and "not pushed (no route to host)" in done.err and done.err.count("\n") == 1
-    assert (tmp_path / "out" / "README.md").is_file()
-    with pytest.raises(EditError, match="not pushed"):
-        push(tmp_path / "out", "edited")

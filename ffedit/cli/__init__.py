@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from io import TextIOWrapper
+from typing import Any
 
 import click
 from rich.console import Console
@@ -19,9 +21,12 @@ from ffedit.version import __version__
 COMMANDS = {
     "apply": "Write facts into a model: locate, edit, measure, export.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
+    "inspect": "See what the memories hold: one, those that a prompt fires, all, those of an edit.",
     "methods": "List the methods: what each solves, and when to choose it.",
     "stats": "Collect what ordinary text uses a layer for, once for many edits.",
     "evaluate": "Score facts on a model, before and after an edit.",
+    "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
+    "harness": "Run general tasks of lm-evaluation-harness before and after an edit.",
     "ask": "Let a model complete prompts, with an edit side by side.",
     "export": "Write an edit into its base as a checkpoint, or as an adapter for it.",
     "undo": "Take an edit out of an exported checkpoint, bit for bit.",
@@ -33,26 +38,38 @@ COMMANDS = {
 
 
 class Lazy(click.Group):
-    """A group whose commands are imported when they are called, so that `--help` does not wait for torch."""
+    """A group whose commands are imported when they are called, so that `--help` does not wait for torch.
+
+    Attributes:
+        summaries: what each command does, by name, in the order of the work.
+        home: the module of a command, with {} for its name.
+    """
+
+    def __init__(self, summaries: Mapping[str, str], home: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.summaries = summaries
+        self.home = home
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the work."""
-        return list(COMMANDS)
+        return list(self.summaries)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import `ffedit.cli.<name>` and take the command of that name."""
-        if name not in COMMANDS:
+        """Import the module of a command and take the command of that name."""
+        if name not in self.summaries:
             return None
-        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{name}"), name)
+        command: click.Command = getattr(importlib.import_module(self.home.format(name)), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(self.summaries.items()))
 
 
-@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="ffedit")
 def cli() -> None:
     """Find where a language model holds a fact, change it, prove that nothing else moved, ship the model."""
@@ -74,8 +91,8 @@ def run(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: the model and the disk are as before", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        click.echo(str(error) or "interrupted: the model and the disk are as before", err=True)
         return 130
     except FFEditError as error:
         _show(str(error))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 import ffedit
-from ffedit.cli.options import Surface, output_options
+from ffedit.cli.options import FILE, Surface, output_options
+from ffedit.folders import check_free
 from ffedit.progressbar import progress_bars
 from ffedit.showing import diff_view
 
@@ -13,10 +16,19 @@ from ffedit.showing import diff_view
 @click.command()
 @click.argument("base")
 @click.argument("edited")
+@click.option("--rank", type=click.IntRange(1), help="Directions to recover.  [default: all above rounding]")
+@click.option("--out", type=FILE, metavar="EDIT_DIR", help="Save what changed as an edit of BASE.")
+@click.option("--force", is_flag=True, help="Replace EDIT_DIR.")
 @output_options
-def diff(base: str, edited: str, surface: Surface) -> None:
+def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool, surface: Surface) -> None:
     """Compare two checkpoint folders (or cached hub ids, or atlas), tensor by tensor."""
+    if out is not None:
+        check_free(out, force)
     with progress_bars(surface.quiet) as progress:
-        found = ffedit.diff(base, edited, progress=progress)
+        found = ffedit.diff(base, edited, rank, progress)
     surface.show(diff_view(found))
+    if out is not None:
+        edit = ffedit.recovered(ffedit.load(base), found)
+        edit.save(out, force)
+        surface.show(f"Saved an edit of rank {edit.rank} in {out}.")
     surface.write_json(found.to_dict())

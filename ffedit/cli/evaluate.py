@@ -21,15 +21,27 @@ from ffedit.verdict import verdict
 @fact_options
 @model_options
 @click.option("--edit", "edit_from", type=FILE, help="Measure before and after this edit.")
+@click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
+@click.option("--text", type=FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]")
 @output_options
-def evaluate(facts: list[Fact], load_model: Callable[..., Editable], edit_from: Path | None, surface: Surface) -> None:
-    """Score the facts of FACTS (a file in any known format, or -) on a model."""
+def evaluate(
+    facts: list[Fact],
+    load_model: Callable[..., Editable],
+    edit_from: Path | None,
+    edited: str | None,
+    text: Path | None,
+    surface: Surface,
+) -> None:
+    """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
+    if edit_from is not None and edited is not None:
+        raise click.UsageError("give either --edit or --edited")
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
     surface.show(render.model_line(editable))
+    other = load_model(other=edited) if edited is not None else None
     with progress_bars(surface.quiet) as progress:
-        report = ffedit.evaluate(editable, facts, edit, progress)
-    surface.show(render.before_after(report), render.what_it_says(report))
-    if edit is not None:
+        report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)
+    surface.show(render.all_scores(report), render.what_it_says(report))
+    if report.after is not None:
         surface.show(verdict(report, edit))
-    surface.write_json(result.measured(editable, report))
+    surface.write_json(result.evaluated(editable, report))

@@ -33,7 +33,8 @@ def export(edit_from: Path, out: Path, model: str | None, no_originals: bool, hu
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     edit = ffedit.Edit.load(edit_from)
     done = ship(model or edit.provenance["model"], edit, out, originals=not no_originals, **how)
-    steps = [join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])] if how["format"] == "checkpoint" else []
+    asked = [fact.text for fact in edit.facts[:1]] if how["format"] == "checkpoint" else []
+    steps = [join(["ffedit", "ask", text, "--model", str(out)]) for text in asked]
     Surface().show(shipped(done), render.next_steps(steps) if steps else None)
     if hub is not None:
         Surface().show(f"Pushed to {push(out, hub)}")

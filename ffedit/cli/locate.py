@@ -76,7 +76,7 @@ def locate(
     surface: Surface,
     **settings: Any,
 ) -> None:
-    """Trace where a model recalls the facts of FACTS (a file in any known format, or -)."""
+    """Trace where a model recalls the facts of FACTS (a file in any known format, a data set, or -)."""
     check_places(plot, save, facts, averaged, KINDS[kind], SEVERS[sever])
     if settings["approximate"] and sever != "none":
         raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")

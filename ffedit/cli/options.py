@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -14,21 +15,33 @@ import click
 import transformers
 from rich.console import Console, RenderableType
 
-from ffedit.anatomy import Editable
 from ffedit.checkpoint import load
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_file, write_text
-from ffedit.reading import read_facts
+from ffedit.reading import sift_facts
 from ffedit.render import Commands
 
+LOADING = (
+    "device",
+    "dtype",
+    "revision",
+    "trust_remote_code",
+    "value_matrix",
+    "device_map",
+    "offload_folder",
+    "max_memory",
+)
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 SEED = click.IntRange(0, 2**32 - 1)
 
 
 def model_options(command: Command) -> Command:
-    """`--model` and how it is loaded; the command receives `load_model`, a function of the model's default name."""
+    """`--model` and how it is loaded; the command receives `load_model`, a function of the model's default name.
+
+    It loads an `other` model in the same way, and not as an `Editable` where it is to be loaded `by` another function.
+    """
 
     @click.option("--model", "-m", help="Hub id or folder.  [default: atlas, the embedded model]")
     @click.option("--device", default="auto", show_default=True, help="auto, cpu, or any torch device.")
@@ -36,20 +49,36 @@ def model_options(command: Command) -> Command:
     @click.option("--revision", help="Branch, tag or commit of a hub id.")
     @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint.")
     @click.option("--value-matrix", help="Path of the value matrix inside a layer, where it is not recognised.")
+    @click.option(
+        "--device-map", help="For a model that does not fit, instead of --device: auto fills CPU and disk, too."
+    )
+    @click.option("--offload", "offload_folder", type=FILE, help="Where such a model's weights go that no file holds.")
+    @click.option("--max-memory", callback=_sizes, help="What may be filled, by device: 0=20GB,cpu=64GB.")
     @functools.wraps(command)
     def wrapped(model: str | None, *args: Any, **kwargs: Any) -> Any:
-        loading = {
-            name: kwargs.pop(name) for name in ("device", "dtype", "revision", "trust_remote_code", "value_matrix")
-        }
+        loading = {name: kwargs.pop(name) for name in LOADING}
 
-        def load_model(default: str = "atlas") -> Editable:
+        def load_model(default: str = "atlas", other: str | None = None, by: Callable[..., Any] = load) -> Any:
             transformers.utils.logging.disable_progress_bar()
             transformers.utils.logging.set_verbosity_error()
-            return load(model or default, **loading)
+            logging.getLogger("accelerate").setLevel(logging.ERROR)
+            if other is not None:
+                return by(other, **{**loading, "revision": None})
+            return by(model or default, **loading)
 
         return command(*args, load_model=load_model, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> dict[int | str, str] | None:
+    """What `--max-memory` says, as accelerate takes it."""
+    if text is None:
+        return None
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(device.strip() and size.strip() for device, _, size in parts):
+        raise EditError(f"--max-memory {text!r} is not known; give 0=20GB,cpu=64GB, say")
+    return {int(d) if (d := device.strip()).isdecimal() else d: size.strip() for device, _, size in parts}
 
 
 def fact_options(command: Command) -> Command:
@@ -70,10 +99,16 @@ def fact_options(command: Command) -> Command:
         **kwargs: Any,
     ) -> Any:
         if (facts is None) == (subject is None and prompt is None):
-            raise click.UsageError("give either FACTS (a file, or - for standard input) or --subject and --prompt")
+            raise click.UsageError(
+                "give either FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
+            )
         needs_target = command.__name__ != "locate"
         if facts is not None:
-            return command(facts=read_facts(facts, need_targets=needs_target), **kwargs)
+            found = sift_facts(facts, need_targets=needs_target)
+            known = found.whole()
+            for note in () if kwargs.get("quiet") else found.noted():
+                click.echo(note, err=True)
+            return command(facts=known, **kwargs)
         if subject is None or prompt is None or (target is None and needs_target):
             raise click.UsageError("--subject, --prompt and --target belong together")
         return command(facts=[Fact(subject, prompt, target, previous)], **kwargs)

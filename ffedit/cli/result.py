@@ -86,6 +86,22 @@ def measured(editable: Editable, report: Report, traces: TraceSet | None = None,
     }
 
 
+def evaluated(editable: Editable, report: Report) -> dict[str, Any]:
+    """The result of `ffedit evaluate`: beside the means their intervals, those of known facts, and those by kind."""
+    found, (before, after), kinds = measured(editable, report), report.known, report.kinds
+    sides = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
+    return {
+        **found,
+        "intervals": {side: {name: asdict(one) for name, one in some.items()} for side, some in sides.items()},
+        "known": {
+            "facts": sum(one.scores.knew == 1 for one in report.facts_before),
+            "before": before.to_dict(),
+            "after": _scores(after),
+        },
+        "kinds": {"before": kinds[0], "after": kinds[1] if report.after else None},
+    }
+
+
 def applied(
     editable: Editable, edit: Edit, traces: TraceSet, report: Report, seconds: Mapping[str, float]
 ) -> dict[str, Any]:

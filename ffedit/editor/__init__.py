@@ -1,8 +1,8 @@
 """Write facts: choose keys and values, solve for the smallest change, keep it as an `Edit`."""
 
+from ffedit.corpus import Corpus, tokens_for
 from ffedit.editor.batch import Problem
-from ffedit.editor.config import PAPER, PRESETS, EditConfig
-from ffedit.editor.corpus import Corpus, tokens_for
+from ffedit.editor.config import PAPER, PAPER_MEMIT, PRESETS, EditConfig, preset
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.keys import Reading, read
 from ffedit.editor.methods import METHODS, Method, check_method, write
@@ -16,6 +16,7 @@ from ffedit.facts import by_subject
 __all__ = [
     "METHODS",
     "PAPER",
+    "PAPER_MEMIT",
     "PRESETS",
     "Corpus",
     "Edit",
@@ -34,6 +35,7 @@ __all__ = [
     "combine",
     "load_stats",
     "merge_stats",
+    "preset",
     "read",
     "save_stats",
     "tokens_for",

@@ -7,11 +7,12 @@ keys of earlier edits, those of the facts' own texts are kept (`algebra.steadied
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from ffedit.algebra import factor, null_space
-from ffedit.editor.batch import Problem, write_batch
+from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
 # Of the mean eigenvalue: makes the own texts' second moment, which may lack directions, positive definite.
@@ -28,4 +29,27 @@ def solve(problem: Problem) -> LowRank:
     return null_space(problem.W, problem.K, problem.V, U, problem.config.give_up, kept)
 
 
-alphaedit = partial(write_batch, "alphaedit", solve)
+def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
+    """What Δ = Δ P promises, and what came of it: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
+
+    K₀ are the keys of ordinary text, of which C tells the mean square (so ‖Δ K₀‖ is the root mean square change of what
+    a token reads), and those that earlier edits stored, column by column.
+
+    Returns:
+        `directions` of key space that Δ may use, the `share` of trace(C) that they hold, and `moved` and `bound` for
+        `text` and for `kept` keys.
+    """
+    U = problem.moments.unused(problem.config.null_share).to(problem.W.device)
+    C = problem.moments.C.to(problem.W.device)
+    inside, moved = float((U * (C @ U)).sum()), (delta.left.T @ delta.left) * (delta.right @ C @ delta.right.T)
+    text = {"moved": float(moved.sum().clamp(min=0)) ** 0.5, "bound": delta.norm() * inside**0.5}
+    kept = {
+        "keys": problem.kept.shape[1],
+        "moved": float((delta @ problem.kept).norm()),
+        "bound": delta.norm() * float((U.T @ problem.kept).norm()),
+    }
+    return {"directions": U.shape[1], "share": inside / float(C.trace()), "text": text, "kept": kept}
+
+
+SOLVER = Solver("alphaedit", solve, guarantee=guarantee)
+alphaedit = partial(write_batch, SOLVER)

@@ -7,20 +7,20 @@ keys that the changed layers below now give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffedit import hooks, replay
-from ffedit.algebra import double
+from ffedit.algebra import check_exact, double
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
+from ffedit.editor.job import Job, restored
 from ffedit.editor.keys import read
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target import choose_values
@@ -63,22 +63,35 @@ class Problem:
         return self.moments.C.to(self.own.device) + self.own
 
 
-Solve: TypeAlias = Callable[[Problem], LowRank]
+@dataclass(frozen=True)
+class Solver:
+    """How a method solves what one layer is to store.
+
+    Attributes:
+        name: of the method, for the provenance.
+        solve: the smallest change.
+        exact: it exists for independent keys only, so that others are refused before any value is chosen.
+        guarantee: what it promises of a solution, and what came of that, for the provenance, plain JSON.
+    """
+
+    name: str
+    solve: Callable[[Problem], LowRank]
+    exact: bool = False
+    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
 
 
-def write_batch(method: str, solve: Solve, job: Job) -> Edit:
-    """Store the facts of `job` in the value matrices of its layers by `solve`.
+def write_batch(solver: Solver, job: Job) -> Edit:
+    """Store the facts of `job` in the value matrices of its layers.
 
     Args:
-        method: its name, for the provenance.
-        solve: the smallest change that stores the facts of one layer.
+        solver: solves each layer.
         job: what to write; the values are chosen at the highest layer.
 
     Raises:
         EditError: there is no solution, or several layers are asked for where they cannot share a value.
     """
     editable, config, groups, memories = job.editable, job.config, job.groups, job.memories
-    record, subjects = Record(method, job), [group[0].subject for group in groups]
+    record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
     wordings = word(editable, groups, config)
     last = memories[-1]
     spread = len(memories) > 1
@@ -86,29 +99,34 @@ def write_batch(method: str, solve: Solve, job: Job) -> Edit:
     K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady)
     if spread:
         _check_added(editable, last, wordings[0], double(last.value) @ K[:, 0])
+    for memory in memories if solver.exact else ():
+        keys = K if memory is last else read_all(editable, memory, wordings, 0.0)[0]
+        check_exact(keys, record.kept[memory.address].to(keys.device))
     values = choose_values(editable, last, wordings, K, config, job.progress)
     deltas = torch.stack([value.delta for value in values], 1)
     before = _streams(editable, last, wordings) if spread else None
-    originals = [memory.value.clone() for memory in memories]
-    try:
+    with restored(memories):
         for i, memory in enumerate(memories):
             W = double(memory.value)
             R = deltas.to(W.device)
             if before is not None:
                 K, own = read_all(editable, memory, wordings, config.steady)
                 R = (R + (before - _streams(editable, last, wordings)).to(R.device)) / (len(memories) - i)
-            V = W @ K + R
             kept = record.kept[memory.address].to(W.device)
-            problem = Problem(W, K, V, job.stats[memory.address], own, kept, config)
-            delta = solve(problem)
-            record.add(memory, delta, subjects, K, V, divisions(delta, problem.C))
+            problem = Problem(W, K, W @ K + R, job.stats[memory.address], own, kept, config)
+            delta = store(record, memory, subjects, solver, problem)
             if memory is not last:
                 memory.write_(delta)
             job.progress("solving", i + 1, len(memories))
-    finally:
-        for memory, original in zip(memories, originals, strict=True):
-            memory.value.copy_(original)
     return record.edit(how_solved(groups, wordings, values))
+
+
+def store(record: Record, memory: KeyValueMemory, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
+    """Solve for one layer and note it: the change, which is not written."""
+    delta = solver.solve(problem)
+    told = divisions(delta, problem.C)
+    record.add(memory, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
+    return delta
 
 
 def read_all(

@@ -187,7 +187,7 @@ class Edit:
         if name in history.edits:
             raise EditError(f"the edit {name} is applied already to {editable.name}; undo it before applying it again")
         for address, delta in self.updates.items():
-            if address not in editable.memories or editable.memories[address].value.shape != delta.shape:
+            if address not in editable.memories or editable.memories[address].shape != delta.shape:
                 raise EditError(
                     f"the edit changes a value matrix {list(delta.shape)} in layer {address}, which {editable.name} "
                     "does not have; apply it to the model it was made for"

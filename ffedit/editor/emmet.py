@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from ffedit.algebra import equality
-from ffedit.editor.batch import Problem, write_batch
+from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
 
@@ -17,4 +17,5 @@ def solve(problem: Problem) -> LowRank:
     return equality(problem.W, problem.K, problem.V, problem.C, problem.kept)
 
 
-emmet = partial(write_batch, "emmet", solve)
+SOLVER = Solver("emmet", solve, exact=True)
+emmet = partial(write_batch, SOLVER)

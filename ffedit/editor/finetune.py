@@ -20,12 +20,14 @@ from ffedit import readout, replay
 from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
+from ffedit.editor.job import Job, restored
 from ffedit.editor.provenance import Record
 from ffedit.editor.wording import word
 from ffedit.errors import EditError
 from ffedit.hooks import frozen
 from ffedit.memory import KeyValueMemory
+from ffedit.placement import resident
+from ffedit.room import halving
 from ffedit.tokens import Encoded, batches, pad
 
 # How many tokens a batch holds, with all that their gradient needs.
@@ -41,34 +43,30 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
         job: what to write; of its numbers the contexts, `tune_steps`, `tune_rate` and `tune_bound`.
 
     Raises:
-        EditError: the loss is not finite.
+        EditError: the loss is not finite, or there is no memory for a single text.
     """
     editable, config = job.editable, job.config
     (memory,) = job.memories
     record = Record(method, job)
     wordings = word(editable, job.groups, replace(config, phrasings=0))
     texts = [p.text for wording in wordings for p in wording.prompts]
-    original = memory.value.clone()
-    W = double(original)
+    W = double(memory.value.clone())
     scale = float(W.square().mean().sqrt())
     # Trained in float32 at least, beside the stored weights: an Adam step may be smaller than a 16-bit rounding.
-    delta = torch.zeros_like(original, dtype=torch.float32)
+    delta = torch.zeros_like(memory.value, dtype=torch.float32)
     adam = torch.optim.Adam([delta], lr=config.tune_rate * scale)
     losses = []
-    try:
-        with frozen(editable.model):
-            for step in range(config.tune_steps):
-                loss, delta.grad = _loss_and_gradient(editable, memory, texts)
-                losses.append(loss)
-                if loss < config.stop:
-                    break
-                adam.step()
-                if bounded:
-                    delta.clamp_(-config.tune_bound * scale, config.tune_bound * scale)
-                memory.value.copy_(W + double(delta))
-                job.progress("fine-tuning", step + 1, config.tune_steps)
-    finally:
-        memory.value.copy_(original)
+    with resident(memory.module), restored([memory]), frozen(editable.model):
+        for step in range(config.tune_steps):
+            loss, delta.grad = _loss_and_gradient(editable, memory, texts)
+            losses.append(loss)
+            if loss < config.stop:
+                break
+            adam.step()
+            if bounded:
+                delta.clamp_(-config.tune_bound * scale, config.tune_bound * scale)
+            memory.set_(W + double(delta))
+            job.progress("fine-tuning", step + 1, config.tune_steps)
     if not torch.isfinite(delta).all():
         raise EditError("the loss is not finite: the model overflows; use a smaller tune_rate, or a wider dtype")
     record.add_dense(memory, delta)
@@ -76,17 +74,26 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
 
 
 def _loss_and_gradient(editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
-    """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, d_ff]."""
+    """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, d_ff].
+
+    Raises:
+        EditError: there is no memory for the gradient of a single text.
+    """
+
+    def part(rows: Sequence[int]) -> tuple[float, Tensor]:
+        some = [texts[row] for row in rows]
+        logits = replay.forward(editable, pad([e.ids for e in some]), readout.answer_reads(some))
+        lost = -readout.answer_sums(logits, some).sum() / len(texts)
+        (found,) = torch.autograd.grad(lost, memory.weight)
+        return float(lost.detach()), (found.T if memory.stored_transposed else found).float()
+
+    refusal = EditError("not enough memory for the gradient of a single text; use a smaller dtype, or another method")
     loss, gradient = 0.0, torch.zeros_like(memory.value, dtype=torch.float32)
     memory.weight.requires_grad_(True)
     try:
         for rows in batches([len(e.ids) for e in texts], TOKENS):
-            some = [texts[row] for row in rows]
-            logits = replay.forward(editable, pad([e.ids for e in some]), readout.answer_reads(some))
-            part = -readout.answer_sums(logits, some).sum() / len(texts)
-            (found,) = torch.autograd.grad(part, memory.weight)
-            gradient += (found.T if memory.stored_transposed else found).float()
-            loss += float(part.detach())
+            for lost, found in halving(part, rows, refusal):
+                loss, gradient = loss + lost, gradient + found
     finally:
         memory.weight.requires_grad_(False)
     return loss, gradient

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ffedit.anatomy import Editable
@@ -45,3 +46,14 @@ class Job:
     def groups(self) -> list[list[Fact]]:
         """The facts, those of one subject together."""
         return by_subject(self.facts)
+
+
+@contextmanager
+def restored(memories: Sequence[KeyValueMemory]) -> Iterator[None]:
+    """What the block writes into `memories` is gone afterwards, bit for bit."""
+    originals = [memory.value.clone() for memory in memories]
+    try:
+        yield
+    finally:
+        for memory, original in zip(memories, originals, strict=True):
+            memory.set_(original)

@@ -6,7 +6,9 @@ the algebra. Beside it stand the keys of all other tokens of these texts, which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,9 +16,11 @@ from torch import Tensor
 from ffedit import algebra, replay
 from ffedit.anatomy import Editable
 from ffedit.editor.wording import Wording
+from ffedit.errors import EditError
 from ffedit.hooks import captured
 from ffedit.memory import KeyValueMemory
-from ffedit.tokens import pad
+from ffedit.room import halving
+from ffedit.tokens import Encoded, pad
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +46,23 @@ class Reading:
 
 
 def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Reading:
-    """Run the texts of `wording` up to the layer of `memory`."""
+    """Run the texts of `wording` up to the layer of `memory`, in parts where memory fails.
+
+    Raises:
+        EditError: there is no memory for a single text.
+    """
     texts = [p.text for p in (*wording.prompts, *wording.essence, *wording.phrasings)]
+    refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
+    parts = zip(*halving(partial(_run, editable, memory), texts, refusal), strict=True)
+    same, stream, beside = (torch.cat(part) for part in parts)
+    stated = torch.tensor([bool(e.target_ids) for e in texts])
+    return Reading(
+        k=algebra.double(same[stated]).mean(0), stream=algebra.double(stream[stated]).mean(0), same=same, beside=beside
+    )
+
+
+def _run(editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of `texts`: keys and residual stream at each subject's last token, and the keys of all other tokens."""
     ids, layer = pad([e.ids for e in texts]), memory.address.layer
     block = {0: editable.layers[layer]}
     with captured({0: memory.module}, inputs=True) as entering, captured(block) as leaving:
@@ -52,11 +71,4 @@ def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Readin
     at = torch.arange(len(texts)), torch.tensor([e.subject_last for e in texts])
     beside = torch.arange(ids.shape[1]) < torch.tensor([len(e.ids) for e in texts])[:, None]
     beside[at] = False
-    stated = torch.tensor([bool(e.target_ids) for e in texts])
-    same = keys[at]
-    return Reading(
-        k=algebra.double(same[stated]).mean(0),
-        stream=algebra.double(stream[at][stated]).mean(0),
-        same=same,
-        beside=keys[beside],
-    )
+    return keys[at], stream[at], keys[beside]

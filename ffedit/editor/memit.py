@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from ffedit.algebra import least_squares
-from ffedit.editor.batch import Problem, write_batch
+from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
 
@@ -18,4 +18,5 @@ def solve(problem: Problem) -> LowRank:
     return least_squares(problem.W, problem.K, problem.V, problem.C, problem.config.give_up, problem.kept)
 
 
-memit = partial(write_batch, "memit", solve)
+SOLVER = Solver("memit", solve)
+memit = partial(write_batch, SOLVER)

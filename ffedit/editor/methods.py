@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from ffedit.anatomy import Editable
 from ffedit.conflicts import check_facts
+from ffedit.corpus import Corpus
 from ffedit.editor.alphaedit import alphaedit
 from ffedit.editor.config import EditConfig
-from ffedit.editor.corpus import Corpus
 from ffedit.editor.edit import Edit
 from ffedit.editor.emmet import emmet
 from ffedit.editor.finetune import ft, ft_l
@@ -23,6 +23,7 @@ from ffedit.facts import Fact, by_subject
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
 from ffedit.progress import Progress, silent
+from ffedit.room import enough_memory
 
 
 @dataclass(frozen=True)
@@ -154,4 +155,10 @@ def write(
     if chosen.statistics:
         memories = [editable.memories[layer] for layer in sorted(layers)]
         moments = moments_for(editable, memories, stats, len(by_subject(facts)), config.seed, progress)
-    return chosen.run(Job(editable, facts, sorted(layers), config, moments, after, progress))
+    counted = f"{len(facts)} fact{'' if len(facts) == 1 else 's'}"
+    refusal = EditError(
+        f"not enough memory to write {counted} by {method}: beside the model, some matrices of d_ff² float64 "
+        "numbers are needed; write fewer facts or layers, or use another --device"
+    )
+    with enough_memory(refusal):
+        return chosen.run(Job(editable, facts, sorted(layers), config, moments, after, progress))

@@ -213,7 +213,7 @@ class Objective:
                 continue
             reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
             width = bucket.recording.ids.shape[1] - int(bucket.starts.min())
-            each = width * layers * ACTIVATIONS * len(self.memory.value) + 3 * reads * bucket.before.shape[1]
+            each = width * layers * ACTIVATIONS * self.memory.shape[0] + 3 * reads * bucket.before.shape[1]
             yield from ((bucket, part) for part in some.split(max(1, int(most // each))))
 
     def _run(self, bucket: _Bucket, some: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,7 +265,7 @@ def _end(p: Phrasing) -> int:
 
 def size(editable: Editable, memory: KeyValueMemory, wording: Wording) -> int:
     """How many numbers an `Objective` keeps for a wording, about."""
-    width, layers = len(memory.value), len(editable.layers) - memory.address.layer
+    width, layers = memory.shape[0], len(editable.layers) - memory.address.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     texts = (*wording.prompts, *wording.essence, *wording.phrasings)
     furthest = max(p.text.subject_last for p in texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -66,13 +67,19 @@ class Record:
         keys: Tensor,
         values: Tensor,
         division: Sequence[float],
+        guarantee: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Note the change of one memory: key [d_ff, n], value [d_model, n] and division factor of each subject."""
+        """Note the change of one memory: key [d_ff, n], value [d_model, n] and division factor of each subject.
+
+        `guarantee` is what the method promises of it, and what came of that.
+        """
         at = memory.address
         self._about["subjects"][str(at)] = list(subjects)
         self._updates[at] = delta.cpu()
         self._keys[at], self._values[at] = keys.cpu(), values.cpu()
         self._about["division"][str(at)] = list(division)
+        if guarantee:
+            self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
 
     def add_dense(self, memory: KeyValueMemory, delta: Tensor) -> None:
         """Note a change, [d_model, d_ff], that was not solved for."""

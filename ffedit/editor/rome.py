@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from ffedit.algebra import double, equality
+from ffedit.algebra import check_exact, double, equality
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
+from ffedit.editor.job import Job, restored
 from ffedit.editor.keys import read
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target import choose_values
@@ -30,13 +30,13 @@ def rome(job: Job) -> Edit:
     (memory,) = job.memories
     record = Record("rome", job)
     kept, C = record.kept[memory.address], job.stats[memory.address].C
-    original = memory.value.clone()
     deltas, keys, factors, wordings, values = [], [], [], [], []
-    try:
+    with restored([memory]):
         for i, group in enumerate(groups):
             (wording,) = word(editable, [group], config)
             reading = read(editable, memory, wording)
             k = reading.k[:, None]
+            check_exact(k, kept)
             (value,) = choose_values(editable, memory, [wording], k, config, _part(job.progress, i, len(groups)))
             W = double(memory.value)
             around = reading.steadied(C.to(W.device), config.steady)
@@ -48,8 +48,6 @@ def rome(job: Job) -> Edit:
             keys.append(k)
             wordings.append(wording)
             values.append(value)
-    finally:
-        memory.value.copy_(original)
     total = LowRank(torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas]))
     V = torch.stack([value.v for value in values], 1)
     record.add(memory, total, [group[0].subject for group in groups], torch.cat(keys, 1), V, factors)

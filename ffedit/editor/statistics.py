@@ -25,14 +25,16 @@ from torch import Tensor
 
 from ffedit import cache, replay
 from ffedit.anatomy import Editable
-from ffedit.editor.corpus import Corpus, given, identity, row_length, sampled, tokens_for
-from ffedit.editor.unfinished import resume_pass, save_pass, undivided
+from ffedit.corpus import Corpus, given, identity, row_length, sampled, tokens_for
+from ffedit.editor.unfinished import resume_pass, save_pass
 from ffedit.errors import EditError
 from ffedit.fingerprint import fingerprint
 from ffedit.hooks import fed, only_at
+from ffedit.interrupts import undivided
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments, MomentsFitter
 from ffedit.progress import Progress, silent
+from ffedit.room import enough_memory, halving
 
 # A few thousand keys: enough for full speed of their products, few enough for float32.
 ROWS_PER_BATCH = 64
@@ -82,16 +84,17 @@ def collect(
         fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
         for memory in missing:
             at = memory.address
-            found[at] = fitters.pop(at).moments(
-                f"{corpus}, weighted by {corpus.weighting}",
-                marks[at],
-                texts=(beginning,),
-                model=editable.name,
-                address=str(at),
-                dtype=str(memory.weight.dtype).removeprefix("torch."),
-                weighting=corpus.weighting,
-                seconds=seconds,
-            )
+            with enough_memory(_no_room(missing)):
+                found[at] = fitters.pop(at).moments(
+                    f"{corpus}, weighted by {corpus.weighting}",
+                    marks[at],
+                    texts=(beginning,),
+                    model=editable.name,
+                    address=str(at),
+                    dtype=str(memory.weight.dtype).removeprefix("torch."),
+                    weighting=corpus.weighting,
+                    seconds=seconds,
+                )
             cache.write(whole[at] if found[at].count == len(ids) else part[at], found[at].save)
         if unfinished.exists():
             unfinished.unlink()
@@ -219,20 +222,45 @@ def _batch(
     weights: Tensor | None,
     length: int,
 ) -> None:
-    """Run `ids` [n] in rows of `length` up to the last of `memories`; each fitter takes its keys as they pass."""
+    """Run `ids` [n] in rows of `length` up to the last of `memories`; each fitter takes its keys as they pass.
+
+    Where memory fails, some rows follow others. A run that failed has passed the lower layers: what a fitter has taken
+    of the batch it does not take again.
+
+    Raises:
+        EditError: there is no memory for a single row.
+    """
     rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
     rows.view(-1)[: len(ids)] = ids
+    taken = dict.fromkeys(fitters, 0)
+    deepest, nowhere = memories[-1], torch.tensor([0])
 
-    def take(fitter: MomentsFitter, keys: Tensor) -> Tensor:
-        fitter.update(keys.reshape(-1, keys.shape[-1])[: len(ids)], weights)
+    def take(address: Address, some: Sequence[int], keys: Tensor) -> Tensor:
+        now = slice(taken[address], min((some[-1] + 1) * length, len(ids)))
+        if now.start < now.stop:
+            new = keys.reshape(-1, keys.shape[-1])[now.start - some[0] * length : now.stop - some[0] * length]
+            last = now.stop == len(ids)
+            fitters[address].update(new, None if weights is None else weights[now], last)
+            taken[address] = now.stop
         return keys
 
-    deepest, nowhere = memories[-1], torch.tensor([0])
-    with ExitStack() as stack:
-        for memory in memories:
-            stack.enter_context(fed(memory.module, partial(take, fitters[memory.address])))
-        stack.enter_context(only_at(deepest.module, nowhere, nowhere))  # what it gives, nothing reads
-        replay.run_to(editable, rows, deepest.address.layer)
+    def run(some: Sequence[int]) -> None:
+        with ExitStack() as stack:
+            for memory in memories:
+                stack.enter_context(fed(memory.module, partial(take, memory.address, some)))
+            stack.enter_context(only_at(deepest.module, nowhere, nowhere))  # what it gives, nothing reads
+            replay.run_to(editable, rows[list(some)], deepest.address.layer)
+
+    for _ in halving(run, range(len(rows)), _no_room(memories)):
+        pass
+
+
+def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
+    return EditError(
+        f"not enough memory for the key statistics of {len(memories)} layers: the sums of each are 2 · d_ff² float64 "
+        f"numbers ({16 * max(memory.d_ff for memory in memories) ** 2 / 1e9:.2g} GB); collect fewer layers at once, "
+        "or use another --device"
+    )
 
 
 def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> bool:

@@ -6,8 +6,10 @@ new object, while its other distributions about the subject stay (ROME, arXiv 22
     L(δ) = − mean log P(o* | x, δ)  +  λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖W k*‖²
 
 While the new object stays unlikely in some context, the optimisation goes on with λ and μ eased: an edit that does not
-take keeps nothing. Where it is likely in all of them from the start, δ is 0. Many values are optimised together, each
-with its own loss, its own Adam and its own end, so that what is found for one does not depend on its company.
+take keeps nothing. Where the bare prompt says it from the start, δ is 0: in other contexts an edit arrives at keys
+beside k*, so that one which is in the model already need not reach the same in all of them. Many values are optimised
+together, each with its own loss, its own Adam and its own end, so that what is found for one does not depend on its
+company.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ffedit.errors import EditError
 from ffedit.hooks import frozen
 from ffedit.memory import KeyValueMemory
 from ffedit.progress import Progress, silent
-from ffedit.room import out_of_memory, room
+from ffedit.room import halving, room
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,9 @@ def choose_values(
     Raises:
         EditError: the loss is not finite, or there is no memory for a single subject.
     """
+    refusal = EditError(
+        "not enough memory to choose a single value; use fewer phrasings or contexts, or a smaller dtype"
+    )
     W = double(memory.value)
     current = (W @ keys.to(W.device)).T
     values: list[Value] = []
@@ -78,7 +83,11 @@ def choose_values(
             def advance(stage: str, done: int, total: int, first: int = first, count: int = last - first) -> None:
                 progress(stage, first * total + done * count, len(wordings) * total)
 
-            values += _choose(editable, memory, wordings[first:last], current[first:last], config, advance)
+            def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
+                one = Objective(editable, memory, [wordings[i] for i in some], config)
+                return _optimise(one, current[list(some)], config, advance)
+
+            values += [value for part in halving(choose, range(first, last), refusal) for value in part]
     return values
 
 
@@ -94,30 +103,6 @@ def _groups(editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wordi
     yield first, len(wordings)
 
 
-def _choose(
-    editable: Editable,
-    memory: KeyValueMemory,
-    wordings: Sequence[Wording],
-    current: Tensor,
-    config: EditConfig,
-    progress: Progress,
-) -> list[Value]:
-    """The values of a group; halved as often as the memory asks for."""
-    try:
-        return _optimise(Objective(editable, memory, wordings, config), current, config, progress)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        if len(wordings) == 1:
-            raise EditError(
-                "not enough memory to choose a single value; use fewer phrasings or contexts, or a smaller dtype"
-            ) from error
-    # Outside the handler, where the error no longer holds the failed run's tensors.
-    half = len(wordings) // 2
-    parts = (wordings[:half], current[:half]), (wordings[half:], current[half:])
-    return [value for some, at in parts for value in _choose(editable, memory, some, at, config, progress)]
-
-
 def _optimise(objective: Objective, current: Tensor, config: EditConfig, progress: Progress) -> list[Value]:
     """Minimise each loss by Adam; `current` is W k* of each value, [n, d_model], float64."""
     device, n = objective.editable.device, len(current)
@@ -131,9 +116,9 @@ def _optimise(objective: Objective, current: Tensor, config: EditConfig, progres
     z = [torch.zeros(current.shape[1], dtype=dtype, device=device) for _ in range(n)]
     losses: list[list[float]] = [[] for _ in range(n)]
     said = objective.said(torch.stack(z))
+    unknown = torch.tensor([exp(min(fact[0] for fact in facts)) < config.enough for facts in said])
     for attempt in range(config.attempts):
-        # What is said already in every context needs no change, or no more of it.
-        going = torch.tensor([exp(min(min(fact) for fact in facts)) < config.enough for facts in said])
+        going = unknown & torch.tensor([exp(min(map(min, facts))) < config.enough for facts in said])
         if not going.any():
             break
         ease = config.ease**attempt

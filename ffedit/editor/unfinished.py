@@ -6,10 +6,7 @@ Between two batches the sums are whole. An interrupt (Ctrl-C) waits for that mom
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -54,21 +51,3 @@ def resume_pass(path: Path, fitters: Mapping[Address, MomentsFitter]) -> float:
             return float(about["seconds"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise EditError(f"{path}: not an unfinished pass of ffedit's ({error}); delete it") from error
-
-
-@contextmanager
-def undivided() -> Iterator[None]:
-    """Let an interrupt wait for the end of the block: what it adds up is added wholly or not at all."""
-    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted, or may ask not to be
-    before = signal.getsignal(signal.SIGINT)
-    if not ours or before is None:
-        yield
-        return
-    waiting: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting:
-        signal.raise_signal(signal.SIGINT)

@@ -1,6 +1,20 @@
 """Measure an edit: efficacy, generalisation, specificity and what else moved, before and after."""
 
 from ffedit.evaluator.evaluate import Evaluation, evaluate
+from ffedit.evaluator.generic import GenericText
+from ffedit.evaluator.intervals import Interval, interval, paired
 from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
 
-__all__ = ["NAMES", "Evaluation", "FactScores", "Report", "Scores", "evaluate", "mean_scores"]
+__all__ = [
+    "NAMES",
+    "Evaluation",
+    "FactScores",
+    "GenericText",
+    "Interval",
+    "Report",
+    "Scores",
+    "evaluate",
+    "interval",
+    "mean_scores",
+    "paired",
+]

@@ -1,4 +1,4 @@
-"""Ask a model all the questions of some facts, in batches, and score the answers; once before an edit and once after.
+"""Ask a model all the questions of some facts, and score the answers; once before an edit and once after.
 
 The same prompts and the same old objects are used both times: where a fact names no old object, what the model says
 before the edit stands in for it.
@@ -6,27 +6,28 @@ before the edit stands in for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from ffedit import readout, replay
 from ffedit.anatomy import Editable
-from ffedit.errors import FactError
-from ffedit.evaluator.scores import FactScores, Report, Scores, combined, mean_scores
-from ffedit.facts import Fact, Probe
+from ffedit.errors import EditError, FactError
+from ffedit.evaluator.asking import BUDGET, Context, ask
+from ffedit.evaluator.generic import GenericText
+from ffedit.evaluator.metrics import term_weights
+from ffedit.evaluator.questions import questions
+from ffedit.evaluator.scores import FactScores, Report, mean_scores
+from ffedit.evaluator.scoring import Heard, prompt_of, scored, wanted
+from ffedit.evaluator.speaking import Spoken, sampled
+from ffedit.evaluator.usual import Usual
+from ffedit.facts import Fact
 from ffedit.progress import Progress, silent
-from ffedit.tokens import Encoded, decode, encode, pad
 
-# Of the generic text on which drift is measured; another seed than any that an edit uses.
-DRIFT_SEED = 77_000
-DRIFT_ROWS, DRIFT_TOKENS = 16, 32
-SAID_TOKENS = 8
+# How the two tokenizers are compared.
+PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京 Zürich\t"
 
 
 class Applicable(Protocol):
@@ -37,148 +38,145 @@ class Applicable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Questions:
-    """One fact's prompts in tokens; each pair is (new object, old or true object) after one prompt."""
-
-    fact: Fact
-    prompt: tuple[Encoded, Encoded]
-    paraphrases: tuple[tuple[Encoded, Encoded], ...]
-    neighbors: tuple[tuple[Encoded, Encoded], ...]
-    same_subject: tuple[tuple[Encoded, Encoded], ...]
-
-
 class Evaluation:
     """The questions of some facts, prepared on the model before any edit, to be asked as often as wanted.
 
+    Args:
+        editable: the unedited model.
+        facts: all facts of the edit: prompts of one that are edited for another do not count.
+        progress: told how far it is.
+        full: also measure what takes longest: sampled text (entropy, consistency), neighbors behind the edit's
+            sentence.
+        only: places of the facts to ask about, a share for one of several processes; None for all.
+        budget: padded tokens in a batch.
+
+    Attributes:
+        before: the scores of the unedited model.
+
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
+        ModelError: the model's numbers are not finite.
     """
 
-    def __init__(self, editable: Editable, facts: Sequence[Fact]) -> None:
+    def __init__(
+        self,
+        editable: Editable,
+        facts: Sequence[Fact],
+        progress: Progress = silent,
+        full: bool = False,
+        only: Sequence[int] | None = None,
+        budget: int = BUDGET,
+    ) -> None:
         if not facts:
             raise FactError("no facts to evaluate; give at least one")
-        self.editable = editable
-        asked = {text for fact in facts for text in (fact.text, *fact.paraphrase_texts)}
-        self._questions = [self._prepare(fact, asked) for fact in facts]
+        self.editable, self._progress, self._budget = editable, progress, budget
+        places = range(len(facts)) if only is None else only
+        found = questions(editable, [facts[i] for i in places], facts, full)
+        self._questions = dict(zip(places, found, strict=True))
+        self._weights = term_weights([text for fact in facts for text in fact.references])
+        neighbors = [prompt_of(pair.true) for q in found for pair in q.neighbors]
+        self._usual = Usual(neighbors, editable.model.config.get_text_config().vocab_size)
+        self._before = self._hear(editable, places, first=True)
+        self.before = self._score(self._before, places)
 
-    def _prepare(self, fact: Fact, asked: set[str]) -> _Questions:
-        new = fact.new_object
-        if fact.previous is None:
-            encoded = encode(self.editable.tokenizer, fact.text, span=fact.span, max_tokens=self.editable.max_tokens)
-            own = readout.with_own_answer(self.editable, encoded)
-            old = decode(self.editable.tokenizer, own.target_ids).strip() or new
-        else:
-            old = fact.previous
+    def scores(self, editable: Editable | None = None, only: Sequence[int] | None = None) -> tuple[FactScores, ...]:
+        """Ask everything of the model as it is now.
 
-        def probes(some: Sequence[Probe]) -> tuple[tuple[Encoded, Encoded], ...]:
-            # A probe whose own fact is edited in this batch is expected to move.
-            return tuple(self._pair(p.prompt, new, p.target) for p in some if p.prompt not in asked)
+        Args:
+            editable: another model with the same tokenizer, an edited one; None for the one that was prepared on.
+            only: places of facts, among those prepared; None for all of these.
 
-        return _Questions(
-            fact,
-            self._pair(fact.text, new, old),
-            tuple(self._pair(text, new, old) for text in fact.paraphrase_texts),
-            probes([replace(p, target=p.target or old) for p in fact.neighbor_probes]),
-            probes(fact.same_subject_probes),
-        )
+        Raises:
+            ModelError: the model's numbers are not finite.
+        """
+        places = list(self._questions) if only is None else only
+        return self._score(self._hear(editable or self.editable, places), places)
 
-    def _pair(self, prompt: str, new: str, true: str | None) -> tuple[Encoded, Encoded]:
-        """The prompt with the new object, and with the true one (the model's own answer where there is none)."""
-        tokenizer, limit = self.editable.tokenizer, self.editable.max_tokens
-        first = encode(tokenizer, prompt, new, max_tokens=limit)
-        if true is None:
-            return first, readout.with_own_answer(self.editable, encode(tokenizer, prompt, max_tokens=limit))
-        return first, encode(tokenizer, prompt, true, max_tokens=limit)
+    def _score(self, heard: Heard, places: Sequence[int]) -> tuple[FactScores, ...]:
+        return tuple(scored(self._questions[i], i, heard, self._before, self._weights) for i in places)
 
-    def scores(self) -> tuple[FactScores, ...]:
-        """Ask everything of the model as it is now."""
-        pairs = [pair for q in self._questions for pair in (q.prompt, *q.paraphrases, *q.neighbors, *q.same_subject)]
-        texts = list(dict.fromkeys(e for pair in pairs for e in pair))
-        log_probs = readout.answer_log_probs(self.editable, texts)
-        probability = {e: float(lp.double().mean().exp()) for e, lp in zip(texts, log_probs, strict=True)}
-        spoken = self._spoken()
-        return tuple(self._score(q, probability, spoken) for q in self._questions)
+    def _hear(self, editable: Editable, places: Sequence[int], first: bool = False) -> Heard:
+        some = {i: self._questions[i] for i in places}
+        divergences: dict[Context, float] = {}
 
-    def _spoken(self) -> dict[Encoded, tuple[int, ...]]:
-        """What the model says freely where it matters: after the fact's prompt and after same-subject prompts."""
-        asked = [e for q in self._questions for e in (q.prompt[0], *(true for _, true in q.same_subject))]
-        asked = list(dict.fromkeys(asked))
-        count = max(SAID_TOKENS, *(len(e.target_ids) for e in asked))
-        said = readout.continuations(self.editable, [e.ids[: e.answer] for e in asked], count)
-        return {e: tuple(ids) for e, ids in zip(asked, said, strict=True)}
+        def listen(contexts: list[Context], log_probs: Tensor) -> None:
+            if first:
+                self._usual.keep(contexts, log_probs)
+            divergences.update(zip(contexts, self._usual.compare(contexts, log_probs), strict=True))
 
-    def _score(
-        self, q: _Questions, probability: dict[Encoded, float], spoken: dict[Encoded, tuple[int, ...]]
-    ) -> FactScores:
-        def rate(pairs: Sequence[tuple[Encoded, Encoded]], wins: Callable[[float, float], bool]) -> float | None:
-            return fmean(wins(probability[a], probability[b]) for a, b in pairs) if pairs else None
-
-        def gap(pairs: Sequence[tuple[Encoded, Encoded]], sign: int) -> float | None:
-            return fmean(sign * (probability[a] - probability[b]) for a, b in pairs) if pairs else None
-
-        def says(e: Encoded) -> bool:
-            return spoken[e][: len(e.target_ids)] == e.target_ids
-
-        efficacy = rate([q.prompt], lambda new, old: new > old)
-        paraphrase = rate(q.paraphrases, lambda new, old: new > old)
-        specificity = rate(q.neighbors, lambda new, true: true > new)
-        scores = Scores(
-            efficacy=efficacy,
-            paraphrase=paraphrase,
-            specificity=specificity,
-            same_subject=fmean(says(true) for _, true in q.same_subject) if q.same_subject else None,
-            score=combined(efficacy, paraphrase, specificity),
-            generation=float(says(q.prompt[0])),
-            efficacy_magnitude=gap([q.prompt], 1),
-            paraphrase_magnitude=gap(q.paraphrases, 1),
-            specificity_magnitude=gap(q.neighbors, -1),
-            same_subject_magnitude=gap(q.same_subject, -1),
-        )
-        said = decode(self.editable.tokenizer, spoken[q.prompt[0]], special=False)
-        return FactScores(q.fact, scores, " ".join(said.split()))
-
-
-@torch.no_grad()
-def next_token_log_probs(editable: Editable, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Log-probabilities of the next token all along `rows` of equal length, [tokens, vocabulary], on the CPU."""
-    ids = pad(rows)
-    reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
-    return replay.forward(editable, ids, reads).float().log_softmax(-1).cpu()
+        texts = dict.fromkeys(text for q in some.values() for text in q.texts)
+        says = [one for q in some.values() for one in wanted(q)]
+        closed = {one.text for one in says if one.settled and one.count > len(one.text.target_ids)}
+        answers = ask(editable, texts, self._budget, closed, self._usual.contexts, listen, self._progress)
+        spoken = Spoken(editable, says, answers)
+        prompts = [(i, prompt) for i, q in some.items() for prompt in q.generation]
+        drawn: dict[int, list[str]] = {i: [] for i in places}
+        for (i, _), text in zip(prompts, sampled(editable, prompts), strict=True):
+            drawn[i].append(text)
+        return Heard(answers, spoken, divergences, drawn)
 
 
 def evaluate(
-    editable: Editable, facts: Sequence[Fact], edit: Applicable | None = None, progress: Progress = silent
+    editable: Editable,
+    facts: Sequence[Fact],
+    edit: Applicable | None = None,
+    progress: Progress = silent,
+    edited: Editable | None = None,
+    text: str | Path | None = None,
+    full: bool = False,
 ) -> Report:
-    """Score `facts` on the model as it is, and again with `edit` applied; the model is left as it was.
+    """Score `facts` on the model as it is, and again on the edited one; the model is left as it was.
+
+    Args:
+        editable: the unedited model.
+        facts: what was or will be edited.
+        edit: applied for the second measurement.
+        progress: told how far it is.
+        edited: in place of `edit`, another model: a checkpoint that was edited by anything.
+        text: a file for drift and perplexity; None for text that the model samples.
+        full: also measure what takes longest, as `Evaluation`.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
-        EditError: the edit does not belong to this model.
+        EditError: the edit does not belong to this model, the edited model has another tokenizer, or the text file
+            cannot be read.
+        ModelError: the model's numbers are not finite.
     """
-    evaluation = Evaluation(editable, facts)
-    progress("measuring", 0, 2)
-    before = evaluation.scores()
-    progress("measuring", 1, 2)
-    if edit is None:
-        return Report(mean_scores(f.scores for f in before), None, before, None)
-    generic = readout.own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
-    usual = next_token_log_probs(editable, generic)
-    with edit.applied(editable):
-        after = evaluation.scores()
-        changed = next_token_log_probs(editable, generic)
-    drift = float((usual.exp() * (usual - changed)).sum(-1).mean())
-    progress("measuring", 2, 2)
-    return Report(
-        mean_scores((f.scores for f in before), perplexity=_perplexity(usual, generic)),
-        mean_scores((f.scores for f in after), drift, _perplexity(changed, generic)),
-        before,
-        after,
+    if edit is not None and edited is not None:
+        raise EditError("an edit and an edited model were given; give one of them")
+    if edited is not None:
+        check_tokenizers(editable, edited)
+    measured = edit is not None or edited is not None
+    generic = GenericText(editable, text) if measured or text is not None else None
+    usual = None if generic is None else generic.perplexity
+    evaluation = Evaluation(editable, facts, progress, full)
+    before = evaluation.before
+    whole = mean_scores((one.scores for one in before), perplexity=usual)
+    if generic is None or not measured:
+        return Report(whole, None, before, None)
+    with edit.applied(editable) if edit is not None else nullcontext():
+        after = evaluation.scores(edited)
+        drift, changed = generic.measure(edited)
+    return Report(whole, mean_scores((one.scores for one in after), drift, changed), before, after)
+
+
+def check_tokenizers(editable: Editable, edited: Editable) -> None:
+    """Refuse a model that reads text in other tokens: its answers cannot be held against those of the base.
+
+    Raises:
+        EditError: the tokenizers or the vocabularies differ.
+    """
+    one, other = editable.tokenizer, edited.tokenizer
+    sizes = [e.model.config.get_text_config().vocab_size for e in (editable, edited)]
+    if one.get_vocab() != other.get_vocab():
+        found = f"{len(other.get_vocab())} tokens, {len(one.get_vocab())} in the base, not the same ones"
+    elif one(PROBE, verbose=False)["input_ids"] != other(PROBE, verbose=False)["input_ids"]:
+        found = "the same tokens, used in another way"
+    elif sizes[0] != sizes[1]:
+        found = f"{sizes[1]} logits, {sizes[0]} in the base"
+    else:
+        return
+    raise EditError(
+        f"{edited.name}: its tokenizer differs from that of {editable.name} ({found}); an edited checkpoint with the "
+        "tokenizer of its base was expected"
     )
-
-
-def _perplexity(log_probs: Tensor, rows: Sequence[Sequence[int]]) -> float:
-    """Of `rows` of equal length, each but its first token, from `next_token_log_probs`."""
-    ids = pad(rows)
-    found = log_probs.reshape(*ids.shape, -1)[:, :-1].gather(-1, ids[:, 1:, None])
-    return float((-found.double().mean()).exp())

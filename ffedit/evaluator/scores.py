@@ -1,28 +1,52 @@
-"""What is measured, in the field's terms.
+"""What is measured, in the field's terms. The formulas are those of `metrics`; a fact's score is their mean over the
+fact's prompts, the score of several facts the mean over facts.
 
-With p(o | x) the geometric-mean token probability of object o after prompt x, exp of the mean log-probability of its
-tokens, as CounterFact compares it (Meng et al. 2022, arXiv 2202.05262, section 3.3 and appendix):
+The seven of the headline, and their magnitudes:
 
-    efficacy      share of edited prompts with p(new) > p(old); magnitude: mean p(new) − p(old). Up.
+    efficacy      share of edited prompts with nll(new) < nll(old); magnitude: mean p(new) − p(old). Up.
     paraphrase    the same over other wordings of the fact. Up.
-    specificity   share of neighbors (other subjects) with p(true) > p(new); magnitude: mean p(true) − p(new). Keep.
+    specificity   share of neighbors (other subjects) with nll(true) < nll(new); magnitude: p(true) − p(new). Keep.
     same_subject  share of prompts on other facts of the subject that free greedy generation still answers with the true
                   object (where it is given) or with what the model said before; magnitude: mean p(true) − p(new). Keep.
     score         harmonic mean of efficacy, paraphrase and specificity, as published. Up.
     generation    share of edited prompts after which free greedy generation says the new object, all of it. Up.
     drift         mean KL(before ‖ after) of next-token distributions over generic text, nats per token. Zero is best.
-    perplexity    exp of the mean −log p of the tokens of that text, which the unedited model has sampled. Keep.
 
-A score that nothing was there to measure is None, never 0 or 1. Scores of several facts are means over facts, each
-fact first averaged over its prompts.
+With and without teacher forcing (arXiv 2502.11177), of the edited prompt and of other wordings:
+
+    teacher_forced      share of prompts of whose new object every token is the argmax after the true ones. Up.
+    token_accuracy      mean share of such tokens: efficacy of zsRE. Up.
+    teacher_forced_gap  teacher_forced − generation: where the model says more than the object, or spells it otherwise;
+                        the published gap is that of token_accuracy to generation. Zero is best.
+    paraphrase_token_accuracy, paraphrase_generation   the same over other wordings; the first is zsRE's paraphrase. Up.
+
+What follows, and what else moved:
+
+    portability         share of prompts on what follows from the edit after which free greedy generation says it. Up.
+    portability_token_accuracy   the same, teacher-forced: as KnowEdit publishes it. Up.
+    locality            share of unrelated questions that free greedy generation answers as before the edit. Keep.
+    locality_argmax     share of their answers' tokens with the argmax of before, teacher-forced: zsRE, KnowEdit. Keep.
+    neighbor_with_edit  specificity where the edit's sentence stands before the neighbor (CounterFact+). Keep.
+    divergence          mean KL(before ‖ after) of the next token after neighbors, nats per token. Zero is best.
+    entropy             of bigrams and trigrams in sampled text about the subject, bits. Keep.
+    consistency         TF-IDF cosine of that text with the fact's references. Up.
+    perplexity          exp of the mean −log p of the tokens of the generic text. Keep.
+    knew                share of facts whose old object, where one is named, free greedy generation says.
+
+A score that nothing was there to measure is None, never 0 or 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from statistics import fmean, harmonic_mean
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from statistics import fmean
+from typing import Any
 
+from ffedit.evaluator import intervals
+from ffedit.evaluator.intervals import Interval
+from ffedit.evaluator.metrics import harmonic
 from ffedit.facts import Fact
 
 NAMES = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "generation", "drift")
@@ -44,19 +68,53 @@ class Scores:
     specificity_magnitude: float | None = None
     same_subject_magnitude: float | None = None
     perplexity: float | None = None
+    teacher_forced: float | None = None
+    token_accuracy: float | None = None
+    teacher_forced_gap: float | None = None
+    paraphrase_token_accuracy: float | None = None
+    paraphrase_generation: float | None = None
+    portability: float | None = None
+    portability_token_accuracy: float | None = None
+    locality: float | None = None
+    locality_argmax: float | None = None
+    neighbor_with_edit: float | None = None
+    neighbor_with_edit_magnitude: float | None = None
+    divergence: float | None = None
+    entropy: float | None = None
+    consistency: float | None = None
+    knew: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Plain numbers by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class FactScores:
-    """One fact's scores, and what the model said to its prompt by itself."""
+    """One fact's scores.
+
+    Attributes:
+        fact: what was asked for.
+        scores: of this fact alone.
+        says: what the model said to its prompt by itself.
+        kinds: locality and portability by the data set's kinds of them, "portability/Reasoning".
+    """
 
     fact: Fact
     scores: Scores
     says: str
+    kinds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        kinds = {"kinds": dict(self.kinds)} if self.kinds else {}
+        return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **kinds}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
+        """What `to_dict` gave."""
+        fact, scores = Fact.from_dict(record["fact"]), Scores(**record["scores"])
+        return cls(fact, scores, record["says"], record.get("kinds", {}))
 
 
 @dataclass(frozen=True)
@@ -68,22 +126,55 @@ class Report:
     facts_before: tuple[FactScores, ...]
     facts_after: tuple[FactScores, ...] | None
 
+    @cached_property
+    def intervals_before(self) -> dict[str, Interval]:
+        """By score, the 95 % bootstrap interval of its mean over facts; without those of fewer than two facts."""
+        return intervals.intervals(columns(self.facts_before))
 
-def combined(efficacy: float | None, paraphrase: float | None, specificity: float | None) -> float | None:
-    """The harmonic mean of the three; None where one is missing."""
-    if efficacy is None or paraphrase is None or specificity is None:
-        return None
-    return harmonic_mean([efficacy, paraphrase, specificity])
+    @cached_property
+    def intervals_after(self) -> dict[str, Interval]:
+        """The same after the edit."""
+        return intervals.intervals(columns(self.facts_after or ()))
+
+    @cached_property
+    def changes(self) -> dict[str, Interval]:
+        """By score, the interval of after − before, paired by fact."""
+        return intervals.changes(columns(self.facts_before), columns(self.facts_after or ())) if self.after else {}
+
+    @cached_property
+    def known(self) -> tuple[Scores, Scores | None]:
+        """Scores before and after of the facts whose old object the unedited model said."""
+        which = [i for i, one in enumerate(self.facts_before) if one.scores.knew]
+        before = mean_scores(self.facts_before[i].scores for i in which)
+        if self.facts_after is None:
+            return before, None
+        return before, mean_scores(self.facts_after[i].scores for i in which)
+
+    @property
+    def kinds(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Locality and portability by kind, before and after; means over the facts that have probes of the kind."""
+        return mean_kinds(self.facts_before), mean_kinds(self.facts_after or ())
+
+
+def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
+    """By score, its value of each fact."""
+    return {one.name: [getattr(f.scores, one.name) for f in facts] for one in fields(Scores)}
+
+
+def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
+    """Means by kind over the facts that have it."""
+    names = dict.fromkeys(name for one in facts for name in one.kinds)
+    return {name: fmean(one.kinds[name] for one in facts if name in one.kinds) for name in names}
 
 
 def mean_scores(scores: Iterable[Scores], drift: float | None = None, perplexity: float | None = None) -> Scores:
     """Means over facts of what was measured; `score` is the harmonic mean of the means, as published."""
     some = list(scores)
     means: dict[str, float | None] = {}
-    for field in fields(Scores):
-        measured = [value for s in some if (value := getattr(s, field.name)) is not None]
-        means[field.name] = fmean(measured) if measured else None
-    means["score"] = combined(means["efficacy"], means["paraphrase"], means["specificity"])
+    for one in fields(Scores):
+        measured = [value for s in some if (value := getattr(s, one.name)) is not None]
+        means[one.name] = fmean(measured) if measured else None
+    means["score"] = harmonic(means["efficacy"], means["paraphrase"], means["specificity"])
     means["drift"] = drift if drift is not None else means["drift"]
     means["perplexity"] = perplexity if perplexity is not None else means["perplexity"]
     return Scores(**means)

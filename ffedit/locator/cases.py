@@ -156,7 +156,7 @@ def at_once(editable: Editable) -> int:
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
     """Indices of cases that go through together: of similar length, and no more than fit."""
-    most = at_once(editable) // (int(editable.memories[0].value.shape[0]) * len(editable.layers))
+    most = at_once(editable) // (editable.memories[0].shape[0] * len(editable.layers))
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
     some: list[int] = []
     for i in order:
@@ -189,7 +189,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
             if noise is None:
                 ids[row + 1 : row + 1 + case.samples, start:end] = torch.tensor(case.others)
             else:
-                d_model = int(editable.memories[0].value.shape[0])
+                d_model = editable.memories[0].shape[0]
                 drawn.append((row, start, end, noise.draw(case.samples, end - start, d_model, run.seed)))
 
     def corrupt(embedded: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ answers' positions only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from ffedit.errors import ModelError
 from ffedit.hooks import replaced
 from ffedit.locator.cases import Batch, Run, at_once
 from ffedit.locator.result import span_of
-from ffedit.room import out_of_memory
+from ffedit.room import halving
 from ffedit.tokens import Encoded
 
 # A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
@@ -167,24 +167,11 @@ def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: li
     Raises:
         ModelError: there is no memory for a single restoration.
     """
-    final = None
-    try:
-        final = _run(editable, batch, run, first, group)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        if len(group) == 1:
-            raise ModelError("not enough memory for a single restoration; trace with fewer samples") from error
-    # Outside the handler, where the error no longer holds the failed run's tensors.
-    if final is not None:
-        yield final
-        return
-    half = len(group) // 2
-    yield from _run_group(editable, batch, run, first, group[:half])
-    yield from _run_group(editable, batch, run, first, group[half:])
+    refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
+    yield from halving(lambda some: _run(editable, batch, run, first, some), group, refusal)
 
 
-def _run(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration]) -> Final:
+def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence[Restoration]) -> Final:
     entries = [
         (number, one, answer, sample)
         for number, one in enumerate(group)

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ffedit.anatomy import Editable, probe_ids
 from ffedit.editor import Edit, applied_edits
+from ffedit.errors import EditError
 from ffedit.memory import SAMPLE
+from ffedit.placement import fetched_from, is_offloaded, parameters
 from ffedit.shipping.plan import file_name
 from ffedit.shipping.tensors import FLOATS, Matrix, Stored, contents, sample_of
 
@@ -27,7 +29,15 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
 
     Returns:
         The edits that were in its weights before, and the originals of all matrices that these and `edit` change.
+
+    Raises:
+        EditError: some of its weights are offloaded.
     """
+    if is_offloaded(editable.model):
+        raise EditError(
+            f"{editable.name}: some of its weights are offloaded, and they are not those of its folder (edited, or in "
+            "another dtype); undo what was applied, or load the model without offloading"
+        )
     memories, history = editable.memories, editable.history
     originals = {at: memories[at].value.clone() for at in edit.updates} | history.originals
     with edit.applied(editable):
@@ -96,7 +106,8 @@ def is_on_disk(editable: Editable, folder: Path) -> bool:
     A model that was edited in place, loaded in another precision or trained on is not the one in its folder.
     """
     tensors = contents(folder)
-    return all(_is_stored(weight.detach(), tensors, name) for name, weight in editable.model.named_parameters())
+    model = editable.model
+    return all(_is_stored(fetched_from(model, name), tensors, name) for name, _ in parameters(model))
 
 
 def _is_stored(weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:

@@ -17,6 +17,7 @@ from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.history import Change, History
 from ffedit.memory import Address
+from ffedit.placement import device_of
 from ffedit.shipping.plan import file_name
 from ffedit.shipping.tensors import Matrix, Stored, read_header, write
 
@@ -77,7 +78,7 @@ def remember(editable: Editable, folder: Path) -> None:
         name = None if memory is None else file_name(kept, memory.parameter)
         if memory is None or name is None or kept[name].shape != tuple(memory.weight.shape):
             return
-        original = torch.cat(list(kept[name].blocks())).to(memory.weight)
+        original = torch.cat(list(kept[name].blocks())).to(device_of(memory.module), memory.weight.dtype)
         found[at] = original.T if memory.stored_transposed else original
     if edits:
         by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}

@@ -1,4 +1,4 @@
-"""Where the text for key statistics comes from: the model itself, a file, or a dataset of the hub.
+"""Where text comes from, for key statistics and for looking into memories: the model, a file, a dataset of the hub.
 
 Text that the model samples from itself with a seed works for any model and language, holds what the model tends to say,
 and is never chosen with the edited facts in view. It takes one run of the model for each of its tokens, so it is kept.
@@ -125,23 +125,31 @@ def _kept(path: Path) -> list[int]:
     return ids
 
 
+def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
+    """The texts that `corpus` names, one after another, and whether each is a document of its own or a piece of one.
+
+    Raises:
+        EditError: it is missing, no text, or holds no field of text; or the hub does not answer.
+    """
+    corpus.check()
+    assert corpus.path is not None
+    path = Path(corpus.path)
+    if not path.is_file():
+        return _records(str(path), _dataset(str(corpus.path))), True
+    if path.suffix in (".jsonl", ".json"):
+        return _records(str(path), _json(path)), True
+    return _pieces(path), False
+
+
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
     """The first ids of the text that `corpus` names, [tokens or fewer], int32.
 
     Raises:
         EditError: it is missing, no text, holds no field of text, or nothing; or the hub does not answer.
     """
-    corpus.check()
-    assert corpus.path is not None
-    path, documents = Path(corpus.path), True
-    if not path.is_file():
-        texts = _records(str(path), _dataset(str(corpus.path)))
-    elif path.suffix in (".jsonl", ".json"):
-        texts = _records(str(path), _json(path))
-    else:
-        texts, documents = _pieces(path), False
+    pieces, documents = texts(corpus)
     ids = array("i")
-    for text in texts:
+    for text in pieces:
         # A document begins with what the tokenizer puts there, a piece of one does not.
         begins = documents or not ids
         ids.extend(editable.tokenizer(text, add_special_tokens=begins, verbose=False)["input_ids"])

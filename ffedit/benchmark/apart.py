@@ -1,0 +1,123 @@
+"""Single edits and batches: each chunk of facts is written into the unedited model, by one method after another.
+
+What a method costs is mostly the choice of the values v*, which depends on the facts, the layer and the unedited model
+only. So they are chosen once per chunk, kept in `edits/values`, and solved anew for each closed-form method
+(`ffedit.combine`). ROME for one subject is EMMET for one key. Not so where several layers share the work, where ROME
+writes several subjects one after another, and for fine-tuning: these compute their own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from hashlib import sha256
+
+import ffedit
+from ffedit.benchmark.folder import EDITS
+from ffedit.benchmark.journal import UNEDITED
+from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept
+from ffedit.editor import METHODS, Edit, EditConfig, by_subject, combine
+from ffedit.errors import FFEditError
+from ffedit.facts import Fact
+from ffedit.processes import Crew
+
+
+def edit_apart(task: Task) -> None:
+    """Measure every chunk by every method; of several processes each takes single facts of its own."""
+    chunks = list(enumerate(task.mode.chunks(task.facts)))
+    if task.mode.name == "single":
+        chunks, task = task.crew.share(chunks), replace(task, crew=Crew())
+    for chunk, some in chunks:
+        missing = [method for method in task.methods if not task.journal.done(method, "after", chunk)]
+        if missing or not task.journal.done(UNEDITED, "before", chunk):
+            _edit_chunk(task, chunk, some, missing)
+
+
+def _edit_chunk(task: Task, chunk: int, some: tuple[int, ...], methods: list[str]) -> None:
+    asked = Asked(task, some)
+    asked.note_before(chunk)
+    fit = list(asked.places)
+    written = Chunk(task, chunk, [task.facts[i] for i in fit])
+    for method in methods:
+        try:
+            edit = check_finite(written.by(method))
+            about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
+            with edit.applied(task.editable):
+                task.measure(asked, fit, method, "after", chunk, about)
+        except FFEditError as error:
+            task.failed(fit, method, chunk, error)
+
+
+class Chunk:
+    """Facts that are written at once, with the values that are chosen for them once.
+
+    Args:
+        task: the benchmark.
+        chunk: their number.
+        facts: what is written.
+    """
+
+    def __init__(self, task: Task, chunk: int, facts: Sequence[Fact]) -> None:
+        self._task, self._name, self._facts = task, f"{chunk:05d}", facts
+        self._no_values: dict[EditConfig, FFEditError] = {}
+
+    def by(self, method: str) -> Edit:
+        """The edit of a method; its provenance tells the `seconds` of choosing values and of solving.
+
+        Raises:
+            EditError: there is none.
+        """
+        task = self._task
+        if task.mode.name == "single":
+            return self._make(method)
+        # The first process computes it, the others read what it found.
+        path = task.folder / EDITS / method / self._name
+        by_first(task.crew, lambda: kept(path, partial(self._make, method)).fingerprint())
+        return Edit.load(path)
+
+    def _make(self, method: str) -> Edit:
+        task, config, started = self._task, self._task.configs[method], time.perf_counter()
+        if not self._shares_values(method):
+            layers = task.layers_of(method)
+            edit = ffedit.edit(task.editable, self._facts, method, layers, config, task.stats, progress=task.progress)
+            return timed(edit, 0.0, started)
+        values = self._values(config)
+        started, solver = time.perf_counter(), "emmet" if method == "rome" else method
+        edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
+        return timed(edit, sum(values.provenance["seconds"].values()), started)
+
+    def _shares_values(self, method: str) -> bool:
+        """Whether a method solves for values that do not depend on it."""
+        one_key = method != "rome" or len(by_subject(self._facts)) == 1
+        return METHODS[method].statistics and len(self._task.layers) == 1 and one_key
+
+    def _values(self, config: EditConfig) -> Edit:
+        """The edit by MEMIT, from the folder if it is there.
+
+        Raises:
+            EditError: there is none, which was found out once.
+        """
+        if config in self._no_values:
+            raise self._no_values[config]
+        task = self._task
+        numbers = sha256(json.dumps(asdict(config)).encode()).hexdigest()[:8]
+
+        def choose() -> Edit:
+            started = time.perf_counter()
+            layers = task.layers
+            edit = ffedit.edit(task.editable, self._facts, "memit", layers, config, task.stats, progress=task.progress)
+            return timed(edit, 0.0, started)
+
+        try:
+            return kept(task.folder / EDITS / f"values-{numbers}" / self._name, choose)
+        except FFEditError as error:
+            self._no_values[config] = error
+            raise
+
+
+def timed(edit: Edit, choosing: float, started: float) -> Edit:
+    """An edit that tells how long it took: choosing values, and solving for them since `started`."""
+    return edit.noted(seconds={"choosing": choosing, "solving": time.perf_counter() - started})

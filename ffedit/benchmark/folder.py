@@ -1,0 +1,129 @@
+"""A results folder belongs to one run.
+
+`manifest.json` says which: the model, the facts, the mode, every number of the edits and the versions that compute
+them. A folder of another run is refused, and the refusal names what differs; only methods may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ffedit.benchmark.journal import merge
+from ffedit.editor.provenance import versions
+from ffedit.errors import EditError
+from ffedit.folders import write_text
+from ffedit.lock import LOCK
+
+MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
+WAYS_OUT = "name another folder, or replace these results with --force"
+OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
+
+
+def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> dict[str, Any]:
+    """What the manifest of a claimed folder says of its run; nothing where there are no results.
+
+    Args:
+        folder: where.
+        run: what is known so far of the one that is to go on there, plain JSON.
+        force: delete what is there.
+
+    Raises:
+        EditError: results of another run or version, a damaged manifest, or something else than results.
+    """
+    if force:
+        _clear(folder)
+    path = folder / MANIFEST
+    if not path.exists():
+        _refuse_others(folder)
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        there, made_by = dict(found["run"]), dict(found["versions"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
+    _refuse_difference(folder, "other versions", made_by, versions())
+    _refuse_difference(folder, "another run", there, run)
+    merge(folder)
+    return there
+
+
+def opened(folder: Path, there: Mapping[str, Any], run: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Write the manifest of a run that begins, or that methods are added to.
+
+    Args:
+        folder: where, claimed.
+        there: what `earlier` gave.
+        run: what must be the same for results to belong together, plain JSON.
+        about: what else is worth knowing, plain JSON.
+
+    Raises:
+        EditError: the two runs differ, or the folder cannot be written.
+    """
+    _refuse_difference(folder, "another run", there, run)
+    if there != run:
+        content = {"run": run, "versions": versions(), "hardware": hardware(), **about}
+        write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Only what both name is compared: methods may be added. What something is called does not matter."""
+    old, new = _flat(there), _flat(here)
+    names = [name for name in new if name in old and old[name] != new[name] and not name.endswith(".name")]
+    if names:
+        told = [f"{name} {_brief(old[name])} there, {_brief(new[name])} now" for name in names[:4]]
+        more = f", and {len(names) - 4} more" if len(names) > 4 else ""
+        raise EditError(f"{folder}: results of {what} ({'; '.join(told)}{more}); {WAYS_OUT}")
+
+
+def _clear(folder: Path) -> None:
+    """Delete the results in a folder.
+
+    Raises:
+        EditError: there is something else, too; nothing is deleted then.
+    """
+    own = [path for name in OWN for path in folder.glob(name)]
+    _refuse_others(folder, own)
+    for path in own:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _refuse_others(folder: Path, own: Sequence[Path] = ()) -> None:
+    other = next((path.name for path in sorted(folder.iterdir()) if path.name != LOCK and path not in own), None)
+    if other is not None:
+        raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")
+
+
+def hardware() -> dict[str, Any]:
+    """What computes this."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": None if accelerator is None else str(accelerator),
+    }
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The leaves of nested dictionaries by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    return leaves
+
+
+def _brief(value: Any) -> str:
+    shown = str(value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}…"

@@ -1,0 +1,74 @@
+"""What is edited together, and on top of what: the modes of a benchmark as one list of chunks of facts.
+
+    single            each fact alone, on the unedited model
+    batch:N           N facts at once, on the unedited model
+    sequential[:N]    N facts at once (1 by default), on top of all before
+
+A subject has one key, so its facts are never cut in two: a chunk ends with the first subject that fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ffedit.errors import EditError
+from ffedit.facts import Fact
+
+CHECKPOINTS = 10
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How facts are written.
+
+    Attributes:
+        name: "single", "batch" or "sequential".
+        size: how many facts at once, at least (the last chunk takes what is left).
+    """
+
+    name: str
+    size: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """Read `single`, `batch:N`, `sequential` or `sequential:N`.
+
+        Raises:
+            EditError: it is none of these.
+        """
+        name, colon, size = text.partition(":")
+        sized = size.isdecimal() and int(size) > 0
+        if not (text in ("single", "sequential") or (name in ("batch", "sequential") and sized)):
+            raise EditError(f"mode {text!r} is not known; give single, batch:N or sequential[:N], N at least 1")
+        return cls(name, int(size) if colon else 1)
+
+    def __str__(self) -> str:
+        return self.name if self.name == "single" else f"{self.name}:{self.size}"
+
+    @property
+    def sequential(self) -> bool:
+        """Whether every edit stays in the model."""
+        return self.name == "sequential"
+
+    def chunks(self, facts: Sequence[Fact]) -> list[tuple[int, ...]]:
+        """Which of `facts` are written together, by their indices; each of them in one chunk."""
+        if self.name == "single":
+            return [(i,) for i in range(len(facts))]
+        groups: dict[str, list[int]] = {}
+        for i, fact in enumerate(facts):
+            groups.setdefault(fact.subject, []).append(i)
+        chunks: list[list[int]] = []
+        for group in groups.values():
+            if not chunks or len(chunks[-1]) >= self.size:
+                chunks.append([])
+            chunks[-1] += group
+        return [tuple(chunk) for chunk in chunks]
+
+
+def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
+    """After which chunks of a sequence all facts so far are scored: about ten, evenly spaced; the last is the end."""
+    ends = list(accumulate(map(len, chunks)))
+    wanted = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
+    return sorted({next(i for i, end in enumerate(ends) if end >= least) for least in wanted})

@@ -1,0 +1,127 @@
+"""`ffedit.bench`: methods of editing, measured on the same facts, the same model and the same questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ffedit.anatomy import Editable
+from ffedit.benchmark import folder, settings
+from ffedit.benchmark.apart import edit_apart
+from ffedit.benchmark.journal import Journal, finite, merge
+from ffedit.benchmark.plan import Mode
+from ffedit.benchmark.report import BenchReport, report
+from ffedit.benchmark.running import Running
+from ffedit.benchmark.sequence import edit_in_sequence
+from ffedit.benchmark.tables import markdown
+from ffedit.benchmark.task import Task, by_first
+from ffedit.editor import Corpus, EditConfig
+from ffedit.evaluator import GenericText
+from ffedit.facts import Fact
+from ffedit.folders import write_text
+from ffedit.lock import claimed
+from ffedit.memory import Address
+from ffedit.moments import KeyMoments
+from ffedit.processes import Crew
+from ffedit.progress import Progress, silent
+
+
+def bench(
+    editable: Editable,
+    facts: Sequence[Fact],
+    methods: Sequence[str],
+    mode: str,
+    out: str | Path,
+    *,
+    layers: Sequence[int] | None = None,
+    spread: int = 1,
+    config: EditConfig | Mapping[str, EditConfig] | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    text: str | Path | None = None,
+    full: bool = True,
+    crew: Crew | None = None,
+    progress: Progress = silent,
+    unusable: Sequence[Mapping[str, Any]] = (),
+    force: bool = False,
+) -> BenchReport:
+    """Edit `facts` by each of `methods`, measure before and after, and keep everything in a folder.
+
+    The folder gets `manifest.json`, `results.jsonl`, `report.json`, `report.md` and `edits/`. A run that was
+    interrupted goes on where it stopped, and gives the same figures; methods may be added to a run that is done.
+
+    Args:
+        editable: the unedited model; as before afterwards.
+        facts: what to write.
+        methods: names in `METHODS`.
+        mode: "single" (each fact alone), "batch:N" (N at once) or "sequential[:N]" (N on top of all before, 1 by
+            default).
+        out: the folder.
+        layers: where; None takes the layer that is remembered for this model, or that tracing the first facts finds.
+            Methods of one layer write to the last.
+        spread: with `layers` None, how many layers share the work: that one and those below it.
+        config: all numbers of the edits, the same for all methods or by method.
+        stats: second moments of the keys, or the text to collect them on; by default the model samples it.
+        text: a text file for drift and perplexity; by default the model samples it.
+        full: also measure what takes longest (`Evaluation`).
+        crew: the processes that share the work; all of them call this with the same arguments.
+        progress: told how far it is, with the scores so far.
+        unusable: records of the data that no fact was made of, for the report: `record` and `reason`.
+        force: replace the results of another run.
+
+    Raises:
+        FactError: there are no facts, or two have one number in the data.
+        EditError: an unknown method or mode; a folder of another run, of another version, or that another process works
+            on; layers or statistics that do not fit.
+        ModelError: the unedited model's numbers are not finite.
+        OSError: the disk does not take the results (any more).
+    """
+    crew, place, plan = crew or Crew(), Path(out), Mode.parse(mode)
+    configs = settings.configured(methods, config)
+    settings.check_facts(facts)
+    generic_text = None if text is None else Path(text)
+    with ExitStack() as stack:
+        by_first(crew, lambda: stack.enter_context(claimed(place)))
+        run = settings.identity(editable, facts, plan, generic_text, full)
+        run |= {"config": settings.numbers_of(configs), **({} if layers is None else {"layers": sorted(layers)})}
+        there: dict[str, Any] = by_first(crew, lambda: folder.earlier(place, run, force))
+        configs = {name: EditConfig.from_dict(of) for name, of in there.get("config", {}).items()} | configs
+        if layers is None:
+            seed = next(iter(configs.values())).seed
+            layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, crew, progress)
+        moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, crew, progress)
+        run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
+        about = {"processes": crew.size, "unusable": [dict(record) for record in unusable]}
+        by_first(crew, lambda: folder.opened(place, there, run, about))
+        alone = plan.name == "single"
+        journal = Journal(place, crew.rank if alone and crew.size > 1 else None, writes=alone or crew.first)
+        task = Task(
+            editable=editable,
+            facts=facts,
+            methods=list(configs),
+            mode=plan,
+            layers=sorted(layers),
+            configs=configs,
+            stats=moments,
+            text=GenericText(editable, generic_text),
+            full=full,
+            folder=place,
+            journal=journal,
+            crew=crew,
+            running=Running(progress, len(crew.share(facts)) if alone else len(facts), journal),
+            progress=progress,
+        )
+        (edit_in_sequence if plan.sequential else edit_apart)(task)
+        crew.wait()
+        by_first(crew, lambda: merge(place))
+        found = report(Journal(place, writes=False), facts, list(configs), plan.sequential, run, unusable)
+        by_first(crew, lambda: _write(place, found))
+    return found
+
+
+def _write(place: Path, found: BenchReport) -> None:
+    content = json.dumps(finite(found.to_dict()), indent=1, ensure_ascii=False)
+    write_text(place / folder.REPORT, f"{content}\n")
+    write_text(place / folder.TABLES, markdown(found))

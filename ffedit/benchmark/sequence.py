@@ -1,0 +1,204 @@
+"""Edits one after another on one model: each chunk is written on top of all before it.
+
+Every fact is scored right after its own edit, again at about ten evenly spaced moments, and after the last edit: what
+later edits destroy shows in the difference. The key statistics are those of the unedited model. Values are chosen anew
+by every method, since they depend on what the model says at that time. `alphaedit` keeps the keys of its earlier edits.
+
+The edited matrices are kept after each edit (`edits/METHOD/weights.safetensors`), bit for bit: a run that was
+interrupted goes on from there, and every process but the first takes them from there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+import ffedit
+from ffedit.algebra import double
+from ffedit.anatomy import Editable
+from ffedit.benchmark.folder import EDITS
+from ffedit.benchmark.plan import checkpoints
+from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept, needed
+from ffedit.editor import Edit
+from ffedit.errors import EditError, FFEditError
+from ffedit.facts import Fact
+from ffedit.folders import placed
+from ffedit.history import History
+from ffedit.lowrank import Update
+from ffedit.memory import Address, KeyValueMemory
+
+# The methods that hold what earlier edits stored.
+KEEPING = ("alphaedit",)
+
+
+def edit_in_sequence(task: Task) -> None:
+    """Measure the sequence of all chunks by every method."""
+    asked = Asked(task, range(len(task.facts)))
+    asked.note_before(0)
+    chunks = [tuple(i for i in chunk if i in asked.places) for chunk in task.mode.chunks(task.facts)]
+    chunks = [chunk for chunk in chunks if chunk]
+    for method in task.methods if chunks else ():
+        if not task.journal.done(method, "end", len(chunks) - 1):
+            memories = [task.editable.memories[layer] for layer in task.layers_of(method)]
+            with _edited_for_a_while(task.editable, memories) as weights:
+                Run(task, asked, chunks, method, weights).go_on()
+
+
+class Weights:
+    """The matrices that a sequence changes, and a file of them.
+
+    Args:
+        memories: whose value matrices.
+    """
+
+    def __init__(self, memories: Sequence[KeyValueMemory]) -> None:
+        self._memories = memories
+        self._originals = {memory.address: memory.value.clone() for memory in memories}
+
+    def restore_(self) -> None:
+        """Put the unedited matrices back, bit for bit."""
+        for memory in self._memories:
+            memory.set_(self._originals[memory.address])
+
+    @property
+    def norm_ratio(self) -> float:
+        """The largest ‖W − W₀‖ / ‖W₀‖."""
+        pairs = [(double(memory.value), double(self._originals[memory.address])) for memory in self._memories]
+        return max(float((now - first).norm() / first.norm()) for now, first in pairs)
+
+    def save(self, path: Path, about: Mapping[str, str]) -> None:
+        """Write the matrices as they are, and `about` them, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {str(memory.address): memory.value.contiguous().cpu() for memory in self._memories}
+        with needed(), placed(path) as made:
+            save_file(tensors, made, metadata=dict(about))
+
+    def load_(self, path: Path) -> None:
+        """Read what `save` wrote into the model."""
+        with safe_open(path, framework="pt") as file:
+            for memory in self._memories:
+                memory.set_(file.get_tensor(str(memory.address)))
+
+
+@contextmanager
+def _edited_for_a_while(editable: Editable, memories: Sequence[KeyValueMemory]) -> Iterator[Weights]:
+    """A model whose weights change without a way back but to the first ones, which are there again in the end."""
+    weights, history = Weights(memories), editable.history
+    editable.history = History(edits={"sequence": Earlier()})
+    try:
+        yield weights
+    finally:
+        editable.history = history
+        weights.restore_()
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Stands in the model's history for edits that are not undone one by one, and need not be held for that."""
+
+    updates: Mapping[Address, Update] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+
+
+class Run:
+    """The edits of one method, one after another.
+
+    Args:
+        task: the benchmark.
+        asked: the questions of all facts.
+        chunks: what is written together, in order.
+        method: by which.
+        weights: what it changes.
+    """
+
+    def __init__(
+        self, task: Task, asked: Asked, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights
+    ) -> None:
+        self._task, self._asked, self._chunks, self._method, self._weights = task, asked, chunks, method, weights
+        self._folder = task.folder / EDITS / method
+        self._file = self._folder / "weights.safetensors"
+        self._kept: list[Edit] = []
+
+    def go_on(self) -> None:
+        """Write and measure what is missing in the journal."""
+        task, method, stops = self._task, self._method, checkpoints(self._chunks)
+        last, seconds = by_first(task.crew, self._resumed)
+        self._catch_up(last)
+        written: list[int] = []
+        for chunk, some in enumerate(self._chunks):
+            if chunk > last and not task.journal.failed(method, chunk):
+                try:
+                    seconds = by_first(task.crew, partial(self._write, chunk))
+                    self._catch_up(chunk)
+                except FFEditError as error:
+                    task.failed(some, method, chunk, error)
+            if not task.journal.done(method, "after", chunk):
+                self._measure(some, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
+            if not task.journal.failed(method, chunk):
+                written += some
+            when = "end" if chunk + 1 == len(self._chunks) else f"at {len(written)}"
+            if chunk in stops and not task.journal.done(method, when, chunk):
+                self._measure(written, when, chunk)
+
+    def _write(self, chunk: int) -> float:
+        """Write the facts of a chunk into the model as it is, and keep the weights; the seconds of computing it.
+
+        Raises:
+            EditError: there is no edit, or the weights would not be finite; they are as before.
+        """
+        task, method, started = self._task, self._method, time.perf_counter()
+        facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
+        config, stats = task.configs[method], task.stats
+        make = partial(
+            ffedit.edit, task.editable, facts, method, layers, config, stats, tuple(self._kept), task.progress
+        )
+        edit = check_finite(kept(self._folder / f"{chunk:05d}", make) if method in KEEPING else make())
+        seconds = time.perf_counter() - started
+        edit.check(task.editable)
+        for at, delta in edit.updates.items():
+            task.editable.memories[at].write_(delta)
+        if method in KEEPING:
+            self._kept.append(edit)
+        self._weights.save(self._file, {"chunk": str(chunk), "seconds": str(seconds)})
+        return seconds
+
+    def _catch_up(self, chunk: int) -> None:
+        """Take the weights after a chunk from the first process."""
+        if chunk >= 0 and not self._task.crew.first:
+            self._weights.load_(self._file)
+
+    def _measure(self, some: Sequence[int], when: str, chunk: int, **about: object) -> None:
+        ratio = self._weights.norm_ratio
+        self._task.measure(self._asked, some, self._method, when, chunk, {**about, "norm_ratio": ratio})
+
+    def _resumed(self) -> tuple[int, float]:
+        """Put the weights after the last edit into the model; its chunk (−1 for none), and its seconds.
+
+        All that is to be measured before that edit must be in the journal; the sequence begins anew otherwise.
+        """
+        journal, method, stops, edited = self._task.journal, self._method, checkpoints(self._chunks), 0
+        try:
+            with safe_open(self._file, framework="pt") as file:
+                about = file.metadata()
+            last, seconds = int(about["chunk"]), float(about["seconds"])
+            for chunk in range(last):
+                edited += 0 if journal.failed(method, chunk) else len(self._chunks[chunk])
+                whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
+                if not (whole and journal.done(method, "after", chunk)):
+                    raise ValueError("measurements are missing")
+            self._kept = [Edit.load(path) for path in sorted(self._folder.glob("0*")) if int(path.name) <= last]
+            self._weights.load_(self._file)
+            return last, seconds
+        except (OSError, SafetensorError, EditError, KeyError, TypeError, ValueError):  # nothing to go on from
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._weights.restore_()
+            self._kept = []
+            return -1, 0.0

@@ -1,0 +1,146 @@
+"""What must be the same for results to belong together: model, facts, mode, numbers, layers, key statistics, text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ffedit.anatomy import Editable
+from ffedit.benchmark.plan import Mode
+from ffedit.benchmark.task import by_first
+from ffedit.choice import remembered_or_traced, spread_below
+from ffedit.editor import METHODS, Corpus, EditConfig, check_method, preset
+from ffedit.editor.statistics import moments_for
+from ffedit.errors import EditError, FactError
+from ffedit.facts import Fact
+from ffedit.fingerprint import fingerprint
+from ffedit.memory import Address
+from ffedit.moments import KeyMoments
+from ffedit.processes import Crew
+from ffedit.progress import Progress
+
+# Facts whose trace chooses the layer.
+TRACED = 30
+# What key statistics are known again by.
+TOLD = ("source", "count", "ridge", "weighting", "texts")
+
+
+def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:
+    """By method, its numbers.
+
+    Raises:
+        EditError: no method, or an unknown one.
+    """
+    if not methods:
+        raise EditError("no methods to measure; give at least one (`ffedit methods` lists them)")
+    names = [check_method(method).name for method in methods]
+    if isinstance(config, Mapping):
+        return {name: config[name] for name in names}
+    return {name: config or preset("default", name) for name in names}
+
+
+def check_facts(facts: Sequence[Fact]) -> None:
+    """Refuse facts that cannot be told apart in a report.
+
+    Raises:
+        FactError: there are none, or two have one number in the data.
+    """
+    if not facts:
+        raise FactError("no facts to edit; give at least one")
+    for number, count in Counter(fact.case_id for fact in facts if fact.case_id is not None).items():
+        if count > 1:
+            raise FactError(f"{count} facts have the case_id {number!r}; give each its own, or none")
+
+
+def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path | None, full: bool) -> dict[str, Any]:
+    """What is known before any work, plain JSON.
+
+    Raises:
+        EditError: the text cannot be read.
+    """
+    try:
+        generic = None if text is None else {"name": text.name, "fingerprint": _digest(text.read_bytes())}
+    except OSError as error:
+        raise EditError(f"{text}: cannot be read ({error.strerror})") from error
+    told = json.dumps([fact.to_dict() for fact in facts], sort_keys=True)
+    return {
+        "model": {"name": editable.name, "fingerprint": fingerprint(editable)},
+        "facts": {"count": len(facts), "fingerprint": _digest(told.encode())},
+        "mode": str(mode),
+        "full": full,
+        "text": generic,
+    }
+
+
+def numbers_of(configs: Mapping[str, EditConfig]) -> dict[str, Any]:
+    """The numbers by method, plain JSON."""
+    found: dict[str, Any] = json.loads(json.dumps({method: asdict(config) for method, config in configs.items()}))
+    return found
+
+
+def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
+    """How many subjects the largest edit writes, or a whole sequence."""
+    together = [range(len(facts))] if mode.sequential else mode.chunks(facts)
+    return max((len({facts[i].subject for i in chunk}) for chunk in together), default=0)
+
+
+def layers_for(
+    editable: Editable, facts: Sequence[Fact], spread: int, seed: int, crew: Crew, progress: Progress
+) -> list[int]:
+    """The layer that is remembered for the model, or recalls the first facts, and those below it that share the work.
+
+    Raises:
+        EditError: there are too few below it.
+    """
+    last = int(by_first(crew, lambda: remembered_or_traced(editable, facts[:TRACED], seed, progress)))
+    return list(spread_below(last, spread))
+
+
+def moments_of(
+    editable: Editable,
+    facts: Sequence[Fact],
+    mode: Mode,
+    configs: Mapping[str, EditConfig],
+    layers: Sequence[int],
+    stats: Corpus | Mapping[Address, KeyMoments] | None,
+    crew: Crew,
+    progress: Progress,
+) -> Mapping[Address, KeyMoments]:
+    """Second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
+
+    Only the first process collects them; the others find them in the cache.
+
+    Raises:
+        EditError: layers that are not there, or statistics that do not fit or cannot be collected.
+    """
+    depth, seeds = len(editable.layers), [c.seed for method, c in configs.items() if METHODS[method].statistics]
+    if not layers or not set(layers) <= set(range(depth)):
+        raise EditError(f"layers {list(layers)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
+    if not seeds:
+        return {}
+    memories = [editable.memories[layer] for layer in layers]
+    found: list[Mapping[Address, KeyMoments]] = []
+    most = most_subjects(facts, mode)
+
+    def collect() -> None:
+        found.append(moments_for(editable, memories, stats, most, seeds[0], progress))
+
+    by_first(crew, collect)
+    if not found:
+        collect()
+    return found[0]
+
+
+def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:
+    """What key statistics are of, plain JSON; nothing where no method needs any."""
+    told = {str(at): {name: getattr(one, name) for name in TOLD} for at, one in moments.items()}
+    return json.loads(json.dumps({"statistics": told})) if told else {}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,154 @@
+"""`report.md`: the figures as tables, in the order in which papers print them.
+
+A figure stands before its 95 % bootstrap interval, over facts. Columns that nothing was measured for are left out; "-"
+is what was not measured in one row only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+
+from ffedit.benchmark.report import BenchReport, Change, Row
+from ffedit.evaluator import NAMES, Scores
+from ffedit.evaluator.intervals import Interval
+
+# What stands in the first table; every other score stands in the second one.
+LEADING = (
+    "efficacy",
+    "paraphrase",
+    "specificity",
+    "score",
+    "generation",
+    "teacher_forced",
+    "teacher_forced_gap",
+    "same_subject",
+    "entropy",
+    "consistency",
+)
+SHORT = ("efficacy", "paraphrase", "specificity", "score", "generation", "same_subject")
+
+
+def markdown(report: BenchReport) -> str:
+    """All tables of a report."""
+    run, sequential = report.run, any(found.end for found in report.methods.values())
+    rows = [report.before]
+    for name, found in report.methods.items():
+        rows += [found.after] if found.end is None else [_named(found.after, f"{name}, at edit"), found.end]
+    others = [f.name for f in fields(Scores) if f.name not in LEADING]
+    known = [row for found in report.methods.values() for row in found.known or ()]
+    known = known[:1] + [row for row in known if row.name != "before"]
+    parts = [
+        f"# {run['mode']}, {run['facts']['count']} facts, {run['model']['name']}",
+        f"Layer{'s' * (len(run['layers']) > 1)} {', '.join(map(str, run['layers']))}. Figures are means over facts "
+        "with 95 % bootstrap intervals."
+        + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
+        _scores("Scores", rows, LEADING),
+        _scores("What else was measured", rows, [name for name in others if not name.endswith("_magnitude")]),
+        _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
+        _kinds(rows),
+        _scores("Facts that the model knew", known, LEADING),
+        _changes("Change against before, paired", [found.change for found in report.methods.values()]),
+        _changes("Method against method, paired (second − first)", report.comparisons),
+    ]
+    for name, found in report.methods.items():
+        parts += [
+            _scores(f"{name}: all facts edited so far", found.curve, SHORT, "edited"),
+            _scores(f"{name}: facts by how many were edited after them", found.retention, SHORT, "later edits"),
+        ]
+    parts += [_costs(report), _failures(report)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def headline(report: BenchReport) -> list[list[str]]:
+    """A small table for a terminal: a row of titles, then one for each headline score."""
+    rows = [report.before, *(found.last for found in report.methods.values())]
+    titles = ["score", *(row.name for row in rows)]
+    return [titles, *([n, *(number(getattr(row.scores, n)) for row in rows)] for n in _measured(rows, NAMES))]
+
+
+def number(value: float | None) -> str:
+    """Three places, or as many as a small figure needs; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def _named(row: Row, name: str) -> Row:
+    return Row(name, row.facts, row.scores, row.intervals, row.kinds)
+
+
+def _measured(rows: Iterable[Row], names: Sequence[str]) -> list[str]:
+    """Those of `names` that some row has."""
+    some = list(rows)
+    return [name for name in names if any(getattr(row.scores, name) is not None for row in some)]
+
+
+def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> str:
+    """A table of scores; nothing where there are none."""
+    shown = _measured(rows, names)
+    if not shown:
+        return ""
+    cells = [
+        [row.name, str(row.facts), *(_cell(getattr(row.scores, n), row.intervals.get(n)) for n in shown)]
+        for row in rows
+    ]
+    return _table(title, [first, "facts", *shown], cells)
+
+
+def _cell(value: float | None, found: Interval | None) -> str:
+    beside = "" if found is None else f" [{number(found.low)}, {number(found.high)}]"
+    return number(value) + beside
+
+
+def _kinds(rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row.kinds))
+    cells = [[row.name, *(number(row.kinds.get(name)) for name in names)] for row in rows]
+    return _table("Locality and portability by kind", ["", *names], cells) if names else ""
+
+
+def _changes(title: str, some: Sequence[Change]) -> str:
+    shown = [name for name in LEADING if any(name in change.differences for change in some)]
+    if not shown:
+        return ""
+    cells = [
+        [" → ".join(change.names), str(change.facts), *(_difference(change.differences, name) for name in shown)]
+        for change in some
+    ]
+    return _table(title, ["", "facts", *shown], cells)
+
+
+def _difference(found: Mapping[str, Interval], name: str) -> str:
+    return _cell(found[name].mean, found[name]) if name in found else "-"
+
+
+def _costs(report: BenchReport) -> str:
+    titles = ["", "facts", "failed", "not finite", "‖ΔW‖/‖W‖", "s/fact, values", "s/fact, solving"]
+    cells = [
+        [
+            name,
+            str(found.after.facts),
+            str(found.failed),
+            str(found.not_finite),
+            number(found.norm_ratio),
+            *(f"{found.seconds[part]:.2f}" for part in ("choosing", "solving")),
+        ]
+        for name, found in report.methods.items()
+    ]
+    return _table("Edits", titles, cells)
+
+
+def _failures(report: BenchReport) -> str:
+    """What was not measured, with the reasons."""
+    lines = [f"- record {record['record']}: {record['reason']}" for record in report.unusable]
+    lines += [
+        f"- {failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
+        for failure in report.failures
+    ]
+    return "\n".join([f"## Not measured ({len(lines)})", "", *lines]) if lines else ""
+
+
+def _table(title: str, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    lines += [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([f"## {title}", "", *lines])

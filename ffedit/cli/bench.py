@@ -1,0 +1,149 @@
+"""`ffedit bench`: methods of editing compared on one model and one data set."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+import ffedit
+from ffedit import render
+from ffedit.anatomy import Editable
+from ffedit.benchmark import BenchReport, Mode
+from ffedit.benchmark.settings import most_subjects
+from ffedit.benchmark.tables import headline
+from ffedit.choice import spread_below
+from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
+from ffedit.describe import plain_table
+from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, tokens_for
+from ffedit.errors import EditError
+from ffedit.processes import crew
+from ffedit.progressbar import progress_bars
+from ffedit.reading import Sifted, load_records, sift_facts
+
+
+@click.command()
+@click.argument("source", metavar="FACTS")
+@click.option("--methods", default=",".join(METHODS), show_default=True, help="Which, with commas.")
+@click.option("--mode", default="single", show_default=True, help="single, batch:N or sequential[:N].")
+@click.option("--out", type=FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many facts, the first ones.")
+@click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
+@click.option("--layers", "--layer", default="auto", show_default=True, help="auto, or one layer (4).")
+@click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
+@click.option("--preset", "numbers", default="default", show_default=True, type=click.Choice(list(PRESETS)))
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of `EditConfig`.")
+@click.option("--corpus", help="Text or dataset for the key statistics.  [default: sampled from the model]")
+@click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected.")
+@click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
+@click.option("--full/--no-full", default=True, show_default=True, help="Also what takes longest: sampled text.")
+@click.option("--seed", default=0, show_default=True, type=SEED)
+@click.option("--force", is_flag=True, help="Replace the results of another run.")
+@model_options
+@output_options
+def bench(
+    source: str,
+    methods: str,
+    mode: str,
+    out: Path,
+    limit: int | None,
+    where: str | None,
+    layers: str,
+    spread: int,
+    numbers: str,
+    settings: tuple[str, ...],
+    corpus: str | None,
+    stats_from: Path | None,
+    seed: int,
+    load_model: Callable[[], Editable],
+    surface: Surface,
+    **how: Any,
+) -> None:
+    """Write the facts of FACTS into a model by several methods, and measure each before and after."""
+    names, workers = [name.strip() for name in methods.split(",")], crew()
+    configs = {name: exchanged(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
+    found = selected(source, where, together=Mode.parse(mode).name != "single")
+    surface = surface if workers.first else Surface(quiet=True)
+    editable = load_model()
+    facts = found.facts[:limit]
+    text = ffedit.Corpus(corpus, tokens_for(most_subjects(facts, Mode.parse(mode))), seed)
+    text.check()
+    stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
+    surface.show(render.model_line(editable), *found.noted())
+    left_out = [{"record": number, "reason": reason} for number, reason in found.left_out]
+    try:
+        with progress_bars(surface.quiet) as progress:
+            report = ffedit.bench(
+                editable,
+                facts,
+                names,
+                mode,
+                out,
+                layers=named_layers(layers, spread, len(editable.layers)),
+                spread=spread,
+                config=configs,
+                stats=stats,
+                crew=workers,
+                progress=progress,
+                unusable=left_out,
+                **how,
+            )
+    except KeyboardInterrupt as interrupt:
+        raise click.Abort(f"interrupted: {out} keeps what was measured; the same command goes on") from interrupt
+    surface.show(scores(report), f"{out / 'report.md'} has all tables")
+    surface.write_json(report.to_dict())
+
+
+def selected(source: str, where: str | None, together: bool) -> Sifted:
+    """The facts of a source, or of those of its records whose field is as `where` says."""
+    if where is None:
+        return sift_facts(source, together=together)
+    name, _, value = where.partition("=")
+    records = [record for record in load_records(source) if str(record.get(name)) == value]
+    if not records:
+        raise EditError(f"{source}: no record has {name!r} of {value!r}; name a field of the data and its value")
+    return replace(sift_facts("-", io.StringIO(json.dumps(records)), together=together), source=source)
+
+
+def exchanged(config: EditConfig, settings: Iterable[str]) -> EditConfig:
+    """A configuration with some numbers exchanged, each given as NAME=VALUE."""
+    known = {field.name: type(getattr(config, field.name)) for field in fields(config)}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in known:
+            raise EditError(f"--set {setting!r}: there is no such number; there is {', '.join(known)}")
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise EditError(f"--set {setting!r}: not a number, true, false or a [list]; give one of these") from error
+        kind = known[name]
+        if type(value) is not {tuple: list}.get(kind, kind) and not (kind is float and type(value) is int):
+            raise EditError(f"--set {setting!r}: found {type(value).__name__}, expected {kind.__name__}")
+        config = replace(config, **{name: kind(value)})
+    return config
+
+
+def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
+    """What `--layers` and `--spread` say: one layer and those below it; None where it is to be found."""
+    if text == "auto":
+        return None
+    if len(layers := parse_layers(text, depth)) > 1 or text == "sweep":
+        raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
+    return list(spread_below(layers[0], spread))
+
+
+def scores(report: BenchReport) -> Table:
+    """The headline figures, a column for each method."""
+    titles, *rows = headline(report)
+    table = plain_table()
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

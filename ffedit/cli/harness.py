@@ -1,0 +1,64 @@
+"""`ffedit harness`: general tasks of lm-evaluation-harness, before an edit and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffedit
+from ffedit.anatomy import Editable
+from ffedit.checkpoint import local_folder
+from ffedit.cli.options import FILE, Surface, model_options, output_options
+from ffedit.errors import EditError
+from ffedit.folders import check_free
+from ffedit.harness import Harness, Measured
+from ffedit.harness_table import figures_table, write_report
+from ffedit.shipping import history
+
+
+@click.command()
+@click.argument("edited", metavar="EDIT|CHECKPOINT")
+@click.option("--tasks", required=True, help="Names of tasks, groups or tags, or YAML files, with commas.")
+@click.option("--include-path", type=FILE, metavar="DIR", help="A folder with tasks of your own.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many examples of each task.")
+@click.option("--batch-size", default=8, show_default=True, type=click.IntRange(1), help="Examples at once.")
+@model_options
+@click.option("--out", type=FILE, metavar="DIR", help="Write report.json and report.md.")
+@click.option("--force", is_flag=True, help="Replace DIR.")
+@output_options
+def harness(
+    edited: str,
+    tasks: str,
+    load_model: Callable[..., Editable],
+    out: Path | None,
+    force: bool,
+    surface: Surface,
+    **how: Any,
+) -> None:
+    """Run tasks of lm-evaluation-harness on a model without and with EDIT, or on CHECKPOINT and its base."""
+    if out is not None:
+        check_free(out, force)
+    prepared = Harness([name.strip() for name in tasks.split(",") if name.strip()], quiet=surface.quiet, **how)
+    measured = _measured(prepared, edited, load_model)
+    surface.show(figures_table(measured))
+    if out is not None:
+        write_report(measured, out, force)
+        surface.show(f"Written to {out}.")
+    surface.write_json(measured.to_dict())
+
+
+def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable]) -> Measured:
+    """The tasks on the base and on what was edited; of two models one is held at a time."""
+    if (Path(edited) / "edit.safetensors").is_file():
+        edit = ffedit.Edit.load(Path(edited))
+        return prepared.compare(load_model(edit.provenance["model"]), edit)
+    edits = history(local_folder(edited))
+    if not edits and click.get_current_context().params["model"] is None:
+        raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
+    base = load_model(edits[0].provenance["model"] if edits else "")
+    name, before = base.name, prepared.measure(base)
+    del base
+    return Measured(name, edited, before, prepared.measure(load_model(other=edited)), prepared.limit)

@@ -1,0 +1,19 @@
+"""`ffedit inspect`: what the memories hold."""
+
+from __future__ import annotations
+
+import click
+
+from ffedit.cli import Lazy
+
+COMMANDS = {
+    "memory": "One memory: what its value says, what fires its key.",
+    "prompt": "The memories that a prompt fires, and where its answer is made; turn some of them.",
+    "model": "All memories of a model, as the paper of Geva et al. measures them.",
+    "edit": "What an edit changes in memory terms, and the memory that it adds.",
+}
+
+
+@click.command(cls=Lazy, summaries=COMMANDS, home="ffedit.cli.inspect_{}")
+def inspect() -> None:
+    """See what the memories of a model hold."""

@@ -1,0 +1,46 @@
+"""`ffedit inspect edit`: an edit in memory terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import ffedit
+from ffedit import render
+from ffedit.anatomy import Editable
+from ffedit.cli.inspecting import corpus_options, html_option
+from ffedit.cli.options import FILE, Surface, model_options, output_options
+from ffedit.inspector.cards import cards_of
+from ffedit.pages import save_page
+from ffedit.progressbar import progress_bars
+from ffedit.render_edit import edited_view
+from ffedit.stacks import Stack
+
+
+@click.command()
+@click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
+@click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="How many of each kind to show.")
+@corpus_options
+@model_options
+@html_option
+@output_options
+def edit(
+    edit_from: Path,
+    top: int,
+    corpus: ffedit.Corpus,
+    load_model: Callable[[str], Editable],
+    html: Path | None,
+    surface: Surface,
+) -> None:
+    """Show which values EDIT_DIR changes, the memory that it adds, and which texts read it."""
+    found = ffedit.Edit.load(edit_from)
+    editable = load_model(found.provenance["model"])
+    surface.show(render.model_line(editable))
+    with progress_bars(surface.quiet) as progress:
+        view = ffedit.inspect_edit(editable, found, corpus, top, progress)
+    surface.show(edited_view(view))
+    if html is not None:
+        save_page(html, view, cards=cards_of(Stack.of(editable), *view.layers))
+    surface.write_json(view.to_dict())

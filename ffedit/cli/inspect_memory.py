@@ -1,0 +1,39 @@
+"""`ffedit inspect memory`: one memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import ffedit
+from ffedit import render
+from ffedit.cli.inspecting import corpus_options, html_option, stack_options
+from ffedit.cli.options import Surface, output_options
+from ffedit.pages import save_page
+from ffedit.progressbar import progress_bars
+from ffedit.render_memory import memory_view
+from ffedit.stacks import Stack
+
+
+@click.command()
+@click.argument("name", metavar="L.I")
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Tokens and triggers to show.")
+@corpus_options
+@stack_options
+@html_option
+@output_options
+def memory(
+    name: str, top: int, corpus: ffedit.Corpus, load_stack: Callable[[], Stack], html: Path | None, surface: Surface
+) -> None:
+    """Show memory I of layer L (L.E.I in expert E): what its value says, and which texts fire its key."""
+    slot = ffedit.Slot.parse(name)
+    stack = load_stack()
+    surface.show(render.model_line(stack))
+    with progress_bars(surface.quiet) as progress:
+        view = ffedit.inspect_memory(stack, slot, corpus, top, progress)
+    surface.show(memory_view(view))
+    if html is not None:
+        save_page(html, view)
+    surface.write_json(view.to_dict())

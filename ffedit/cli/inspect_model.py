@@ -1,0 +1,87 @@
+"""`ffedit inspect model`: all memories of a model, in one pass over a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+import ffedit
+from ffedit import render, render_model
+from ffedit.cli.inspecting import corpus_options, html_option, stack_options
+from ffedit.cli.options import FILE, Surface, output_options
+from ffedit.folders import check_file
+from ffedit.inspector import annotation, merging
+from ffedit.inspector.cards import report_cards
+from ffedit.inspector.model_view import Removing, analyse, inspect_model
+from ffedit.inspector.stream import Settings
+from ffedit.model_folder import prepare, write_report
+from ffedit.pages import save_page
+from ffedit.progressbar import progress_bars
+from ffedit.stacks import Stack
+
+COUNT = click.IntRange(1)
+
+
+@click.command()
+@click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
+@click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Triggers and report; a pass there goes on.")
+@click.option("--top", default=50, show_default=True, type=COUNT, help="Triggers of each key.")
+@click.option("--keys", type=COUNT, help="Keys of each layer, drawn with the seed.  [default: all]")
+@click.option("--positions", default=1000, show_default=True, type=COUNT, help="Positions looked at closely.")
+@click.option("--removing", nargs=2, default=(20, 10), show_default=True, type=COUNT, help="Keys, triggers of each.")
+@click.option("--annotate", type=FILE, metavar="FILE", help="Write sheets for people to fill in: .html or .jsonl.")
+@click.option("--annotations", type=FILE, metavar="FILE", help="Read filled sheets (.jsonl) into the report.")
+@click.option("--merge", is_flag=True, help="Report on what FOLDERs hold together, passes over different texts.")
+@click.option("--force", is_flag=True, help="Begin anew, whatever FOLDER holds.")
+@corpus_options
+@stack_options
+@html_option
+@output_options
+def model(
+    folders: tuple[Path, ...],
+    out: Path,
+    top: int,
+    keys: int | None,
+    positions: int,
+    removing: tuple[int, int],
+    annotate: Path | None,
+    annotations: Path | None,
+    merge: bool,
+    force: bool,
+    corpus: ffedit.Corpus,
+    load_stack: Callable[[], Stack],
+    html: Path | None,
+    surface: Surface,
+) -> None:
+    """Inspect all memories: triggers of every key, what values say, and how layers compose them."""
+    if merge != bool(folders):
+        raise click.UsageError("--merge and the FOLDERs to merge belong together")
+    if annotate is not None:
+        annotation.check_sheet(annotate)
+        check_file(annotate)
+    found = annotation.read_annotations(annotations) if annotations else ()
+    if not merge:
+        prepare(out, force)
+    stack = load_stack()
+    surface.show(render.model_line(stack))
+    with progress_bars(surface.quiet) as progress:
+        if merge:
+            merging.merge_passes(folders, out, force)
+            state, store = merging.load_pass(stack, out)
+            report = analyse(stack, state, store, Removing(*removing), progress)
+        else:
+            settings = Settings(top, keys, positions, corpus.seed)
+            report = inspect_model(stack, corpus, out, settings, Removing(*removing), progress)
+    written = write_report(out, report, found)
+    surface.show(render_model.model_view(report), render_model.annotated_view(found) if found else None)
+    if html is not None:
+        cards = report_cards(stack, report, *merging.load_pass(stack, out))
+        save_page(html, report, cards=cards, annotated=found)
+    if annotate is not None:
+        state, store = merging.load_pass(stack, out)
+        annotation.write_sheets(stack, state, store, annotate)
+    surface.show(Text(f"Wrote {', '.join(path.name for path in written)} to {out}"))
+    surface.write_json(report.to_dict() | {"annotations": [one.to_dict() for one in found]})

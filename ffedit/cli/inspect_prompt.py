@@ -1,0 +1,55 @@
+"""`ffedit inspect prompt`: the memories that a prompt fires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+import ffedit
+from ffedit import render
+from ffedit.anatomy import Editable
+from ffedit.cli.inspecting import html_option
+from ffedit.cli.options import FILE, Surface, model_options, output_options
+from ffedit.inspector.cards import cards_of
+from ffedit.inspector.slots import parse_turns
+from ffedit.pages import save_page
+from ffedit.progressbar import progress_bars
+from ffedit.render_inspect import compared, prompt_view
+from ffedit.stacks import Stack
+
+
+@click.command()
+@click.argument("text", metavar="PROMPT")
+@click.option("--edit", "edit_from", type=FILE, help="Show the prompt before and after this edit.")
+@click.option("--set", "turns", multiple=True, metavar="L.I=FACTOR", help="Turn a memory: 0 suppresses, 3 amplifies.")
+@click.option("--promote", metavar="TOKEN", help="Which memories would one have to turn to get TOKEN?")
+@click.option("--top", default=3, show_default=True, type=click.IntRange(1), help="Memories of each layer to show.")
+@model_options
+@html_option
+@output_options
+def prompt(
+    text: str,
+    edit_from: Path | None,
+    turns: tuple[str, ...],
+    promote: str | None,
+    top: int,
+    load_model: Callable[..., Editable],
+    html: Path | None,
+    surface: Surface,
+) -> None:
+    """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
+    scaled = parse_turns(turns)
+    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
+    editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
+    surface.show(render.model_line(editable))
+    before = ffedit.inspect_prompt(editable, text, scaled, top=top) if edit is not None else None
+    with edit.applied(editable) if edit is not None else nullcontext(), progress_bars(surface.quiet) as progress:
+        view = ffedit.inspect_prompt(editable, text, scaled, promote, top, progress)
+        cards = cards_of(Stack.of(editable), view) if html is not None else ()
+    surface.show(compared(before, view) if before is not None else None, prompt_view(view))
+    if html is not None:
+        save_page(html, view, cards=cards, before=before)
+    surface.write_json(view.to_dict() | ({"before": before.to_dict()} if before is not None else {}))

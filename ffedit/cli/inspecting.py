@@ -1,0 +1,59 @@
+"""Options that the commands of `ffedit inspect` share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+import ffedit
+from ffedit.cli.options import FILE, model_options
+from ffedit.folders import check_file
+from ffedit.halves import chosen
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def stack_options(command: Command) -> Command:
+    """`model_options` and `--stack`; the command receives `load_stack`."""
+
+    @click.option(
+        "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Of an encoder–decoder: which half of it."
+    )
+    @model_options
+    @functools.wraps(command)
+    def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
+        return command(load_stack=lambda: chosen(load_model(by=ffedit.load_stacks), half), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def html_option(command: Command) -> Command:
+    """`--html`; the command receives `html`, a file that can be written, or None."""
+    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
+        command
+    )
+
+
+def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+    if target is not None:
+        check_file(target)
+    return target
+
+
+def corpus_options(command: Command) -> Command:
+    """`--corpus`, `--tokens` and `--seed`; the command receives `corpus`, in which nothing was read yet."""
+
+    @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
+    @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(2), help="How much of it, at most.")
+    @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the sampled text.")
+    @functools.wraps(command)
+    def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
+        text = ffedit.Corpus(corpus, tokens, seed)
+        text.check()
+        return command(corpus=text, **kwargs)
+
+    return wrapped  # type: ignore[return-value]

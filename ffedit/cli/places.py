@@ -1,0 +1,65 @@
+"""Where the results of `ffedit apply` go: checked before the long work, filled after it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.text import Text
+
+import ffedit
+from ffedit import plots, render
+from ffedit.anatomy import Editable
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.facts import Fact
+from ffedit.folders import check_free
+
+
+@dataclass(frozen=True)
+class Places:
+    """What was asked for; None where it was not.
+
+    Attributes:
+        out: folder for the edit.
+        export_to: folder for the edited checkpoint.
+        plot: file for the picture of the trace.
+        force: replace folders that are there.
+    """
+
+    out: Path | None
+    export_to: Path | None
+    plot: Path | None
+    force: bool
+
+    def check(self) -> None:
+        """Find out whether the results can be kept.
+
+        Raises:
+            EditError: a folder exists or cannot be written, both are the same, or the picture cannot be drawn.
+        """
+        for folder in filter(None, (self.out, self.export_to)):
+            check_free(folder, self.force)
+        if self.out is not None and self.export_to is not None and self.out.absolute() == self.export_to.absolute():
+            raise EditError(f"{self.out}: --out and --export are the same folder; name two")
+        if self.plot is not None:
+            plots.check_plot(self.plot)
+
+    def save(self, editable: Editable, edit: Edit) -> None:
+        """Write the folders; first the checkpoint, which may be refused."""
+        if self.export_to is not None:
+            ffedit.export(editable, edit, self.export_to, self.force)
+        if self.out is not None:
+            edit.save(self.out, self.force)
+
+    def next_step(self, fact: Fact) -> RenderableType:
+        """What to type next."""
+        if self.export_to is not None:
+            return render.next_steps([shlex.join(["ffedit", "ask", fact.text, "--model", str(self.export_to)])])
+        if self.out is not None:
+            ask = ["ffedit", "ask", fact.text, "--edit", str(self.out)]
+            export = ["ffedit", "export", str(self.out), "--out", "DIR"]
+            return render.next_steps([shlex.join(ask), shlex.join(export)])
+        return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")

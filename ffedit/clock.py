@@ -1,0 +1,23 @@
+"""Seconds of each stage of a command."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """Runs from its making.
+
+    Attributes:
+        seconds: by stage, in the order in which they ended.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Note the time since the last lap as that of `stage`."""
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self._last, 3)
+        self._last = now

@@ -1,0 +1,147 @@
+"""From facts to questions: every prompt of every kind with its answers, in tokens.
+
+The same questions are asked before and after an edit. So what the unedited model has to say is settled here: where a
+fact names no old object, and a probe no answer, its own first word stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ffedit import readout
+from ffedit.anatomy import Editable
+from ffedit.facts import Fact, Probe
+from ffedit.tokens import Encoded, decode, encode, joined
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two objects after one prompt.
+
+    Attributes:
+        new: the prompt with the new object.
+        true: with the old one, or the true one of another subject or relation.
+        named: whether the true object was given; otherwise it is the model's own.
+    """
+
+    new: Encoded
+    true: Encoded
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt with one answer.
+
+    Attributes:
+        text: the prompt with its answer.
+        kind: the data set's name for what it tests, or None.
+    """
+
+    text: Encoded
+    kind: str | None
+
+
+@dataclass(frozen=True)
+class Questions:
+    """One fact's prompts, by kind; of `generation`, the prompts alone."""
+
+    fact: Fact
+    own: Pair
+    paraphrases: tuple[Pair, ...]
+    neighbors: tuple[Pair, ...]
+    same_subject: tuple[Pair, ...]
+    with_edit: tuple[Pair, ...]
+    portability: tuple[Asked, ...]
+    locality: tuple[Asked, ...]
+    generation: tuple[Encoded, ...]
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All prompts with two objects."""
+        return (self.own, *self.paraphrases, *self.neighbors, *self.same_subject, *self.with_edit)
+
+    @property
+    def texts(self) -> tuple[Encoded, ...]:
+        """All prompts with answers."""
+        both = [text for pair in self.pairs for text in (pair.new, pair.true)]
+        return (*both, *(asked.text for asked in (*self.portability, *self.locality)))
+
+
+def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
+    """The questions of `facts`, which are edited together with all of `batch`.
+
+    A neighbor, a same-subject prompt or an unrelated question that is itself edited in the batch is expected to move,
+    and is left out.
+
+    Args:
+        editable: the unedited model.
+        facts: whose questions.
+        batch: all facts of the edit.
+        full: also neighbors behind the edit's sentence, where the model has room for them, and prompts to generate
+            from.
+
+    Raises:
+        FactError: a prompt or object does not fit the tokenizer or the model.
+    """
+    edited = {text for fact in batch for text in (fact.text, *fact.paraphrase_texts)}
+    own = _own_answers(editable, facts, edited)
+    return [_questions(editable, fact, edited, own, full) for fact in facts]
+
+
+def _own_answers(editable: Editable, facts: Sequence[Fact], edited: set[str]) -> dict[str, Encoded]:
+    """What the unedited model says where no answer is given, by prompt."""
+    limit, prompts = editable.max_tokens, {}
+    for fact in facts:
+        if fact.previous is None:
+            prompts[fact.text] = encode(editable.tokenizer, fact.text, span=fact.span, max_tokens=limit)
+        for probe in (*fact.same_subject_probes, *fact.locality_probes):
+            if probe.target is None and probe.prompt not in edited:
+                prompts.setdefault(probe.prompt, encode(editable.tokenizer, probe.prompt, max_tokens=limit))
+    said = readout.with_own_answers(editable, list(prompts.values()))
+    return dict(zip(prompts, said, strict=True))
+
+
+def _questions(editable: Editable, fact: Fact, edited: set[str], own: dict[str, Encoded], full: bool) -> Questions:
+    tokenizer, limit, new = editable.tokenizer, editable.max_tokens, fact.new_object
+
+    def text(prompt: str, answer: str) -> Encoded:
+        return encode(tokenizer, prompt, answer, max_tokens=limit)
+
+    def kept(probes: Sequence[Probe]) -> list[Probe]:
+        return [probe for probe in probes if probe.prompt not in edited]
+
+    def answered(probe: Probe) -> Encoded:
+        return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
+
+    old = fact.previous or decode(tokenizer, own[fact.text].target_ids).strip() or new
+    neighbors = kept([replace(probe, target=probe.target or old) for probe in fact.neighbor_probes])
+    return Questions(
+        fact,
+        Pair(text(fact.text, new), text(fact.text, old), fact.previous is not None),
+        tuple(Pair(text(prompt, new), text(prompt, old)) for prompt in fact.paraphrase_texts),
+        tuple(Pair(text(probe.prompt, new), answered(probe)) for probe in neighbors),
+        tuple(
+            Pair(text(probe.prompt, new), answered(probe), probe.target is not None)
+            for probe in kept(fact.same_subject_probes)
+        ),
+        _behind(editable, fact, neighbors) if full else (),
+        tuple(Asked(answered(probe), probe.kind) for probe in fact.portability_probes),
+        tuple(Asked(answered(probe), probe.kind) for probe in kept(fact.locality_probes)),
+        tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
+    )
+
+
+def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple[Pair, ...]:
+    """The neighbors with the edit's sentence in front (CounterFact+); those that become too long are left out."""
+    sentence = joined(fact.text, fact.new_object) + ". "
+    pairs = []
+    for probe in neighbors:
+        prompt = sentence + probe.prompt
+        pair = Pair(
+            encode(editable.tokenizer, prompt, fact.new_object), encode(editable.tokenizer, prompt, probe.target or "")
+        )
+        if max(len(pair.new.ids), len(pair.true.ids)) <= editable.max_tokens:
+            pairs.append(pair)
+    return tuple(pairs)

@@ -1,0 +1,141 @@
+"""From a model's answers to one fact's scores: which metric reads which answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ffedit.evaluator import metrics
+from ffedit.evaluator.asking import Answer, Context
+from ffedit.evaluator.questions import Asked, Pair, Questions
+from ffedit.evaluator.scores import FactScores, Scores
+from ffedit.evaluator.speaking import SAID_TOKENS, Spoken, Wanted
+from ffedit.tokens import Encoded
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Everything that a model was asked and said.
+
+    Attributes:
+        answers: to given answers.
+        spoken: by itself.
+        divergences: after neighbors, from the unedited model, nats.
+        sampled: texts about each fact, by the fact's place among those asked about.
+    """
+
+    answers: Mapping[Encoded, Answer]
+    spoken: Spoken
+    divergences: Mapping[Context, float]
+    sampled: Mapping[int, Sequence[str]]
+
+
+def wanted(q: Questions) -> Iterator[Wanted]:
+    """What a model should say by itself about one fact."""
+
+    def whole(text: Encoded) -> Wanted:
+        return Wanted(text, len(text.target_ids) + 1)  # one more: the object may be the beginning of a word
+
+    own = [q.own.new, q.own.true]
+    yield Wanted(q.own.new, max(SAID_TOKENS, *(len(text.target_ids) + 1 for text in own)), settled=False)
+    yield from (whole(pair.new) for pair in q.paraphrases)
+    for pair in q.same_subject:
+        yield whole(pair.true) if pair.named else Wanted(pair.true, len(pair.true.target_ids))
+    yield from (whole(asked.text) for asked in q.portability)
+    yield from (Wanted(asked.text, len(asked.text.target_ids), settled=False) for asked in q.locality)
+
+
+def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping[str, float]) -> FactScores:
+    """One fact's scores.
+
+    Args:
+        q: its questions.
+        place: of the fact among those asked about.
+        now: what the model says now.
+        before: what it said before any edit.
+        weights: of the terms of reference texts.
+    """
+    answers, says = now.answers, now.spoken.says
+
+    def argmax(text: Encoded) -> tuple[int, ...]:
+        return answers[text].argmax[: len(text.target_ids)]
+
+    def log_probs(text: Encoded) -> tuple[float, ...]:
+        return answers[text].log_probs
+
+    def rates(pairs: Sequence[Pair], new: bool) -> tuple[float | None, float | None]:
+        """Success and magnitude of the new objects, or of the true ones."""
+        sides = [(p.new, p.true) if new else (p.true, p.new) for p in pairs]
+        numbers = [(log_probs(a), log_probs(b)) for a, b in sides]
+        return mean([metrics.success(a, b) for a, b in numbers]), mean([metrics.magnitude(a, b) for a, b in numbers])
+
+    def token_accuracy(texts: Sequence[Encoded]) -> float | None:
+        return mean([metrics.token_accuracy(argmax(text), text.target_ids) for text in texts])
+
+    def stays(asked: Asked) -> bool:
+        size = len(asked.text.target_ids)
+        return now.spoken.ids(asked.text)[:size] == before.spoken.ids(asked.text)[:size]
+
+    efficacy, efficacy_magnitude = rates([q.own], new=True)
+    paraphrase, paraphrase_magnitude = rates(q.paraphrases, new=True)
+    specificity, specificity_magnitude = rates(q.neighbors, new=False)
+    with_edit, with_edit_magnitude = rates(q.with_edit, new=False)
+    held = [says(p.true) if p.named else now.spoken.goes_on(p.true) for p in q.same_subject]
+    generation = float(says(q.own.new))
+    teacher_forced = float(metrics.teacher_forced(argmax(q.own.new), q.own.new.target_ids))
+    portable, local = [says(asked.text) for asked in q.portability], [stays(asked) for asked in q.locality]
+    moved = [now.divergences[c] for p in q.neighbors if (c := prompt_of(p.true)) in now.divergences]
+    texts = now.sampled.get(place, ())
+    scores = Scores(
+        efficacy=efficacy,
+        paraphrase=paraphrase,
+        specificity=specificity,
+        same_subject=mean(held),
+        score=metrics.harmonic(efficacy, paraphrase, specificity),
+        generation=generation,
+        efficacy_magnitude=efficacy_magnitude,
+        paraphrase_magnitude=paraphrase_magnitude,
+        specificity_magnitude=specificity_magnitude,
+        same_subject_magnitude=rates(q.same_subject, new=False)[1],
+        teacher_forced=teacher_forced,
+        token_accuracy=token_accuracy([q.own.new]),
+        teacher_forced_gap=teacher_forced - generation,
+        paraphrase_token_accuracy=token_accuracy([p.new for p in q.paraphrases]),
+        paraphrase_generation=mean([says(p.new) for p in q.paraphrases]),
+        portability=mean(portable),
+        portability_token_accuracy=token_accuracy([asked.text for asked in q.portability]),
+        locality=mean(local),
+        locality_argmax=mean(
+            [metrics.unchanged(before.answers[a.text].argmax, answers[a.text].argmax) for a in q.locality]
+        ),
+        neighbor_with_edit=with_edit,
+        neighbor_with_edit_magnitude=with_edit_magnitude,
+        divergence=mean(moved),
+        entropy=mean([metrics.generation_entropy(text) for text in texts]),
+        consistency=metrics.reference_consistency(" ".join(texts), q.fact.references, weights)
+        if texts and q.fact.references
+        else None,
+        knew=float(says(q.own.true)) if q.own.named else None,
+    )
+    kinds = {**_by_kind("portability", q.portability, portable), **_by_kind("locality", q.locality, local)}
+    return FactScores(q.fact, scores, now.spoken.words(q.own.new), kinds)
+
+
+def prompt_of(text: Encoded) -> Context:
+    """The tokens before the answer."""
+    return text.ids[: text.answer]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """None where there is nothing to average."""
+    return fmean(values) if values else None
+
+
+def _by_kind(name: str, asked: Sequence[Asked], values: Sequence[bool]) -> dict[str, float]:
+    found: dict[str, list[bool]] = defaultdict(list)
+    for one, value in zip(asked, values, strict=True):
+        if one.kind is not None:
+            found[f"{name}/{one.kind}"].append(value)
+    return {kind: fmean(some) for kind, some in found.items()}

@@ -1,0 +1,40 @@
+"""How sure is a number of a layer? 95% percentile bootstrap intervals (Efron 1979) over keys, or over positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+SEED, DRAWS = 0, 500
+LEVELS = (2.5, 97.5)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number, the ends of its interval, and of how many it was made."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+@lru_cache(maxsize=4)
+def _draws(count: int) -> Array:
+    return np.random.default_rng(SEED).integers(0, count, (DRAWS, count), dtype=np.int32)
+
+
+def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> Interval | None:
+    """`statistic` (np.mean, np.median) of values [n] that are not NaN; None where there are none."""
+    found = np.asarray(values, dtype=np.float64)
+    found = found[~np.isnan(found)]
+    if not len(found):
+        return None
+    low, high = np.percentile(statistic(found[_draws(len(found))], axis=1), LEVELS)
+    return Interval(float(statistic(found)), float(low), float(high), len(found))

@@ -1,0 +1,144 @@
+"""Read a text before and after an edit: what fires the memories that it adds, and which predictions move.
+
+Two passes over the same rows, a few numbers for each position. Only the passages that are shown are made into text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ffedit.algebra import double
+from ffedit.anatomy import Editable
+from ffedit.corpus import Corpus
+from ffedit.hooks import captured
+from ffedit.inspector.distributions import MOST_LOGITS, Prefix, Said, named, prefix
+from ffedit.inspector.positions import Positions
+from ffedit.inspector.view import View
+from ffedit.inspector.virtual import Added, Change, relative_change
+from ffedit.memory import Address
+from ffedit.progress import Progress, silent
+from ffedit.readout import log_softmax
+
+
+@dataclass(frozen=True)
+class Passage(View):
+    """A prefix of the corpus, and how it is read.
+
+    Attributes:
+        prefix: the text; its last token is where it is read.
+        coefficient: of the added memory, w·m; None where it stands for none.
+        change: the largest ‖Δ m‖ / ‖W m + b‖ over the layers: how much of a layer's output is new.
+        before: the next token.
+        after: the next token with the edit.
+        kept: the probability that is left to the token before.
+    """
+
+    prefix: Prefix
+    coefficient: float | None
+    change: float
+    before: Said
+    after: Said
+    kept: float
+
+
+@dataclass(frozen=True, eq=False)
+class Reread:
+    """The n positions of a text, read before and after.
+
+    Attributes:
+        positions: which.
+        added: the memories that were asked for.
+        coefficients: of each at each position, [added][n], float64.
+        change: the largest ‖Δ m‖ / ‖W m + b‖ over the layers, [n].
+        before: the most probable next token, [n], and its probability, [n].
+        after: the same with the edit.
+        kept: p after of the token `before`, [n].
+    """
+
+    positions: Positions
+    added: tuple[Added, ...]
+    coefficients: tuple[Tensor, ...]
+    change: Tensor
+    before: tuple[Tensor, Tensor]
+    after: tuple[Tensor, Tensor]
+    kept: Tensor
+
+    @property
+    def lost(self) -> Tensor:
+        """How much probability the prediction lost, [n]."""
+        return self.before[1] - self.kept
+
+    @property
+    def changed(self) -> float:
+        """Share of the positions at which another token is predicted."""
+        return float((self.before[0] != self.after[0]).double().mean())
+
+
+def reread(
+    editable: Editable, edit: Change, added: Sequence[Added], corpus: Corpus, progress: Progress = silent
+) -> Reread:
+    """Run `corpus` through the model as it is and with `edit`.
+
+    Raises:
+        EditError: the corpus cannot be used, or the edit does not fit.
+    """
+    positions = Positions.of(editable, corpus, progress)
+    size = MOST_LOGITS // int(editable.model.config.get_text_config().vocab_size)
+    coefficients: list[list[Tensor]] = [[] for _ in added]
+    changes, before, after, kept, done = [], [], [], [], 0
+    for ids, inside, _ in positions.batches(size):
+        log_probs, keys = _read(editable, ids, inside, edit.updates)
+        for one, found in zip(added, coefficients, strict=True):
+            found.append(double(keys[one.address]) @ one.key)
+        relative = [relative_change(editable.memories[a], edit.updates[a].cpu(), m) for a, m in keys.items()]
+        changes.append(torch.stack(relative).amax(0))
+        before.append(log_probs.max(-1))
+        progress("reading text", done := done + len(log_probs), 2 * len(positions))
+    with edit.applied(editable):
+        for (ids, inside, _), old in zip(positions.batches(size), before, strict=True):
+            log_probs, _ = _read(editable, ids, inside, {})
+            after.append(log_probs.max(-1))
+            kept.append(log_probs.gather(-1, old.indices[:, None])[:, 0].exp())
+            progress("reading text", done := done + len(log_probs), 2 * len(positions))
+    return Reread(
+        positions=positions,
+        added=tuple(added),
+        coefficients=tuple(torch.cat(found) for found in coefficients),
+        change=torch.cat(changes),
+        before=(torch.cat([b.indices for b in before]), torch.cat([b.values.exp() for b in before])),
+        after=(torch.cat([b.indices for b in after]), torch.cat([b.values.exp() for b in after])),
+        kept=torch.cat(kept),
+    )
+
+
+@torch.no_grad()
+def _read(
+    editable: Editable, ids: Tensor, inside: Tensor, layers: Iterable[Address]
+) -> tuple[Tensor, dict[Address, Tensor]]:
+    """log p [n, vocabulary] and the coefficients [n, d_ff] of `layers` at the positions `inside` of ids [rows, t]."""
+    with captured({address: editable.memories[address].module for address in layers}, inputs=True) as keys:
+        logits = editable.model(input_ids=ids.to(editable.device), use_cache=False).logits
+    return log_softmax(logits).cpu()[inside], {a: m.reshape(*ids.shape, -1).cpu()[inside] for a, m in keys.items()}
+
+
+def passage(
+    tokenizer: PreTrainedTokenizerBase, found: Reread, position: int, coefficients: Tensor | None = None
+) -> Passage:
+    """What stands before a position of the text, and how it is read before and after."""
+    before, after = (
+        Said(int(ids[position]), named(tokenizer, int(ids[position])), float(p[position]))
+        for ids, p in (found.before, found.after)
+    )
+    return Passage(
+        prefix=prefix(tokenizer, *found.positions.context(position)),
+        coefficient=None if coefficients is None else float(coefficients[position]),
+        change=float(found.change[position]),
+        before=before,
+        after=after,
+        kept=float(found.kept[position]),
+    )

@@ -1,0 +1,49 @@
+"""One command at a time works on a folder.
+
+It holds a lock of the operating system, which ends with the process, however that ends: no file is left behind that
+says that someone works there who does not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ffedit.errors import EditError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep every other command from working on `folder`, which is made if it is not there.
+
+    Raises:
+        EditError: another one does already, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a")
+    except OSError as error:
+        raise EditError(f"{folder}: cannot be written ({error.strerror})") from error
+    with file:
+        try:
+            _lock(file)
+        except OSError as error:
+            raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
+        yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Take the lock of an open file, or fail at once; closing it, or the end of the process, gives it back."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

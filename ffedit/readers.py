@@ -1,0 +1,260 @@
+"""From a record of each known format to its facts: one function for each format.
+
+What some files write as text, others write as a list or as a list of lists of aliases; here all are read alike.
+A record that cannot be used is a FactError, one line, that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .errors import FactError
+from .facts import SLOT, Fact, Probe, show
+
+Record: TypeAlias = Mapping[str, Any]
+
+# What MEND puts before the questions of Natural Questions.
+NATURAL_QUESTION = "nq question: "
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What one record gives: its facts, and in words what was left out of them."""
+
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...] = ()
+
+
+def rome(record: Record) -> Fact:
+    """ROME and MEMIT: a request, `target_new` and an optional `target_true` as {"str": ...}."""
+    return _request(record, case_id=record.get("case_id"))
+
+
+def _request(record: Record, **more: Any) -> Fact:
+    """The fact of a request, with fields that stand beside it."""
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        target=_need(record, "target_new", "str"),
+        previous=_need(record, "target_true", "str") if record.get("target_true") else None,
+        relation=_first(record.get("relation_id")),
+        **more,
+    )
+
+
+def counterfact(record: Record) -> Fact:
+    """CounterFact: a request with its probes. The answer to a neighborhood prompt is `target_true`.
+
+    `attribute_prompts` are left out: they are about other subjects that have the *new* object already, so
+    their answer neither moves with the edit nor is `previous`. `same_subject` is ffedit's own extension.
+    """
+    return _request(
+        _object("requested_rewrite", record["requested_rewrite"]),
+        paraphrases=_listed(record.get("paraphrase_prompts")),
+        neighbors=_listed(record.get("neighborhood_prompts")),
+        generation=_listed(record.get("generation_prompts")),
+        same_subject=_listed(record.get("same_subject")),
+        references=_listed(record.get("references")),
+        case_id=record.get("case_id"),
+    )
+
+
+def tracing(record: Record) -> Fact:
+    """CounterFact as the hub's `counterfact-tracing` has it: one flat request.
+
+    The subject stands between `relation_prefix` and `relation_suffix`, and takes the space in front of it along.
+    """
+    space = " " if str(_need(record, "subject")).startswith(" ") else ""
+    return Fact(
+        subject=record["subject"],
+        prompt=f"{record['relation_prefix']}{space}{SLOT}{record['relation_suffix']}",
+        target=_need(record, "target_false"),
+        previous=_need(record, "target_true"),
+        relation=_first(record.get("relation_id")),
+        case_id=record.get("case_id"),
+    )
+
+
+def mquake(record: Record) -> Parsed:
+    """MQuAKE (arXiv 2305.14795): the single edits that a multi-hop question needs, each with its own question.
+
+    Where one edit is all that the questions need, their new answer follows from it: portability. Where they need
+    several at once, no one fact answers for them.
+    """
+    questions, rewrites = _listed(record.get("questions")), _listed(record["requested_rewrite"])
+    if not rewrites:
+        raise FactError("requested_rewrite is empty; expected at least one edit")
+    case, alone = record.get("case_id"), len(rewrites) == 1
+    follows = [Probe(question, _need(record, "new_answer"), "multi-hop") for question in questions if alone]
+    facts = tuple(
+        _request(
+            _object("an item of requested_rewrite", item),
+            paraphrases=_listed(item.get("question")),
+            portability=follows,
+            case_id=case if alone or case is None else f"{case}.{number}",
+        )
+        for number, item in enumerate(rewrites, start=1)
+    )
+    note = f"multi-hop questions that need {len(facts)} edits at once were left out"
+    return Parsed(facts, () if alone or not questions else (note,))
+
+
+def zsre(record: Record) -> Fact:
+    """zsRE as MEND and EasyEdit use it: write `alt`, or the true answer where there is no other `alt`.
+
+    `previous` is then the true answer, or for those that write the true answer the `pred` of the record. EasyEdit's
+    copy may have one question of portability.
+    """
+    hop = _object("portability", record.get("portability") or {})
+    true = _first(record.get("answers"))
+    target = record.get("alt") or true
+    previous = next((old for old in (true, record.get("pred")) if old and old != target), None)
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "src"),
+        target=target,
+        previous=previous,
+        paraphrases=_listed(record.get("rephrase")),
+        locality=[_question("loc", record["loc"], record.get("loc_ans"))] if record.get("loc") else [],
+        portability=[Probe(hop["New Question"], _first(_need(hop, "New Answer")))] if "New Question" in hop else [],
+        case_id=record.get("case_id"),
+    )
+
+
+def _question(field: str, asked: Any, answer: Any) -> Probe:
+    """A question of Natural Questions, which MEND writes without its mark: "nq question: who sang ..."."""
+    if not isinstance(asked, str):
+        raise FactError(f"{field} must be text, found {show(asked)}")
+    question = asked.removeprefix(NATURAL_QUESTION).rstrip()
+    return Probe(question if question.endswith("?") else question + "?", _first(answer))
+
+
+def easyedit(record: Record) -> Fact:
+    """EasyEdit's flat form: `target_new` is text, and there are locality prompts with one answer.
+
+    Those of CounterFact are its neighbors; those of zsRE, known by their mark, have nothing to do with the fact.
+    """
+    answer, asked = _first(record.get("locality_ground_truth")), _listed(record.get("locality_prompt"))
+    questions = [prompt for prompt in asked if str(prompt).startswith(NATURAL_QUESTION)]
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        target=_need(record, "target_new"),
+        previous=_first(record.get("ground_truth")),
+        paraphrases=_listed(record.get("rephrase_prompt") or record.get("rephrase")),
+        neighbors=[Probe(prompt, answer) for prompt in asked if prompt not in questions],
+        locality=[_question("locality_prompt", prompt, answer) for prompt in questions],
+        relation=_first(record.get("relation_id")),
+        case_id=record.get("case_id"),
+    )
+
+
+def knowedit(record: Record) -> Parsed:
+    """KnowEdit (arXiv 2401.01286): EasyEdit's form with probes by kind, of what follows and of what should stay.
+
+    Relation_Specificity asks for the subject's other relations, Forgetfulness for other objects of the
+    edited one ("..., which is not Rome, is"). Both are about the subject, so both are `same_subject`; one
+    that does not name it is a neighbor, or with no answer given `locality`: as the model said it before.
+    Forgetfulness supposes that an object is added to a list. Where its answer is the very object that this
+    edit replaces, keeping it would be failure, and it is left out.
+    """
+    notes: list[str] = []
+    fact = easyedit(record)
+    stays = [(p, answers) for p, answers in _by_kind(record, "locality", fact.subject)]
+    kept = [p for p, answers in stays if p.kind != "Forgetfulness" or fact.previous not in answers]
+    follows = [p for p, _ in _by_kind(record, "portability", fact.subject)]
+    if len(kept) < len(stays):
+        notes.append("Forgetfulness prompts that ask for what the edit replaces were left out")
+    if any(p.target is None for p in follows):
+        notes.append("portability prompts without an answer were left out")
+    others = [p for p in kept if fact.subject not in p.prompt]
+    fact = dataclasses.replace(
+        fact,
+        neighbors=fact.neighbors + tuple(p for p in others if p.target is not None),
+        locality=fact.locality + tuple(p for p in others if p.target is None),
+        same_subject=tuple(p for p in kept if fact.subject in p.prompt),
+        portability=tuple(p for p in follows if p.target is not None),
+    )
+    return Parsed((fact,), tuple(notes))
+
+
+def wikibio(record: Record) -> Parsed:
+    """KnowEdit's WikiBio: the next sentence (`labels`) of a passage (`text`) about `concept`."""
+    names = {"subject": record["concept"], "prompt": record["text"], "target_new": _first(record["labels"])}
+    return knowedit({**record, **names})
+
+
+def _by_kind(record: Record, field: str, subject: str) -> Iterator[tuple[Probe, tuple[Any, ...]]]:
+    """Each probe of `field` {kind: [{prompt, ground_truth}]} with all answers that it accepts, the first its target."""
+    for kind, items in _object(field, record.get(field) or {}).items():
+        for item in _listed(items):
+            prompts = _listed(_need(_object(f"{field}.{kind}", item), "prompt"))
+            answers = item.get("ground_truth")
+            if len(prompts) != 1:  # EasyEdit's requests: lists of prompts and of their answers
+                several = answers if isinstance(answers, (list, tuple)) else []
+                if not prompts or len(prompts) != len(several):
+                    raise FactError(f"{field}.{kind} has {len(prompts)} prompts and {len(several)} answers to them")
+            else:
+                several = [answers]
+            for prompt, answer in zip(prompts, several, strict=True):
+                yield Probe(prompt, _first(answer), kind).filled(subject), _listed(answer)
+
+
+def fastedit(record: Record) -> Fact:
+    """FastEdit: `queries` are other wordings of the fact."""
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        target=_need(record, "target"),
+        paraphrases=_listed(record.get("queries")),
+    )
+
+
+def known(record: Record) -> Fact:
+    """ROME's causal-tracing set: true facts without a new object; tracing follows `previous`.
+
+    Its `template` often ends before `prompt` does, and the answer follows `prompt`: that one is read.
+    """
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        previous=_need(record, "attribute"),
+        relation=_first(record.get("relation_id")),
+        case_id=record.get("known_id"),
+    )
+
+
+# How records are looked into ------------------------------------------------------------
+
+
+def _need(record: Record, *path: str) -> Any:
+    """Return the value at `path`, or say which field is missing."""
+    value: Any = record
+    for depth, key in enumerate(path, start=1):
+        if not isinstance(value, Mapping) or key not in value:
+            raise FactError(f"{'.'.join(path[:depth])} is missing")
+        value = value[key]
+    return value
+
+
+def _object(field: str, value: object) -> Record:
+    if not isinstance(value, Mapping):
+        raise FactError(f"{field} must be an object, found {show(value)}")
+    return value
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    """Flatten what some files write as text, some as a list and some as a list of lists of aliases."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, (list, tuple)):
+        return tuple(item for part in value for item in _listed(part))
+    return (value,)
+
+
+def _first(value: Any) -> Any:
+    """Return the first of what is listed; None where nothing is."""
+    return next(iter(_listed(value)), None)

@@ -1,0 +1,66 @@
+"""What the tests of `ffedit.bench` share: facts of the trained tiny models, short edits, and a report without times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zoo
+from writing import CORPUS, quick
+
+from ffedit import Fact
+from ffedit.anatomy import Editable
+from ffedit.benchmark import BenchReport, bench
+
+# Strong enough that scores differ from method to method and from edit to edit.
+NUMBERS = {"attempts": 1, "steps": 8, "step_size": 0.3, "contexts": 0, "phrasings": 0, "tune_steps": 3}
+CONFIG = quick(keep=0.0, weight_decay=0.0, tune_rate=0.1, tune_bound=0.2, **NUMBERS)
+METHODS = ("memit", "ft")
+
+
+def facts(count: int = 5) -> list[Fact]:
+    """Facts that the trained models know, each with a new object; the first two are of one subject."""
+    known = list(zoo.KNOWN)
+    made = [Fact(known[0][0], zoo.TEMPLATES[2], target="Egypt", previous=known[0][1], case_id="second")]
+    for i, (subject, place) in enumerate(known):
+        other, stays = known[(i + 1) % len(known)]
+        made.append(
+            Fact(
+                subject,
+                zoo.TEMPLATES[0],
+                target="Rome" if place != "Rome" else "Spain",
+                previous=place,
+                paraphrases=[zoo.TEMPLATES[1]],
+                neighbors=[{"prompt": zoo.TEMPLATES[1].format(other), "target": stays}],
+                case_id=str(i),
+            )
+        )
+    return [made[1], made[0], *made[2:]][:count]
+
+
+def run(
+    editable: Editable,
+    out: Path,
+    mode: str = "single",
+    some: Sequence[Fact] | None = None,
+    methods: Sequence[str] = METHODS,
+    **how: Any,
+) -> BenchReport:
+    given: dict[str, Any] = {"layers": [1], "config": CONFIG, "stats": CORPUS, "full": False, **how}
+    return bench(editable, facts() if some is None else some, methods, mode, out, **given)
+
+
+def timeless(found: Any) -> Any:
+    """A report without its times."""
+    if isinstance(found, BenchReport):
+        found = json.loads(json.dumps(found.to_dict()))
+    if isinstance(found, dict):
+        return {name: timeless(value) for name, value in found.items() if name != "seconds_per_fact"}
+    return [timeless(value) for value in found] if isinstance(found, list) else found
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """What `results.jsonl` holds."""
+    return [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,98 @@
+"""Journeys through `ffedit inspect memory`, `prompt` and `edit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from making import made
+from shell import TEXT, Ran, process, shell
+
+import ffedit
+
+PROMPT = "the Eiffel tower is located in"
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def inspect(empty: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    (empty / "text.txt").write_text(TEXT)
+    return lambda *words: shell(capsys, "inspect", *words, "--model", model)
+
+
+def found(done: Ran) -> Any:
+    assert (done.code, done.err) == (0, ""), done.err
+    return json.loads(done.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_a_memory(inspect: Command) -> None:
+    view = found(inspect("memory", "1.7", "--corpus", "text.txt", "--top", "3", "--json", "-"))
+    assert (view["slot"], view["corpus"], len(view["value"]["top"])) == ("1.7", "text.txt", 3)
+    assert {"coefficient", "prefix", "next", "rank"} == set(view["triggers"][0])
+    done = inspect("memory", "1.7", "--corpus", "text.txt")
+    assert done.code == 0 and "Memory 1.7" in done.out and "Its key" in done.out
+
+
+def test_a_prompt_with_turned_memories_and_a_token_to_promote(inspect: Command) -> None:
+    view = found(inspect("prompt", PROMPT, "--set", "1.7=0", "--set", "2.5=3", "--promote", "Rome", "--json", "-"))
+    assert view["turned"] == {"1.7": 0, "2.5": 3} and view["untouched"]["top"][0]["token"].strip() == "Paris"
+    assert len(view["layers"]) == 3 and view["promotion"]["token"]["token"].strip() == "Rome"
+    done = inspect("prompt", PROMPT, "--set", "1.7=0", "--promote", "Rome")
+    assert done.code == 0 and "1.7 × 0" in done.out and "What to turn for “Rome”" in done.out
+
+
+def test_an_edit_and_a_prompt_before_and_after_it(inspect: Command, model: Path) -> None:
+    editable = ffedit.load(model)
+    made(editable, {1: 1}, size=0.3).save("edit")
+    view = found(inspect("edit", "edit", "--corpus", "text.txt", "--json", "-"))
+    assert [layer["address"] for layer in view["layers"]] == ["1"] and len(view["prompts"]) == 1
+    done = inspect("edit", "edit", "--corpus", "text.txt")
+    assert done.code == 0 and "memory that layer 1 gets" in done.out
+    both = found(inspect("prompt", PROMPT, "--edit", "edit", "--json", "-"))
+    assert both["before"]["prediction"] == found(inspect("prompt", PROMPT, "--json", "-"))["prediction"]
+    assert both["prediction"] != both["before"]["prediction"]
+    assert "and after it" in inspect("prompt", PROMPT, "--edit", "edit").out
+
+
+def test_quiet_says_nothing_and_json_goes_to_a_file(inspect: Command) -> None:
+    done = inspect("prompt", PROMPT, "--quiet", "--json", "view.json")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert json.loads(Path("view.json").read_text())["prompt"] == PROMPT
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["memory", "9.1"], "layers 0 to 2"),
+        (["memory", "1.9999"], "memories 0 to"),
+        (["memory", "1.0.5"], "no experts"),
+        (["memory", "x"], "write L.I"),
+        (["memory", "1.7", "--corpus", "nothing.txt"], "no such file"),
+        (["memory", "1.7", "--corpus", "binary.txt"], "NUL"),
+        (["memory", "1.7", "--corpus", "void.txt"], "void.txt"),
+        (["memory", "1.7", "--corpus", "one.txt"], "one.txt"),
+        (["prompt", ""], "empty"),
+        (["prompt", "the " * 99], "takes 64"),
+        (["prompt", PROMPT, "--set", "1.7"], "L.I=FACTOR"),
+        (["prompt", PROMPT, "--set", "1.7=0", "--set", "1.7=1"], "twice"),
+        (["prompt", PROMPT, "--promote", "Vladivostok"], "does not know"),
+        (["prompt", PROMPT, "--edit", "nothing"], "nothing"),
+        (["edit", "nothing"], "nothing"),
+        (["prompt", PROMPT, "--json", "no/where.json"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line(inspect: Command, words: list[str], says: str) -> None:
+    for name, content in (("binary", b"a\0b"), ("void", b""), ("one", b"the")):
+        Path(f"{name}.txt").write_bytes(content)
+    done = inspect(*words)
+    assert done.code == 1 and done.out.count("\n") <= 2 and says in done.err
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_help_waits_for_no_torch() -> None:
+    code = "import sys; from ffedit.cli import run; run(['inspect', '--help']); assert 'torch' not in sys.modules"
+    done = process("-c", code)
+    assert done.code == 0 and all(name in done.out for name in ("memory", "prompt", "model", "edit")), done.err

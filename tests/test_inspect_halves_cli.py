@@ -1,0 +1,131 @@
+"""Encoders, and halves of encoder–decoders, looked into by command; and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import halves
+import pytest
+import transformers as hf
+import zoo
+from shell import shell
+
+import ffedit
+from ffedit import Corpus, EditError, ModelError
+from ffedit.inspector.stream import Settings
+from ffedit.lock import claimed
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    (path := tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in halves.texts()))
+    return Corpus(path)
+
+
+def saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    halves.tokenizer().save_pretrained(folder)
+    return folder
+
+
+SMALL = ("--top", "4", "--positions", "20", "--keys", "8")
+
+
+@pytest.mark.parametrize(
+    ("family", "half"), [("bert", None), ("t5", "encoder"), ("bart", "decoder"), ("marian", "encoder")]
+)
+def test_a_checkpoint_is_looked_into(
+    family: str, half: str | None, corpus: Corpus, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(halves.model(family), empty / "model")
+    which = [] if half is None else ["--stack", half]
+    common = [*which, "--model", "model", "--corpus", str(corpus.path)]
+    ran = shell(capsys, "inspect", "memory", "1.7", *common, "--top", "3", "--json", "-")
+    assert (ran.code, ran.err) == (0, ""), ran.err
+    view, expected = (
+        json.loads(ran.out),
+        ffedit.inspect_memory(halves.stack_of(family, half or "encoder"), "1.7", corpus, 3),
+    )
+    assert [one["coefficient"] for one in view["triggers"]] == [one.coefficient for one in expected.triggers]
+    assert view["stack"] == (half or "encoder") and view["removal"] is None
+    ran = shell(capsys, "inspect", "model", *common, *SMALL, "--out", "out", "--annotate", "sheets.html")
+    assert ran.code == 0, ran.err
+    report = json.loads(Path("out/report.json").read_text())
+    assert report["note"] in Path("out/report.md").read_text() and report["stack"] in ran.out.splitlines()[0]
+    assert next(m for m in report["measures"] if m["name"] == "removed_first")["values"][0] is None
+    assert "«" in Path("sheets.html").read_text()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o666 & ~mask}
+
+
+def test_a_pass_of_one_stack_is_not_taken_for_the_others(corpus: Corpus, tmp_path: Path) -> None:
+    settings = Settings(top=2, keys=4, positions=5)
+    ffedit.inspect_model(halves.stack_of("t5", "encoder"), corpus, tmp_path / "out", settings)
+    with pytest.raises(EditError, match="stack encoder, not decoder"):
+        ffedit.inspect_model(halves.stack_of("t5", "decoder"), corpus, tmp_path / "out", settings)
+
+
+def test_a_decoder_is_its_own_stack(model: Path, corpus: Corpus) -> None:
+    (stack,) = ffedit.load_stacks(model)
+    assert stack.causal and stack.called == str(model)
+    view = ffedit.inspect_memory(stack, "1.7", corpus, 3)
+    assert view == ffedit.inspect_memory(ffedit.load(model), "1.7", corpus, 3) and view.note is None
+    assert ffedit.inspect_memory(stack, "1.7", Corpus(tokens=60), 2).corpus.startswith("text sampled")
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(empty: Path, corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> Refused:
+    def ask(*words: str) -> str:
+        ran = shell(capsys, "inspect", *words)
+        assert ran.code == 1 and len(ran.err.splitlines()) == 1, ran.err
+        return ran.err
+
+    return ask
+
+
+@pytest.mark.parametrize("command", [("memory", "0.1"), ("model", "--out", "out")])
+def test_what_cannot_be_looked_into_leaves_one_line(
+    command: tuple[str, ...], refused: Refused, empty: Path, corpus: Corpus
+) -> None:
+    text = ("--corpus", str(corpus.path))
+    for family in ("bert", "t5"):
+        saved(halves.model(family), empty / family)
+    saved(hf.BertModel(halves.model("bert").config), empty / "bare")
+    saved(zoo.model("gpt2"), empty / "gpt2")
+    ids = {"bos_token_id": 0, "eos_token_id": 1}
+    mixtral = hf.MixtralConfig(**zoo._LLAMA, **ids, vocab_size=zoo.VOCAB, num_local_experts=4)
+    saved(hf.MixtralForCausalLM(mixtral), empty / "mixtral")
+    for model, words, told in (
+        ("t5", (), "t5 has an encoder and a decoder; say which one with --stack"),
+        ("bert", ("--stack", "decoder"), "bert has an encoder and no other stack; leave --stack decoder out"),
+        ("gpt2", ("--stack", "encoder"), "gpt2 has a decoder and no other stack"),
+        ("bare", (), "a masked language model was expected"),
+        ("mixtral", (), "mixture of experts in fused tensors"),
+        ("nothing", (), "no such folder"),
+    ):
+        assert told in refused(*command, "--model", model, *words, *text)
+    assert "samples no text; give a text file with --corpus" in refused(*command, "--model", "bert")
+    (empty / "one.jsonl").write_text('{"text": "Rome"}\n')
+    assert "fewer than two tokens" in refused(*command, "--model", "bert", "--corpus", "one.jsonl")
+    with claimed(empty / "out"):
+        if command[0] == "model":
+            assert "another run works on this folder" in refused(*command, "--model", "bert", *text)
+
+
+def test_a_stack_without_a_head_is_refused_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    (stack,) = ffedit.load_stacks((hf.BertModel(halves.model("bert").config), halves.tokenizer()))
+    for ask in (
+        lambda: ffedit.inspect_memory(stack, "0.1", corpus),
+        lambda: ffedit.inspect_model(stack, corpus, tmp_path / "out"),
+    ):
+        with pytest.raises(ModelError, match="BertModel has no unembedding") as caught:
+            ask()
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,385 @@
+"""One pass over a text, and what is made of it, against a plain independent implementation on three kinds of layers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+
+from ffedit import Corpus, EditError
+from ffedit.hooks import captured
+from ffedit.inspector import stream
+from ffedit.inspector.agreement import read_values, surest
+from ffedit.inspector.composition import CASES, compose
+from ffedit.inspector.memory_view import inspect_memory
+from ffedit.inspector.merging import merge_passes
+from ffedit.inspector.model_view import Removing, inspect_model
+from ffedit.inspector.removal import removals
+from ffedit.inspector.rows import CHUNK, NOTHING, Row, RowStore, rows_of
+from ffedit.inspector.sample import Sample
+from ffedit.inspector.shallow import CHANCE, FEWEST, Frequencies, compared, pair_hash
+from ffedit.inspector.slots import Slot
+from ffedit.inspector.stream import Pass, Settings, collect, started
+from ffedit.inspector.triggers import Triggers, prefix_hashes
+from ffedit.memory import Address
+from ffedit.stacks import Stack
+
+# ReLU, GELU, and a SwiGLU gate.
+FAMILIES = ("opt", "gpt2", "llama")
+TOP = 7
+
+
+def documents(count: int, seed: int = 0) -> list[str]:
+    """Short texts, many of which begin alike."""
+    rng, words = Random(seed), zoo.WORDS[3:40]
+    return [
+        " ".join(
+            [*rng.choice((("the", "old"), ("in",), ("Paris", "of", "a"))), *rng.choices(words, k=rng.randint(0, 9))]
+        )
+        for _ in range(count)
+    ]
+
+
+def written(path: Path, texts: list[str]) -> Corpus:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return Corpus(path, tokens=100_000)
+
+
+def made(family: str, corpus: Corpus, folder: Path, **settings: Any) -> tuple[Stack, Pass, RowStore]:
+    editable = zoo.shared(family)
+    stack = Stack.of(editable)
+    settings = {"top": TOP, "positions": 40} | settings
+    state = started(stack, {"fingerprint": "-", "settings": asdict(Settings(**settings)), "corpus": "", "tokens": 0})
+    folder.mkdir(exist_ok=True)
+    return stack, state, collect(stack, rows_of(editable, corpus), corpus.tokens, state, folder)
+
+
+@torch.no_grad()
+def plain(family: str, texts: list[str]) -> tuple[list[Row], Tensor, list[int]]:
+    """All different prefixes, m of every layer there [prefixes, layers, d_ff], and what follows each first: one row at
+    a time, nothing thrown away."""
+    editable = zoo.shared(family)
+    found: dict[Row, tuple[Tensor, int]] = {}
+    for text in texts:
+        ids = editable.tokenizer(text)["input_ids"]
+        if len(ids) < 2:
+            continue
+        modules = {layer: editable.memories[layer].module for layer in range(zoo.DEPTH)}
+        with captured(modules, inputs=True) as seen:
+            editable.model(input_ids=torch.tensor([ids]))
+        keys = torch.stack([seen[layer].reshape(len(ids), -1) for layer in range(zoo.DEPTH)], 1)
+        for end in range(len(ids) - 1):
+            found.setdefault(tuple(ids[: end + 1]), (keys[end], ids[end + 1]))
+    return list(found), torch.stack([m for m, _ in found.values()]), [following for _, following in found.values()]
+
+
+def told(state: Pass, store: RowStore, layer: int) -> list[list[tuple[Row, float]]]:
+    """The triggers of every key of a layer, as prefixes with coefficients."""
+    one = state.triggers[layer]
+    return [
+        [(store.context(place).ids, m) for place, m in zip(places, ms, strict=True) if place != NOTHING]
+        for places, ms in zip(one.places.tolist(), one.coefficients.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_triggers_are_the_largest_coefficients_over_different_prefixes(family: str, tmp_path: Path) -> None:
+    texts = documents(150)
+    _, state, store = made(family, written(tmp_path / "a.jsonl", texts), tmp_path / "out")
+    prefixes, keys, _ = plain(family, texts)
+    assert len(prefixes) < sum(len(row) - 1 for row in store) == state.tokens  # some prefixes repeat
+    for layer in range(zoo.DEPTH):
+        expected = keys[:, layer].topk(TOP, dim=0).values.T.clamp(min=0)
+        assert torch.allclose(state.triggers[layer].coefficients, expected, atol=1e-5)
+        for key, triggers in enumerate(told(state, store, layer)):
+            assert len({prefix for prefix, _ in triggers}) == len(triggers)
+            for prefix, coefficient in triggers:
+                assert math.isclose(keys[prefixes.index(prefix), layer, key], coefficient, abs_tol=1e-5)
+
+
+def test_batches_and_order_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = documents(150)
+    _, one, store = made("gpt2", written(tmp_path / "a.jsonl", texts), tmp_path / "one")
+    monkeypatch.setattr(stream, "TOKENS_PER_BATCH", 60)
+    _, other, others = made("gpt2", written(tmp_path / "b.jsonl", texts[::-1]), tmp_path / "other")
+    assert_same(one, store, other, others)
+
+
+def assert_same(one: Pass, store: RowStore, other: Pass, others: RowStore) -> None:
+    """The same triggers, by prefix."""
+    for layer in range(zoo.DEPTH):
+        for mine, theirs in zip(told(one, store, layer), told(other, others, layer), strict=True):
+            assert {prefix for prefix, _ in mine} == {prefix for prefix, _ in theirs}
+            assert [m for _, m in mine] == pytest.approx([m for _, m in theirs], abs=1e-5)
+
+
+def test_two_halves_merge_into_the_whole(tmp_path: Path) -> None:
+    texts = documents(CHUNK + 90)
+    whole = made("opt", written(tmp_path / "a.jsonl", texts), tmp_path / "whole")[1:]
+    for name, half in (("x", texts[: len(texts) // 3]), ("y", texts[len(texts) // 3 :])):
+        made("opt", written(tmp_path / f"{name}.jsonl", half), tmp_path / name)
+    merged = merge_passes([tmp_path / "x", tmp_path / "y"], tmp_path / "merged")
+    store = RowStore(tmp_path / "merged", merged.rows)
+    assert_same(merged, store, *whole)
+    assert (merged.tokens, merged.rows) == (whole[0].tokens, whole[0].rows)
+    assert torch.equal(merged.unigrams, whole[0].unigrams) and torch.equal(merged.pairs, whole[0].pairs)
+    assert list(store) == list(whole[1])
+    for layer in range(zoo.DEPTH):
+        assert torch.equal(merged.triggers[layer].places[:, 0], whole[0].triggers[layer].places[:, 0])
+    assert len(merged.sample.places) == 40 and merged.sample.seen["0/before"].shape == (40, zoo.WIDTH)
+
+
+def test_an_interrupted_pass_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "TOKENS_PER_BATCH", 500)
+    corpus = written(tmp_path / "a.jsonl", documents(CHUNK + 200))
+    stack, whole, _ = made("gpt2", corpus, tmp_path / "whole")
+    (folder := tmp_path / "part").mkdir()
+    calls: list[int] = []
+
+    def interrupted(what: str, done: int, total: int) -> None:
+        calls.append(done)
+        if what == "inspecting" and len(calls) == 4:
+            raise KeyboardInterrupt
+
+    state = started(stack, whole.about)
+    with pytest.raises(KeyboardInterrupt):
+        collect(stack, rows_of(zoo.shared("gpt2"), corpus), corpus.tokens, state, folder, interrupted)
+    again = stream.resumed(stack, folder, whole.about)
+    assert 0 < again.rows < whole.rows and not again.complete
+    collect(stack, rows_of(zoo.shared("gpt2"), corpus), corpus.tokens, again, folder)
+    assert again.complete
+    for layer in range(zoo.DEPTH):
+        for field in ("coefficients", "places", "hashes"):
+            assert torch.equal(getattr(again.triggers[layer], field), getattr(whole.triggers[layer], field))
+    assert torch.equal(again.sample.places, whole.sample.places)
+    assert all(torch.equal(again.sample.seen[name], tensor) for name, tensor in whole.sample.seen.items())
+    for name in ("rows-000000", "rows-000001"):
+        assert (folder / f"{name}.safetensors").read_bytes() == (tmp_path / f"whole/{name}.safetensors").read_bytes()
+
+
+def test_another_text_is_not_gone_on_with(tmp_path: Path) -> None:
+    stack, state, _ = made("gpt2", written(tmp_path / "a.jsonl", documents(30)), tmp_path / "out")
+    other = written(tmp_path / "b.jsonl", documents(30, seed=1))
+    with pytest.raises(EditError, match="begun with another text"):
+        collect(stack, rows_of(zoo.shared("gpt2"), other), other.tokens, state, tmp_path / "out")
+    with pytest.raises(EditError, match="settings"):
+        stream.resumed(stack, tmp_path / "out", state.about | {"settings": asdict(Settings(top=3))})
+
+
+def test_equal_coefficients_are_ordered_by_their_prefixes_alone() -> None:
+    hashes = prefix_hashes(torch.arange(60)[:, None])[:, 0]
+    m = torch.tensor([1.0, 2.0, 3.0]).repeat(20)[:, None].expand(60, 2).contiguous()
+
+    def kept(order: Tensor, batch: int) -> set[int]:
+        triggers = Triggers.none(2, 25)
+        for some in order.split(batch):
+            triggers.update(m[some], some, hashes[some])
+        assert torch.equal(triggers.places[0], triggers.places[1])
+        assert triggers.coefficients[0].tolist() == [3.0] * 20 + [2.0] * 5
+        return set(triggers.places[0].tolist())
+
+    orders: Iterator[Tensor] = (torch.randperm(60, generator=torch.Generator().manual_seed(i)) for i in range(4))
+    assert len({frozenset(kept(order, batch)) for order in orders for batch in (1, 7, 60)}) == 1
+
+
+def test_some_keys_only(tmp_path: Path) -> None:
+    corpus = written(tmp_path / "a.jsonl", documents(60))
+    _, whole, _ = made("gpt2", corpus, tmp_path / "all")
+    _, some, _ = made("gpt2", corpus, tmp_path / "some", keys=5)
+    for layer in range(zoo.DEPTH):
+        index = some.triggers[layer].index
+        assert len(index) == 5
+        assert torch.equal(some.triggers[layer].coefficients, whole.triggers[layer].coefficients[index])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_agree_as_the_plain_reading_says(family: str, tmp_path: Path) -> None:
+    texts = documents(80)
+    stack, state, store = made(family, written(tmp_path / "a.jsonl", texts), tmp_path / "out")
+    editable = zoo.shared(family)
+    all_values = []
+    for layer, memory in enumerate(stack.memories):
+        values = read_values(stack, layer, state.triggers[layer], store)
+        all_values.append(values)
+        logits = torch.stack([read_alone(family, memory.value[:, i]) for i in range(memory.d_ff)])
+        p = logits.softmax(-1)
+        assert torch.equal(values.top, p.argmax(-1))
+        assert torch.allclose(values.sure, p.max(-1).values, atol=1e-5)
+        for at, key in enumerate(values.keys.tolist()):
+            place = int(state.triggers[layer].places[key, 0])
+            row, end = list(store)[place // 64], place % 64
+            assert values.next[at] == row[end + 1]
+            better = [other for other in range(zoo.VOCAB) if logits[key, other] > logits[key, row[end + 1]]]
+            assert values.rank[at] == len(better) + 1
+            assert bool(values.agrees[at]) == (int(p[key].argmax()) == row[end + 1])
+        assert Counter(values.dealt.tolist()) == Counter(values.next.tolist())
+    best = surest(all_values, [state.triggers[i] for i in range(zoo.DEPTH)], store, 10)
+    every = sorted((float(v.sure[k]) for v in all_values for k in v.keys.tolist()), reverse=True)
+    assert best.sure.tolist() == every[:10]
+    assert bool((best.agrees <= best.any_agrees).all())
+    assert len(editable.layers) == zoo.DEPTH
+
+
+@torch.no_grad()
+def read_alone(family: str, vector: Tensor) -> Tensor:
+    """Final norm and unembedding by their names in the three families."""
+    model = zoo.shared(family).model
+    norm = {"gpt2": "transformer.ln_f", "llama": "model.norm", "opt": "model.decoder.final_layer_norm"}[family]
+    logits: Tensor = model.lm_head(model.get_submodule(norm)(vector[None]))[0]
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_composition_is_what_one_position_at_a_time_shows(family: str, tmp_path: Path) -> None:
+    stack, state, store = made(family, written(tmp_path / "a.jsonl", documents(80)), tmp_path / "out")
+    tops = [read_values(stack, layer, state.triggers[layer], store).top for layer in range(zoo.DEPTH)]
+    found = compose(stack, state.sample.seen, tops)
+    model = zoo.shared(family).model
+    for at, place in enumerate(state.sample.places.tolist()):
+        ids = torch.tensor([store.context(place).ids])
+        modules = {layer: memory.module for layer, memory in enumerate(stack.memories)}
+        with (
+            torch.no_grad(),
+            captured(modules, inputs=True) as keys,
+            captured(modules) as outputs,
+            captured(dict(enumerate(stack.layers))) as after,
+        ):
+            says = int(model(input_ids=ids).logits[0, -1].argmax())
+        for layer, one in enumerate(found):
+            m = keys[layer].reshape(ids.shape[1], -1)[-1]
+            o, y = (some[layer].reshape(ids.shape[1], -1)[-1] for some in (outputs, after))
+            r = y - o
+            top = {name: int(read_alone(family, x).argmax()) for name, x in (("r", r), ("o", o), ("y", y))}
+            case = {
+                (True, True): "agreement",
+                (True, False): "residual",
+                (False, True): "feed-forward",
+                (False, False): "compromise",
+            }[top["y"] == top["r"], top["y"] == top["o"]]
+            assert CASES[int(one.case[at])] == case
+            assert bool(one.settled[at]) == (top["r"] == says)
+            assert float(one.final[at]) == pytest.approx(float(read_alone(family, r).softmax(-1)[says]), abs=1e-5)
+            active = [i for i in range(len(m)) if m[i] > 0]
+            assert bool(one.zero[at]) == all(int(tops[layer][i]) != top["o"] for i in active)
+            strengths = [abs(float(m[i])) * float(stack.memories[layer].value[:, i].norm()) for i in range(len(m))]
+            effective = sum(s**2 for s in strengths) ** 2 / sum(s**4 for s in strengths)
+            assert one.activity[at].tolist() == pytest.approx(
+                [len(active), sum(s >= 0.01 * float(o.norm()) for s in strengths), effective], rel=1e-4
+            )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_removing_a_token_is_running_without_it(family: str, tmp_path: Path) -> None:
+    stack, state, store = made(family, written(tmp_path / "a.jsonl", documents(60)), tmp_path / "out")
+    layer, keys = 1, [2, 9]
+    prefixes = [[prefix for prefix, _ in told(state, store, layer)[key]] for key in keys]
+    for key, rows, found in zip(keys, prefixes, removals(stack, layer, keys, prefixes), strict=True):
+        long = [row for row in rows if len(row) > 1]
+        assert found is not None and found.triggers == len(long)
+        for name, changed in (("first", [row[1:] for row in long]), ("last", [row[:-1] for row in long])):
+            changes = [
+                alone(family, layer, key, b) / alone(family, layer, key, a) - 1
+                for a, b in zip(long, changed, strict=True)
+            ]
+            assert getattr(found, name) == pytest.approx(sum(changes) / len(changes), abs=1e-5)
+
+
+@torch.no_grad()
+def alone(family: str, layer: int, key: int, ids: Row) -> float:
+    with captured({0: zoo.shared(family).memories[layer].module}, inputs=True) as seen:
+        zoo.shared(family).model(input_ids=torch.tensor([ids]))
+    return float(seen[0].reshape(len(ids), -1)[-1, key])
+
+
+def test_shallow_patterns_are_repeated_and_beyond_chance() -> None:
+    unigrams = torch.zeros(20, dtype=torch.int64)
+    unigrams[1], unigrams[2], unigrams[3:] = 900, 3, 5
+    pairs = torch.zeros(2**20, dtype=torch.int64).index_add(
+        0, pair_hash(torch.tensor([3]), torch.tensor([1])), torch.tensor([9])
+    )
+    pairs[0] += 1000
+    last = torch.tensor([[1] * 6 + [2] * 3 + [4, 5], [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, NOTHING]])
+    previous = torch.tensor([[3, 3, 3, 3, 0, 0, 9, 9, 8, 1, 1], [NOTHING] * 11])
+    found = compared(previous, last, Frequencies(unigrams, pairs))
+
+    def chance(count: int, mean: float) -> float:
+        return 1 - sum(math.exp(-mean) * mean**i / math.factorial(i) for i in range(count))
+
+    p = unigrams / unigrams.sum()
+    for key in range(2):
+        there = [token for token in last[key].tolist() if token != NOTHING]
+        counts = Counter(there)
+        by_hand = [
+            token != NOTHING
+            and counts[token] >= FEWEST
+            and chance(counts[token], len(there) * float(p[token])) < CHANCE
+            for token in last[key].tolist()
+        ]
+        assert found.by_last[key].tolist() == by_hand
+    assert found.by_pair[0].tolist() == [True] * 4 + [False] * 7  # 1 is everywhere, but 3 1 is not
+    assert found.covered[0] == pytest.approx(7 / 11) and not found.by_pair[1].any()
+    one = found.of(0)
+    assert one is not None and (one.last, one.pair, one.is_shallow) == (1, (3, 1), True)
+
+
+def test_a_sample_is_the_smallest_ranks_whatever_the_batches() -> None:
+    ranks = torch.randperm(500, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(500)
+    for batch in (500, 37):
+        sample = Sample(20)
+        for some, where in zip(ranks.split(batch), places.split(batch), strict=True):
+            entering = sample.entering(some)
+            sample.take(some[entering], where[entering], {"x": where[entering] * 2.0})
+        assert sample.ranks.tolist() == list(range(20))
+        assert torch.equal(sample.places, ranks.argsort()[:20]) and torch.equal(sample.seen["x"], sample.places * 2.0)
+
+
+def test_rows_of_running_text_share_the_token_at_the_cut(tmp_path: Path) -> None:
+    editable = zoo.shared("gpt2")
+    (path := tmp_path / "a.txt").write_text(text := " ".join(documents(120)))
+    ids = editable.tokenizer(text)["input_ids"]
+    rows = list(rows_of(editable, Corpus(path, 100_000)))
+    assert [i for row in rows for i in row[:-1]] == ids[:-1] and [row[-1] for row in rows[:-1]] == [
+        r[0] for r in rows[1:]
+    ]
+    assert {len(row) for row in rows[:-1]} == {65}
+    cut = list(rows_of(editable, Corpus(path, 150)))
+    assert [i for row in cut for i in row[:-1]] == ids[:150]
+    assert sum(len(row) - 1 for row in rows_of(editable, Corpus(None, 200))) > 100  # what the model samples
+
+
+def test_the_view_of_one_memory_finds_the_triggers_of_the_pass(tmp_path: Path) -> None:
+    corpus = written(tmp_path / "a.jsonl", documents(60))
+    _, state, store = made("llama", corpus, tmp_path / "out")
+    slots = [Slot(Address(2), 5), Slot(Address(0), 47), Slot(Address(2), 1)]
+    for slot in slots:
+        found = inspect_memory(zoo.shared("llama"), slot, corpus, TOP)
+        expected = told(state, store, slot.address.layer)[slot.index]
+        assert [t.coefficient for t in found.triggers] == [pytest.approx(m) for _, m in expected]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_report_holds_every_measure_of_every_layer(family: str, tmp_path: Path) -> None:
+    corpus = written(tmp_path / "a.jsonl", documents(80))
+    report = inspect_model(
+        zoo.shared(family), corpus, tmp_path / "out", Settings(top=TOP, positions=40), Removing(3, 2)
+    )
+    for measure in report.measures:
+        assert len(measure.values) == zoo.DEPTH
+        for value, low, high in zip(measure.values, measure.low, measure.high, strict=True):
+            assert value is not None and low is not None and high is not None and low <= high
+    cases = [report[f"case_{name.replace('-', '_')}"].values for name in CASES]
+    assert [sum(filter(None, layer)) for layer in zip(*cases, strict=True)] == pytest.approx([1] * zoo.DEPTH)
+    assert json.loads(json.dumps(report.to_dict()))["measures"][0]["paper"].startswith("3.2")
+    again = inspect_model(zoo.shared(family), corpus, tmp_path / "out", Settings(top=TOP, positions=40), Removing(3, 2))
+    assert again == report

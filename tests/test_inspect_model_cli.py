@@ -1,0 +1,220 @@
+"""`ffedit inspect model`: reports, sheets, merging, going on, and what cannot be used."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+import zoo
+from shell import disk, shell
+
+from ffedit import EditError
+from ffedit.inspector.annotation import read_annotations
+from ffedit.inspector.sheet import PATTERNS
+
+SMALL = ("--top", "6", "--positions", "30", "--removing", "3", "2")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    rng = Random(0)
+    texts = [" ".join(["the", *rng.choices(zoo.WORDS[3:40], k=rng.randint(2, 9))]) for _ in range(120)]
+    (path := tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def asked(model: Path, *words: str | Path) -> list[str | Path]:
+    return ["inspect", "model", "--model", model, *SMALL, *words]
+
+
+def test_the_report_is_table_json_markdown_and_figure(
+    model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = shell(capsys, *asked(model, "--corpus", corpus, "--out", "out", "--json", "found.json"))
+    assert ran.code == 0, ran.err
+    assert {".lock", "report.json", "report.md", "report.png", "pass.safetensors", "rows-000000.safetensors"} == {
+        path.name for path in Path("out").iterdir()
+    }
+    report = json.loads(Path("out/report.json").read_text())
+    assert report == json.loads(Path("found.json").read_text())
+    text = Path("out/report.md").read_text()
+    for measure in report["measures"]:
+        assert len(measure["values"]) == len(measure["low"]) == len(measure["high"]) == report["layers"] == zoo.DEPTH
+        assert measure["text"] in text and measure["title"] in ran.out
+    agreement = next(m for m in report["measures"] if m["name"] == "agreement")
+    assert f"| 0 | {agreement['values'][0]:.1%} [{agreement['low'][0]:.1%}, {agreement['high'][0]:.1%}]" in text
+    assert Path("out/report.png").read_bytes().startswith(b"\x89PNG")
+    assert max(map(len, ran.out.splitlines())) <= 100
+
+
+def test_what_was_run_is_not_run_again(
+    model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = asked(model, "--corpus", corpus, "--out", "out")
+    assert shell(capsys, *command).code == 0
+    before = disk(Path("out"))
+    monkeypatch.setattr("ffedit.inspector.stream._run", None)
+    assert shell(capsys, *command).code == 0
+    assert disk(Path("out")) == before
+    ran = shell(capsys, *command, "--top", "5")
+    assert ran.code == 1 and "settings" in ran.err and "--force" in ran.err and disk(Path("out")) == before
+
+
+def test_two_folders_merge(model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = corpus.read_text().splitlines(keepends=True)
+    for name, some in (("a", lines[:50]), ("b", lines[50:])):
+        Path(f"{name}.jsonl").write_text("".join(some))
+        assert shell(capsys, *asked(model, "--corpus", f"{name}.jsonl", "--out", name)).code == 0
+    assert shell(capsys, *asked(model, "--corpus", corpus, "--out", "whole")).code == 0
+    ran = shell(capsys, *asked(model, "a", "b", "--merge", "--out", "both"))
+    assert ran.code == 0, ran.err
+    both, whole = (json.loads(Path(name, "report.json").read_text()) for name in ("both", "whole"))
+    of_triggers = {"shallow", "shallow_last", "shallow_pair", "shallow_keys", "agreement", "rank", "sure"}
+    for mine, theirs in zip(both["measures"], whole["measures"], strict=True):
+        if mine["name"] in of_triggers:
+            assert mine["values"] == pytest.approx(theirs["values"], abs=1e-5), mine["name"]
+    assert shell(capsys, *asked(model, "a", "b", "--merge", "--out", "both")).code == 1
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".html"])
+def test_sheets_are_written(
+    suffix: str, model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = shell(capsys, *asked(model, "--corpus", corpus, "--out", "out", "--annotate", f"sheets{suffix}"))
+    assert ran.code == 0, ran.err
+    text = Path(f"sheets{suffix}").read_text()
+    if suffix == ".html":
+        found = re.search(r'<script type="application/json" id="sheets">(.*?)</script>', text, re.DOTALL)
+        assert found is not None and "http" not in text
+        sheets = json.loads(found[1])
+        assert text.count('type="checkbox"') == PATTERNS * sum(len(sheet["triggers"]) for sheet in sheets)
+    else:
+        sheets = [json.loads(line) for line in text.splitlines()]
+    assert len({sheet["memory"] for sheet in sheets}) == len(sheets) == 10 * zoo.DEPTH
+    assert all(1 <= len(sheet["triggers"]) <= 6 and sheet["patterns"] == [] for sheet in sheets)
+
+
+def filled(path: Path) -> Path:
+    def sheet(memory: str, *patterns: tuple[str, list[int]]) -> str:
+        found = [{"name": "?", "kind": kind, "covers": covers} for kind, covers in patterns]
+        return json.dumps({"memory": memory, "triggers": ["a b"] * 10, "patterns": found})
+
+    first = sheet("0.3", ("shallow", [1, 2, 3, 4]), ("semantic", [4, 5, 6]))
+    path.write_text("\n".join([first, sheet("0.4"), sheet("2.1", ("semantic", [*range(1, 11)]))]) + "\n")
+    return path
+
+
+def test_filled_sheets_give_the_papers_numbers(
+    tmp_path: Path, model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every, lower, upper = read_annotations(filled(tmp_path / "filled.jsonl"))
+    assert (every.keys, every.recognised, lower.layer, lower.keys, upper.layer) == (3, 2, 0, 2, 2)
+    assert every.patterns[0] == 1 and lower.patterns[0] == 1 and upper.patterns == (1, 1, 1)
+    assert lower.covered[0] == pytest.approx(0.3) and every.covered[0] == pytest.approx((0.6 + 0 + 1) / 3)
+    assert lower.shares == pytest.approx({"shallow": 0.15, "semantic": 0.1, "both": 0.05, "uncovered": 0.7})
+    ran = shell(capsys, *asked(model, "--corpus", corpus, "--out", "out", "--annotations", tmp_path / "filled.jsonl"))
+    assert ran.code == 0 and "patterns per key" in ran.out and "patterns per key" in Path("out/report.md").read_text()
+    assert json.loads(Path("out/report.json").read_text())["annotations"][0]["keys"] == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}\n", "no sheet"),
+        ("nothing\n", "line 1 is no sheet"),
+        ('{"memory": "0.1", "triggers": ["a"], "patterns": []}\n', "no sheet names a pattern"),
+        ('{"memory": "0.1", "triggers": ["a", "b", "c"], "patterns": [{"kind": "odd", "covers": [1, 2, 3]}]}', "odd"),
+        ('{"memory": "0.1", "triggers": ["a", "b", "c"], "patterns": [{"kind": "shallow", "covers": [1, 2]}]}', "3 of"),
+        (
+            '{"memory": "0.1", "triggers": ["a", "b", "c"], "patterns": [{"kind": "shallow", "covers": [2, 3, 4]}]}',
+            "3 of",
+        ),
+    ],
+)
+def test_sheets_that_are_none_are_named(tmp_path: Path, content: str, message: str) -> None:
+    (path := tmp_path / "bad.jsonl").write_text(content)
+    with pytest.raises(EditError, match=message):
+        read_annotations(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "fewer than two tokens"),
+        ("blank.txt", b" \n\n ", "fewer than two tokens"),
+        ("one.txt", b"Rome", "fewer than two tokens"),
+        ("ones.jsonl", b'{"text": ""}\n', "fewer than two tokens"),
+        ("binary.txt", b"\x00\x01\x02", "not text"),
+        ("latin.txt", b"caf\xe9 au lait", "not UTF-8"),
+        ("other.jsonl", b'{"a": 1}\n', 'no field "text"'),
+        ("missing.txt", None, "no such file"),
+    ],
+)
+def test_texts_that_cannot_be_used_leave_one_line(
+    name: str, content: bytes | None, message: str, empty: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from shell import save_model
+
+    folder = save_model(zoo.build("gpt2"), tmp_path / "plain" / "model")  # no BOS stands before each text
+    if content is not None:
+        Path(name).write_bytes(content)
+    ran = shell(capsys, *asked(folder, "--corpus", name, "--out", "out"))
+    assert ran.code == 1 and message in ran.err and len(ran.err.strip().splitlines()) == 1, ran.err
+
+
+def test_places_that_cannot_be_written_are_found_before_the_work(
+    model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffedit.cli.options.load", None)
+    Path("file").write_text("x")
+    Path("full").mkdir()
+    Path("full/other").write_text("x")
+    for words, message in (
+        (("--out", "file"), "file"),
+        (("--out", "file/below"), "cannot be written"),
+        (("--out", "full"), "holds other things"),
+        (("--out", "out", "--annotate", "sheets.csv"), ".html or .jsonl"),
+        (("--out", "out", "--annotate", "nowhere/sheets.html"), "cannot be written"),
+        (("--out", "out", "--annotations", "none.jsonl"), "cannot be read"),
+    ):
+        ran = shell(capsys, *asked(model, "--corpus", corpus, *words))
+        assert ran.code == 1 and message in ran.err and len(ran.err.strip().splitlines()) == 1, ran.err
+    assert shell(capsys, *asked(model, "--merge", "--out", "out")).code == 2
+
+
+def test_a_damaged_pass_is_named(model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = asked(model, "--corpus", corpus, "--out", "out")
+    assert shell(capsys, *command).code == 0
+    Path("out/pass.safetensors").write_bytes(b"damaged")
+    ran = shell(capsys, *command)
+    assert ran.code == 1 and "--force" in ran.err
+    assert shell(capsys, *command, "--force").code == 0
+
+
+def test_an_interrupt_keeps_what_was_run(
+    model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ffedit.inspector import stream
+
+    monkeypatch.setattr(stream, "TOKENS_PER_BATCH", 100)
+    once, calls = stream._run, []
+
+    def third(*given: object) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        once(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stream, "_run", third)
+    command = asked(model, "--corpus", corpus, "--out", "out")
+    assert shell(capsys, *command).code == 130
+    assert 0 < stream.Pass.load(Path("out")).rows < 120
+    assert shell(capsys, *asked(model, "out", "--merge", "--out", "both")).code == 1
+    monkeypatch.setattr(stream, "_run", once)
+    assert shell(capsys, *command).code == 0
+    assert shell(capsys, *asked(model, "--corpus", corpus, "--out", "whole")).code == 0
+    ours, whole = (json.loads(Path(name, "report.json").read_text()) for name in ("out", "whole"))
+    assert ours == whole

@@ -1,0 +1,122 @@
+"""What an edit leaves as it is: what earlier edits stored, and what it would write a second time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from shell import shell
+from storing import BARE, EXACT, SOLVING, THIRD, outputs, write
+from writing import CORPUS, FACT, SECOND, quick
+
+import ffedit
+from ffedit import Fact
+from ffedit.anatomy import Editable
+from ffedit.editor import by_subject, collect, word
+from ffedit.memory import Address
+
+Written = tuple[Editable, tuple[Fact, ...], int]
+
+
+@pytest.fixture(scope="module")
+def atlas() -> Written:
+    """Two facts that the embedded model does not know, where it recalls such."""
+    facts = (
+        Fact("Oscar Wilde", "The mother of {} gave birth in the city of", "Venice", "Dublin"),
+        Fact("Eiffel Tower", "The {} is located in the city of", "Rome", "Paris"),
+    )
+    return ffedit.load("atlas"), facts, 2
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Written:
+    """One that a tiny model does not know, where the default settings suffice to write it."""
+    return zoo.trained("gemma", True), (FACT,), 0
+
+
+@pytest.mark.parametrize(("name", "method"), [("atlas", "memit"), *(("tiny", method) for method in SOLVING)])
+def test_what_is_written_already_is_not_written_again(name: str, method: str, request: pytest.FixtureRequest) -> None:
+    """End to end, with default settings."""
+    editable, facts, layer = request.getfixturevalue(name)
+    stats, at = collect(editable, [editable.memories[layer]], CORPUS), Address(layer)
+    first = ffedit.edit(editable, facts, method, [layer], stats=stats)
+    assert first.norms()[at] > 1.0 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
+    with first.applied(editable):
+        again = ffedit.edit(editable, facts, method, [layer], stats=stats)
+        assert again.norms()[at] <= 0.1 * first.norms()[at]
+        assert ffedit.evaluate(editable, facts).before.generation == 1.0
+
+
+@pytest.mark.parametrize("method", SOLVING)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_earlier_edits_stored_is_kept(family: str, method: str) -> None:
+    editable, at = zoo.trained(family, True), Address(1)
+    first = write(editable, [FACT, SECOND], method, **BARE)
+    first.apply_(editable)
+    wordings = word(editable, by_subject(first.facts), quick(**BARE))
+    usual = outputs(editable, 1, wordings)
+    moved = []
+    # A share of the directions that leaves something in both edits' keys.
+    for after in ((), (first,)):
+        edit = write(editable, [THIRD], method, after=after, **BARE, null_share=0.3)
+        assert edit.provenance["after"] == [one.fingerprint() for one in after]
+        with edit.applied(editable):
+            now = outputs(editable, 1, wordings)
+        moved.append(float((now - usual).norm() / (edit.updates[at] @ edit.keys[at]).norm()))
+    assert moved[0] > 1e-3
+    if method in EXACT:
+        assert moved[1] < 1e-4
+    else:
+        assert moved[1] < 0.5 * moved[0]
+
+
+@pytest.mark.parametrize("method", SOLVING)
+def test_but_not_of_a_subject_that_is_written_anew(method: str) -> None:
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    first = write(editable, [FACT, SECOND], method, **BARE)
+    first.apply_(editable)
+    other = dataclasses.replace(FACT, target="Madrid", previous="Rome")
+    edit = write(editable, [other], method, after=[first], **BARE, steady=0.0, null_share=0.3)
+    own, kept = ((edit.updates[at] @ first.keys[at][:, i]).norm() for i in range(2))
+    asked = (edit.values[at] - editable.memories[at].value.double() @ edit.keys[at]).norm()
+    assert float(own) > 0.5 * float(asked), "the first edit's key of this subject is free to give another value"
+    assert float(kept) < 0.3 * float(own)
+
+
+def test_kept_keys_of_other_layers_do_not_matter() -> None:
+    editable = zoo.trained("gpt2", True)
+    first = write(editable, [FACT, SECOND], "emmet", [0], **BARE)
+    first.apply_(editable)
+    plain, after = (write(editable, [THIRD], "emmet", [1], some, **BARE) for some in ((), (first,)))
+    assert torch.equal(plain.updates[Address(1)].dense, after.updates[Address(1)].dense)
+
+
+# What the null space promises ----------------------------------------------------------------------
+
+
+def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    editable, at = zoo.trained("llama", True), Address(1)
+    first = write(editable, [FACT, SECOND], "alphaedit", **BARE, null_share=0.3)
+    assert first.provenance["guarantee"]["1"]["kept"] == {"keys": 0, "moved": 0.0, "bound": 0.0}
+    first.apply_(editable)
+    edit = write(editable, [THIRD], "alphaedit", after=[first], **BARE, null_share=0.3)
+    (told,) = edit.provenance["guarantee"].values()
+    C, delta, kept = collect(editable, [editable.memories[1]], CORPUS)[at].C, edit.updates[at].dense, first.keys[at]
+    eigenvalues, U = torch.linalg.eigh(C)
+    P = U[:, : told["directions"]] @ U[:, : told["directions"]].T
+    assert told["share"] == pytest.approx(float((P @ C).trace() / C.trace())) and 0.2 < told["share"] <= 0.3
+    assert told["text"]["moved"] == pytest.approx(float((delta @ C @ delta.T).trace()) ** 0.5)
+    assert told["text"]["bound"] == pytest.approx(float(delta.norm() * (P @ C @ P).trace() ** 0.5))
+    assert told["kept"]["keys"] == 2 and told["kept"]["moved"] == pytest.approx(float((delta @ kept).norm()))
+    assert told["kept"]["bound"] == pytest.approx(float(delta.norm() * (P @ kept).norm()))
+    assert all(0 < told[of]["moved"] <= told[of]["bound"] for of in ("text", "kept"))
+    assert eigenvalues[told["directions"]] > eigenvalues[0]
+    edit.save(tmp_path / "e")
+    said = " ".join(shell(capsys, "show", tmp_path / "e").out.split())
+    assert f"Δ acts on {told['directions']} directions, {told['share']:.1%} of what text uses" in said
+    assert "2 kept keys by" in said and "guarantee" not in write(editable, [THIRD], "memit", **BARE).provenance

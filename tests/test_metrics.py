@@ -1,0 +1,118 @@
+"""Each metric on cases that can be worked out by hand, and bootstrap intervals against their definition."""
+
+from __future__ import annotations
+
+import math
+from statistics import harmonic_mean
+
+import numpy as np
+import pytest
+import torch
+
+from ffedit.evaluator import Interval, Report, interval, mean_scores, metrics, paired
+from ffedit.evaluator.intervals import changes, intervals
+from ffedit.evaluator.scores import FactScores, Scores
+from ffedit.facts import Fact
+
+
+def test_likelihoods_are_means_over_tokens() -> None:
+    half, quarter = math.log(0.5), math.log(0.25)
+    assert metrics.nll([half, quarter]) == pytest.approx(1.5 * math.log(2))
+    assert metrics.likelihood([half, quarter]) == pytest.approx(2**-1.5)
+    assert metrics.success([half], [half, quarter]) and not metrics.success([half], [half, half]), "a tie is none"
+    assert metrics.success([-800.0], [-801.0]), "far below what a probability can say"
+    assert metrics.magnitude([half], [quarter, quarter]) == pytest.approx(0.25)
+    assert metrics.harmonic(1.0, 0.5, 0.5) == pytest.approx(0.6) and metrics.harmonic(1.0, None, 1.0) is None
+    assert metrics.harmonic(1.0, 0.0, 1.0) == 0
+
+
+def test_accuracies_with_and_without_teacher_forcing() -> None:
+    assert metrics.token_accuracy([1, 2, 9], [1, 2, 3]) == pytest.approx(2 / 3)
+    assert metrics.teacher_forced([1, 2], [1, 2]) and not metrics.teacher_forced([1, 9], [1, 2])
+    assert metrics.exact_match("Rome, Italy", "Rome") and metrics.exact_match("Rome", "Rome")
+    assert not metrics.exact_match("Romeo and", "Rome") and not metrics.exact_match("in Rome", "Rome")
+    assert metrics.exact_match("東京です", "東京") and metrics.exact_match("روما هي", "روما")
+    assert not metrics.exact_match("Rome", "") and metrics.exact_match("🗼 is", "🗼")
+    assert metrics.unchanged([1, 2, 3, 4], [1, 2, 9, 4]) == 0.75
+
+
+def test_divergence_and_perplexity() -> None:
+    p, q = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.25, 0.75, 0.0]).log()
+    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert float(metrics.divergence(p, q)) == pytest.approx(expected, rel=1e-6)
+    assert float(metrics.divergence(p, p)) == 0
+    assert metrics.perplexity(torch.tensor([0.5, 0.125]).log()) == pytest.approx(4.0)
+
+
+def test_entropy_of_ngrams() -> None:
+    # Bigrams ab bc ca ab: 2, 1, 1 of 4; trigrams abc bca cab: 1, 1, 1.
+    expected = (2 / 3 * 1.5 + 4 / 3 * math.log2(3)) / 2
+    assert metrics.generation_entropy("a b c a b") == pytest.approx(expected)
+    assert metrics.generation_entropy("no no no no no no") == 0 == metrics.generation_entropy("no")
+
+
+def test_consistency_is_the_cosine_of_weighted_terms() -> None:
+    weights = metrics.term_weights(["football is fun", "football pitch"])
+    assert weights["football"] == 1 and weights["fun"] == pytest.approx(math.log(3 / 2) + 1)
+    assert metrics.reference_consistency("Football is fun", ["football is fun"], weights) == pytest.approx(1)
+    assert metrics.reference_consistency("piano", ["football is fun"], weights) == 0
+    w = weights["fun"]
+    expected = 1 / math.sqrt(1 + 2 * w * w)
+    assert metrics.reference_consistency("football", ["football is fun"], weights) == pytest.approx(expected)
+
+
+def test_intervals_hold_the_mean_and_narrow_with_more_facts() -> None:
+    draw = np.random.default_rng(1)
+    few, many = (draw.normal(0.5, 1.0, size).tolist() for size in (25, 400))
+    small, large = interval(few), interval(many)
+    assert small is not None and large is not None
+    assert small.low < small.mean < small.high and large.high - large.low < 0.5 * (small.high - small.low)
+    assert large.high - large.low == pytest.approx(2 * 1.96 * np.std(many) / 20, rel=0.1)
+    assert interval(many) == large != interval(many, seed=1)
+    assert interval([None, 1.0]) is None and interval([]) is None
+    assert interval([1.0, None, 1.0]) == Interval(1.0, 1.0, 1.0)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(0)
+    found = [interval(draw.binomial(1, 0.7, 60).astype(float).tolist(), draws=400) for _ in range(150)]
+    covered = sum(one is not None and one.low <= 0.7 <= one.high for one in found)
+    assert 0.87 <= covered / 150 <= 0.99
+
+
+def test_pairs_know_more_than_two_sides() -> None:
+    draw = np.random.default_rng(2)
+    before = draw.normal(0, 5, 50)
+    after = before + 1 + draw.normal(0, 0.1, 50)
+    found = paired(before.tolist(), after.tolist())
+    assert found is not None and found.mean == pytest.approx(1, abs=0.1) and found.high - found.low < 0.1
+    assert paired([None, 1.0, 2.0], [1.0, 2.0, 3.0]) == Interval(1.0, 1.0, 1.0)
+
+
+def test_the_harmonic_score_is_made_anew_in_every_draw() -> None:
+    draw = np.random.default_rng(3)
+    parts = {name: draw.binomial(1, 0.6, 40).astype(float) for name in ("efficacy", "paraphrase", "specificity")}
+    found = intervals({name: values.tolist() for name, values in parts.items()}, seed=5, draws=300)["score"]
+    generator, scores = np.random.default_rng(5), []
+    for counts in generator.multinomial(40, np.full(40, 1 / 40), size=300):
+        scores.append(harmonic_mean([float(counts @ values) / 40 for values in parts.values()]))
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(scores, [2.5, 97.5])))
+    assert found.mean == pytest.approx(harmonic_mean([float(values.mean()) for values in parts.values()]))
+    same = changes(*({name: values.tolist() for name, values in parts.items()} for _ in range(2)))
+    assert same["score"] == same["efficacy"] == Interval(0.0, 0.0, 0.0)
+
+
+def test_scores_go_through_json_and_known_facts_are_told_apart() -> None:
+    facts = [Fact("Eiffel tower", "the {} is in", "Rome", "Paris", case_id=i) for i in range(3)]
+    before = tuple(
+        FactScores(fact, Scores(generation=0.0, knew=k), "x") for fact, k in zip(facts, (1, 0, 1), strict=True)
+    )
+    after = tuple(
+        FactScores(fact, Scores(generation=g), "y", {"portability/Reasoning": g})
+        for fact, g in zip(facts, (1.0, 1.0, 0.0), strict=True)
+    )
+    assert [FactScores.from_dict(one.to_dict()) for one in after] == list(after)
+    report = Report(mean_scores(one.scores for one in before), mean_scores(one.scores for one in after), before, after)
+    assert report.known[1] is not None and report.known[1].generation == 0.5
+    assert report.kinds == ({}, {"portability/Reasoning": pytest.approx(2 / 3)})
+    assert report.changes["generation"].mean == pytest.approx(2 / 3) and "knew" in report.intervals_before

@@ -1,0 +1,215 @@
+"""Where memory fails in the middle, a smaller batch gives the same; where nothing can be halved, one line says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from choosing import FOUR, FULL, choose, same
+from torch import Tensor
+from writing import CORPUS, FACT, SECOND, quick
+
+from ffedit import EditError, editor, replay
+from ffedit.anatomy import Editable
+from ffedit.editor import collect, read, word
+from ffedit.editor.objective import Objective
+from ffedit.memory import Address
+from ffedit.room import halving
+
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: you tried"), MemoryError()]
+Fail = Callable[[int], bool]
+
+
+def failing(run: Callable[..., Any], rows: Callable[..., int], fail: Fail, error: Exception | None = None) -> Any:
+    """`run`, which has done all its work when it fails: nothing of that may count twice."""
+
+    def runs(*given: Any) -> Any:
+        done = run(*given)
+        if fail(rows(*given)):
+            raise error or torch.OutOfMemoryError("CUDA out of memory")
+        return done
+
+    return runs
+
+
+def crowded(monkeypatch: pytest.MonkeyPatch, name: str, fail: Fail, error: Exception | None = None) -> None:
+    """Let `replay.name` fail by the number of rows that it is given."""
+    monkeypatch.setattr(replay, name, failing(getattr(replay, name), lambda _, ids, *rest: len(ids), fail, error))
+
+
+# Halving ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_every_item_is_done_once_and_in_order(error: Exception, most: int) -> None:
+    asked: list[int] = []
+
+    def work(some: Sequence[int]) -> list[int]:
+        asked.append(len(some))
+        if len(some) > most:
+            raise error
+        return list(some)
+
+    parts = list(halving(work, range(7), EditError("too large")))
+    assert [item for part in parts for item in part] == list(range(7))
+    assert max(map(len, parts)) <= most < 8 and asked[0] == 7
+    assert len(asked) == 2 * len(parts) - 1, "no half is tried again"
+
+
+def test_one_item_that_does_not_fit_is_said_and_other_errors_are_not_hidden() -> None:
+    def work(error: Exception) -> Callable[[Sequence[int]], None]:
+        def fails(_: Sequence[int]) -> None:
+            raise error
+
+        return fails
+
+    with pytest.raises(EditError, match="too large"):
+        list(halving(work(MemoryError()), range(4), EditError("too large")))
+    for items in (range(4), range(1)):
+        with pytest.raises(RuntimeError, match="shapes do not match"):
+            list(halving(work(RuntimeError("shapes do not match")), items, EditError("too large")))
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_values_are_the_same(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    expected, plainly, failed = choose(editable, FOUR), Objective.loss_and_gradient, []
+
+    def loss_and_gradient(self: Objective, delta: Tensor, *rest: Any) -> Any:
+        if len(delta) > 1 and rest[1] == step:
+            failed.append(len(delta))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plainly(self, delta, *rest)
+
+    monkeypatch.setattr(Objective, "loss_and_gradient", loss_and_gradient)
+    same(choose(editable, FOUR), expected)
+    assert failed == [4, 2, 2]
+
+
+def test_no_memory_for_a_single_value_is_said_and_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(replay, "resume_each", fails)
+    with pytest.raises(EditError, match="not enough memory to choose a single value"):
+        choose(editable, FOUR)
+    assert all(p.requires_grad for p in editable.model.parameters())
+    assert not any(m._forward_hooks or "forward" in m.__dict__ for m in editable.model.modules())
+
+
+# Keys ---------------------------------------------------------------------------------------------
+
+
+def test_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    (wording,) = word(editable, [[FACT]], FULL)
+    expected = read(editable, editable.memories[1], wording)
+    crowded(monkeypatch, "run_to", lambda rows: rows > 2)
+    found = read(editable, editable.memories[1], wording)
+    for name in ("k", "stream", "same", "beside"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-13)
+
+
+def test_no_memory_for_the_key_of_a_single_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+    (wording,) = word(editable, [[FACT]], FULL)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(EditError, match="not enough memory to read the key of a single text"):
+        read(editable, editable.memories[1], wording)
+
+
+# Statistics ---------------------------------------------------------------------------------------
+
+
+def collected(editable: Editable, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Statistics of two layers, whatever another cache holds."""
+    monkeypatch.setenv("FFEDIT_CACHE", str(cache))
+    return collect(editable, [editable.memories[layer] for layer in (0, 2)], CORPUS)
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["behind the last layer", "between two layers"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_statistics_are_the_same(most: int, between: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    expected = collected(editable, tmp_path / "a", monkeypatch)
+    failed: list[int] = []
+
+    def fail(rows: int) -> bool:
+        failed.append(rows)
+        return rows > most
+
+    if between:  # the lower layer's keys have passed by then
+
+        def stop(_: Any, given: Any) -> None:
+            if given[0].shape[1] > 1 and fail(len(given[0])):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        plainly = replay.run_to
+
+        def run_to(*given: Any) -> None:
+            with_stop = editable.layers[1].register_forward_pre_hook(stop)
+            try:
+                plainly(*given)
+            finally:
+                with_stop.remove()
+
+        monkeypatch.setattr(replay, "run_to", run_to)
+    else:
+        crowded(monkeypatch, "run_to", fail)
+    found = collected(editable, tmp_path / "b", monkeypatch)
+    assert max(failed) > most >= min(failed)
+    for at in (Address(0), Address(2)):
+        torch.testing.assert_close(found[at].sum, expected[at].sum, rtol=1e-5, atol=1e-5)
+        assert found[at].count == expected[at].count == CORPUS.tokens
+        assert float((found[at].C - expected[at].C).norm()) < 1e-6 * float(expected[at].C.norm())
+
+
+def test_no_memory_for_a_single_row_of_statistics_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(EditError, match=r"key statistics of 2 layers.*0\.00026 GB.*fewer layers"):
+        collected(editable, tmp_path / "a", monkeypatch)
+
+
+# Fine-tuning, and what cannot be halved -----------------------------------------------------------
+
+
+def test_fine_tuning_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, config = zoo.trained("gpt2", True, torch.float64), quick(tune_steps=3)
+
+    def tuned() -> Tensor:
+        return editor.write(editable, [FACT, SECOND], "ft", [1], config).updates[Address(1)].dense
+
+    expected = tuned()
+    crowded(monkeypatch, "forward", lambda rows: rows > 1)
+    torch.testing.assert_close(tuned(), expected, rtol=1e-4, atol=1e-7)
+    crowded(monkeypatch, "forward", lambda rows: True)
+    with pytest.raises(EditError, match="not enough memory for the gradient of a single text"):
+        tuned()
+
+
+@pytest.mark.parametrize("method", ["rome", "emmet", "memit"])
+def test_no_memory_for_the_algebra_is_said_and_the_model_is_as_before(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = zoo.trained("gpt2", True)
+    before, stats = zoo.snapshot(editable), collect(editable, [editable.memories[1]], CORPUS)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 2147483648 bytes")
+
+    monkeypatch.setattr(torch, "cholesky_solve", fails)
+    with pytest.raises(EditError) as caught:
+        editor.write(editable, [FACT], method, [1], quick(steps=1), stats)
+    assert f"not enough memory to write 1 fact by {method}" in str(caught.value) and "\n" not in str(caught.value)
+    assert zoo.unchanged(editable, before)
