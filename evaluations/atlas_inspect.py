@@ -144,8 +144,9 @@ def compare(report: ModelReport) -> list[Line]:
             "in at least 68% of examples the layer's prediction is that of none of its memories",
             share(report, "zero_agreement"),
             verdict(min(zero) >= 0.68),
-            "Among 2,530 tokens, not 267,744, some 200 active memories meet the layer's own more often; still "
-            "the upper layers compose more than the lower ones.",
+            "Among 2,530 tokens, not 267,744, some 200 active memories meet the layer's own more often, although only "
+            "these are asked, and in the paper the silent ones as well; still the upper layers compose more than the "
+            "lower ones.",
         ),
         Line(
             "5.2, figure 9",

@@ -25,20 +25,22 @@ def plain_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
-def model_line(editable: Editable | Stack) -> Text:
+def model_line(model: Editable | Stack) -> Text:
     """The model in one line: name, parameters, layers, widths, device, dtype; of a stack, which one it is."""
-    stack = Stack.of(editable)
-    widths = sorted({memory.d_ff for memory in stack.memories})
-    parts = [
-        *([] if stack.causal else [stack.name]),
-        f"{_count(_parameters(editable)[0])} parameters",
-        f"{len(stack.layers)} layers",
-        f"d_model {stack.memories[0].shape[0]}",
+    if isinstance(model, Stack):
+        memories, called, parts = model.memories, model.called, [] if model.causal else [model.name]
+    else:
+        memories, called, parts = list(model.memories.values()), model.name, []
+    widths = sorted({memory.d_ff for memory in memories})
+    parts += [
+        f"{_count(_parameters(model)[0])} parameters",
+        f"{len(model.layers)} layers",
+        f"d_model {memories[0].shape[0]}",
         f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
-        str(stack.device),
-        str(stack.memories[0].saved_dtype).removeprefix("torch."),
+        str(model.device),
+        str(memories[0].saved_dtype).removeprefix("torch."),
     ]
-    name = stack.called if len(stack.called) <= MOST_NAME else Path(stack.called).name
+    name = called if len(called) <= MOST_NAME else Path(called).name
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
 

@@ -17,7 +17,7 @@ from ffedit.anatomy import Editable
 from ffedit.editor import Edit, applied_edits, by_subject
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
-from ffedit.verdict import DRIFTED, knew_previous
+from ffedit.verdict import DRIFTED, knew_previous, took
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def refusal(broken: Sequence[Breach]) -> RequirementError | None:
 
 def _before(report: Report, limits: Limits) -> Iterator[Breach]:
     facts = report.facts_before
-    believed = sum(one.scores.efficacy == 1 for one in facts) / len(facts)
+    believed = sum(one.scores.efficacy == 1 or took(one) for one in facts) / len(facts)
     if believed > limits.believed:
         yield Breach("believed", believed, f"{believed:.0%} of the new objects were believed before the edit")
     unknown = sum(not knew_previous(one) for one in facts) / len(facts)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ffedit.describe import plain_table
+from ffedit.finite import finite
 from ffedit.folders import written
 from ffedit.harness import Figure, Measured
 
@@ -44,7 +45,7 @@ def write_report(measured: Measured, folder: Path, force: bool = False) -> None:
     some = "all examples" if measured.limit is None else f"at most {measured.limit} examples of each task"
     lines += ["", f"lm-evaluation-harness {version}, {some}; stderr is that of the edited model's figure.", ""]
     with written(folder, force) as made:
-        (made / "report.json").write_text(json.dumps(measured.to_dict(), indent=2) + "\n", encoding="utf-8")
+        (made / "report.json").write_text(json.dumps(finite(measured.to_dict()), indent=2) + "\n", encoding="utf-8")
         (made / "report.md").write_text("\n".join(lines), encoding="utf-8")
 
 

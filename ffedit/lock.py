@@ -1,11 +1,12 @@
 """One command at a time works on a folder.
 
 It holds a lock of the operating system, which ends with the process, however that ends: no file is left behind that
-says that someone works there who does not.
+says that someone works there who does not. The locked file itself goes when the work is done.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,17 +25,33 @@ def claimed(folder: Path) -> Iterator[None]:
     Raises:
         EditError: another one does already, or the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a")
-    except OSError as error:
-        raise EditError(f"{folder}: cannot be written ({error.strerror})") from error
-    with file:
+    path = folder / LOCK
+    while True:
         try:
-            _lock(file)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("a")
         except OSError as error:
-            raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
-        yield
+            raise EditError(f"{folder}: cannot be written ({error.strerror})") from error
+        with file:
+            try:
+                _lock(file)
+            except OSError as error:
+                raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
+            if _is_at(file, path):  # and not deleted by a run that ended meanwhile
+                try:
+                    yield
+                finally:
+                    if sys.platform != "win32":  # which deletes no open file
+                        path.unlink(missing_ok=True)
+                return
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _lock(file: IO[str]) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -75,7 +75,11 @@ def read_facts(path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_
 
 
 def sift_facts(
-    path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_targets: bool = True, together: bool = True
+    path: str | os.PathLike[str],
+    stdin: IO[Any] | None = None,
+    need_targets: bool = True,
+    together: bool = True,
+    where: tuple[str, str] | None = None,
 ) -> Sifted:
     """Read as `read_facts` does, but list the records that cannot be used in place of refusing them all.
 
@@ -85,16 +89,19 @@ def sift_facts(
         need_targets: as for `read_facts`.
         together: the facts are for one model. False where each is edited alone: then records that ask the same
             stay facts of their own and may disagree, as some of CounterFact do.
+        where: a field and its value, as text: only records that have it. They keep their numbers.
 
     Raises:
-        FactError: there is no such source, it holds no records, or none that can be used.
+        FactError: there is no such source, it holds no records, or none that is asked for and can be used.
     """
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-    records = load_records(path, stdin)
+    records = [(number, record) for number, record in enumerate(load_records(path, stdin), 1) if _has(record, where)]
+    if where is not None and not records:
+        raise FactError(f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value")
     facts: list[tuple[int, Fact]] = []
     left_out: list[tuple[int, str]] = []
     notes: list[tuple[int, str]] = []
-    for number, record in enumerate(records, start=1):
+    for number, record in records:
         try:
             parsed = parse(record)
             if need_targets:
@@ -111,6 +118,11 @@ def sift_facts(
     left_out = sorted(left_out + repeated)
     found = Sifted(name, len(records), tuple(fact for _, fact in facts), tuple(left_out), tuple(notes))
     return found if facts else dataclasses.replace(found, facts=tuple(found.whole()))
+
+
+def _has(record: Any, where: tuple[str, str] | None) -> bool:
+    """Whether a record has a value in a field; all have none."""
+    return where is None or (isinstance(record, Mapping) and where[0] in record and str(record[where[0]]) == where[1])
 
 
 def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> list[Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from ffedit.describe import plain_table
@@ -14,6 +17,8 @@ from ffedit.picture import quoted
 
 MOST_SHIFTS = 8
 MOST_PREFIX = 48
+# Between two columns of a table.
+GAP = 2
 
 
 def cell(value: float | None, unit: Unit) -> str:
@@ -41,19 +46,37 @@ def columns(measures: Sequence[Measure], layers: int, ends: bool) -> tuple[list[
     return ["layer", *(measure.definition.title for measure in measures)], rows
 
 
+@dataclass(frozen=True)
+class ByLayer:
+    """Some measures as a table, with intervals where the terminal has room for them."""
+
+    measures: Sequence[Measure]
+    layers: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Numbers stand whole; headings fold."""
+        table, width = _folding(*columns(self.measures, self.layers, ends=True))
+        yield table if width <= options.max_width else _folding(*columns(self.measures, self.layers, ends=False))[0]
+
+
+def _folding(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Table, int]:
+    """A table whose headings fold and whose cells do not, and how narrow it can be."""
+    table = plain_table()
+    least = [max(map(cell_len, [*heading.split(), *cells])) for heading, *cells in zip(headings, *rows, strict=True)]
+    for heading, width in zip(headings, least, strict=True):
+        table.add_column(heading, justify="right", min_width=width)
+    for row in rows:
+        table.add_row(*(Text(one, no_wrap=True) for one in row))
+    return table, sum(least) + GAP * (len(least) - 1)
+
+
 def model_view(report: ModelReport) -> Group:
     """The report in a terminal: a table for each group of measures."""
     parts: list[RenderableType] = [Text(_heading(report), style="bold"), Text("")]
     for group, measures in report.groups().items():
-        headings, rows = columns(measures, report.layers, ends=len(measures) <= 3)
-        table = plain_table()
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        parts += [Text(group[:1].upper() + group[1:], style="bold"), table, Text("")]
+        parts += [Text(group[:1].upper() + group[1:], style="bold"), ByLayer(measures, report.layers), Text("")]
     parts += [Text(sentence) for sentence in sentences(report)]
-    parts += [Text(f"  {shift_line(shift)}") for shift in report.shifts[:MOST_SHIFTS]]
+    parts += [Text(f"  {shift_line(shift, report.note is not None)}") for shift in report.shifts[:MOST_SHIFTS]]
     return Group(*parts)
 
 
@@ -75,29 +98,23 @@ def sentences(report: ModelReport) -> list[str]:
     return found
 
 
-def shift_line(shift: Shift) -> str:
-    """A position at which the last layer turns the prediction, in a line."""
+def shift_line(shift: Shift, inside: bool) -> str:
+    """A position at which the last layer turns the prediction, in a line; `inside` a text it is marked «so»."""
     return (
-        f"{quoted(_around(shift.prefix), MOST_PREFIX + 2)}: {shift.residual!r} → {shift.output!r} "
+        f"{quoted(_around(shift.prefix, inside), MOST_PREFIX + 2)}: {shift.residual!r} → {shift.output!r} "
         f"(the layer alone says {shift.added!r}; {shift.case})"
     )
 
 
-def _around(text: str) -> str:
-    """The end of a prefix; of a text with a position «so» marked, what stands around it."""
-    at = max(0, text.find("«") - MOST_PREFIX // 2) if "«" in text else len(text)
+def _around(text: str, inside: bool) -> str:
+    """The end of a prefix; where a position is marked inside a text, what stands around it."""
+    at = max(0, text.find("«") - MOST_PREFIX // 2) if inside else len(text)
     return text[min(at, max(0, len(text) - MOST_PREFIX)) :][:MOST_PREFIX]
 
 
 def annotated_view(found: Sequence[Annotated]) -> Group:
     """What people found, layer by layer."""
-    headings, rows = annotated_columns(found)
-    table = plain_table()
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return Group(Text("What people found in the triggers", style="bold"), table)
+    return Group(Text("What people found in the triggers", style="bold"), _folding(*annotated_columns(found))[0])
 
 
 def annotated_columns(found: Sequence[Annotated]) -> tuple[list[str], list[list[str]]]:

@@ -11,7 +11,6 @@ from rich.text import Text
 from ffedit.editor import Edit
 from ffedit.evaluator import Report, Scores
 from ffedit.evaluator.scores import FactScores
-from ffedit.mentions import occurrences
 from ffedit.picture import number, quoted
 
 # What counts as damage: a rate that falls by more than FELL, more drift than DRIFTED (nats per token).
@@ -29,7 +28,7 @@ ENOUGH = 10
 
 def took(score: FactScores) -> bool:
     """Whether the new object is more likely than the old and is what the model says freely."""
-    return score.scores.efficacy == 1 and score.scores.generation in (None, 1)
+    return score.scores.efficacy in (None, 1) and score.scores.generation in (None, 1)
 
 
 def knew_previous(score: FactScores) -> bool:
@@ -63,7 +62,7 @@ def verdict(report: Report, edit: Edit | None = None) -> Text:
         text = Text(f"Measured without an edit: the model already gives {known} of {count} new objects.")
     else:
         text = _outcome(report, report.after, report.facts_after, edit)
-        for warning in (*_runs_on(report.facts_after), *_warnings(report.facts_before)):
+        for warning in _warnings(report.facts_before):
             text.append(f"\n{warning}", style="not bold yellow")
     return text
 
@@ -98,7 +97,7 @@ def _interval(report: Report, name: str) -> str:
 
 
 def _failure(failed: list[FactScores], count: int) -> str:
-    weaker = [score for score in failed if score.scores.efficacy != 1]
+    weaker = [score for score in failed if score.scores.efficacy == 0]
     if count == 1:
         (score,) = failed
         new = quoted(score.fact.new_object)
@@ -148,20 +147,6 @@ def _advice(edit: Edit | None, steps: bool = True) -> str:
     return f"Try another layer than {layers} (--layers N){more}."
 
 
-def _runs_on(after: tuple[FactScores, ...]) -> list[str]:
-    """New objects that were said only as the beginning of another word: "Tom" in "Tommy"."""
-    some = []
-    for score in after:
-        new = score.fact.new_object
-        if took(score) and score.says.startswith(new) and next(occurrences(score.says, new), (1, 0))[0] != 0:
-            some.append(score)
-    if not some:
-        return []
-    example = f"{quoted(some[0].fact.new_object)} in {quoted(some[0].says)}"
-    which = "The new object is" if len(after) == 1 else f"{len(some)} of {len(after)} new objects are"
-    return [f"{which} said only as the beginning of another word: {example}."]
-
-
 def _warnings(before: tuple[FactScores, ...]) -> list[str]:
     """What makes success before the edit's own doing."""
     notes, count = [], len(before)
@@ -172,6 +157,9 @@ def _warnings(before: tuple[FactScores, ...]) -> list[str]:
     elif believed:
         share = f"{len(believed)} of {count} new objects"
         notes.append(f"{share} were more likely than the old ones even before the edit.")
+    if said := sum(score.scores.efficacy is None and took(score) for score in before):
+        which = "the new object" if count == 1 else f"{said} of {count} new objects"
+        notes.append(f"The model said {which} even before the edit.")
     ignorant = [score for score in before if not knew_previous(score)]
     if ignorant and count == 1:
         (score,) = ignorant

@@ -191,6 +191,8 @@ def test_numbers_that_are_not_finite_are_told(
     own = report.methods["ft"]
     assert zoo.unchanged(editable, before)
     assert (own.after.facts, own.failed, own.not_finite) == (1, 0, 2)
+    if mode == "sequential":
+        assert [(row.name, row.facts) for row in own.curve] == [("1", 1), ("2", 0)], "two were written"
     assert "NaN" in report.failures[0]["reason"] and "not finite" in report.failures[1]["reason"]
     json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     for text in (tmp_path / "out" / "results.jsonl").read_text().splitlines():
@@ -219,6 +221,22 @@ def test_what_cannot_be_run_is_refused_before_any_work(editable: Editable, tmp_p
     assert not (tmp_path / "out").exists()
     with pytest.raises(EditError, match="layers 0 to 2"):
         run(editable, tmp_path / "out", layers=[9])
+
+
+def test_consistency_does_not_depend_on_what_is_edited_together(editable: Editable, tmp_path: Path) -> None:
+    texts = (["the Eiffel tower stands in Rome"], ["Rome is the city of Marie Curie", "the river is in Rome"])
+    some = [
+        dataclasses.replace(fact, generation=("the {} is",), references=tuple(text))
+        for fact, text in zip(facts(4)[2:], texts, strict=True)
+    ]
+    run(editable, tmp_path / "out", "single", some, ["ft"], full=True)
+    found = [
+        line["scores"]["consistency"]
+        for line in lines(tmp_path / "out")
+        if line["when"] == "before" and "scores" in line
+    ]
+    assert found == [one.scores.consistency for one in Evaluation(editable, some, full=True).before]
+    assert all(found)
 
 
 def test_tables_show_what_was_measured_only(editable: Editable, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import zoo
@@ -16,8 +16,9 @@ from benching import CONFIG, facts, lines, run, timeless
 from shell import disk, process, shell
 
 import ffedit
-from ffedit import EditError
+from ffedit import Edit, EditError, lock
 from ffedit.anatomy import Editable
+from ffedit.benchmark import sequence
 from ffedit.lock import claimed
 from ffedit.progress import Progress
 
@@ -82,6 +83,27 @@ def test_a_sequence_whose_measurements_are_lost_begins_anew(editable: Editable, 
     assert timeless(run(editable, tmp_path / "out", "sequential")) == timeless(whole)
 
 
+def test_a_failed_edit_is_no_earlier_edit_of_a_resumed_sequence(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`alphaedit` holds what earlier edits stored: one that was computed but not written is none of them."""
+    some, checked = facts(5), sequence.check_finite
+
+    def failing(edit: Edit) -> Edit:
+        if edit.facts[0] == some[2]:
+            raise EditError("no solution")
+        return checked(edit)
+
+    monkeypatch.setattr(sequence, "check_finite", failing)
+    calls: list[str] = []
+    whole = run(editable, tmp_path / "whole", "sequential", some, ["alphaedit"], progress=lambda *s: calls.append(s[0]))
+    last = max(i for i, call in enumerate(calls) if call == "measuring")
+    with pytest.raises(KeyboardInterrupt):
+        run(editable, tmp_path / "out", "sequential", some, ["alphaedit"], progress=stopping(last - 8))
+    assert (tmp_path / "out" / "edits" / "alphaedit" / "00001").exists()
+    assert timeless(run(editable, tmp_path / "out", "sequential", some, ["alphaedit"])) == timeless(whole)
+
+
 def test_methods_may_be_added_and_find_the_values(
     editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +122,8 @@ def test_methods_may_be_added_and_find_the_values(
         ({"layers": [0]}, r"layers \[1\] there, \[0\] now"),
         ({"config": CONFIG.__class__(steps=7)}, r"config.ft.\w+ .* there, .* now"),
         ({"full": True}, r"full False there, True now"),
+        ({"text": __file__}, r"text.fingerprint None there, \w+ now"),
+        ({"layers": None, "spread": 2}, r"spread 1 there, 2 now"),
     ],
 )
 def test_a_folder_of_another_run_is_refused_in_words(
@@ -137,7 +161,7 @@ def test_a_folder_of_other_things_stays_as_it_is(editable: Editable, tmp_path: P
     for force in (False, True):
         with pytest.raises(EditError, match=r"manifest|edit\.safetensors"):
             run(editable, tmp_path, methods=["ft"], force=force)
-    assert {name: found for name, found in disk(tmp_path).items() if name != ".lock"} == before
+    assert disk(tmp_path) == before
 
 
 def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> None:
@@ -171,6 +195,27 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
             assert (out / ".lock").exists()
 
 
+def test_nothing_is_left_of_the_lock_when_the_work_is_done(editable: Editable, tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="layers 0 to"):
+        run(editable, tmp_path / "out", methods=["ft"], layers=[99])
+    assert disk(tmp_path) == {"out": "folder"}
+
+
+def test_a_locked_file_that_another_run_deleted_locks_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, locking, calls = tmp_path / ".lock", lock._lock, iter([True])
+
+    def ended_meanwhile(file: IO[str]) -> None:
+        if next(calls, False):
+            path.unlink()
+        locking(file)
+
+    monkeypatch.setattr(lock, "_lock", ended_meanwhile)
+    with claimed(tmp_path), pytest.raises(EditError, match="another run"), claimed(tmp_path):
+        pass
+
+
 def test_a_folder_that_cannot_be_written(editable: Editable, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EditError, match="file/out: cannot be written"):
@@ -192,7 +237,8 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
     assert ran.code == 0, ran.err
     assert "efficacy" in ran.out and "memit" in ran.out and "out/report.md" in ran.out
     found = json.loads((empty / "found.json").read_text())
-    assert found["before"]["facts"] == 3 and found["unusable"][0]["record"] == 4
+    assert found["before"]["facts"] == 3 and found["unusable"][0]["record"] == 5, "its number in the source"
+    assert "1 could not be measured" in ran.out
     assert found["run"]["config"]["memit"]["steps"] == 2
     again = shell(capsys, *words, "--out", "out", "--where", "part=one", "--quiet")
     assert (again.code, again.out, again.err) == (0, "", "")
@@ -207,6 +253,7 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
         (["--layers", "0-1"], "auto or one"),
         (["--layers", "0", "--spread", "2"], "spread less"),
         (["--where", "part=three"], "no record"),
+        (["--where", "part=None"], "no record"),
         (["--preset", "paper"], "preset 'paper'"),
     ):
         refused = shell(capsys, *words, *wrong, "--out", "other")

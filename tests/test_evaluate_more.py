@@ -16,6 +16,7 @@ from ffedit import EditError, Fact, FactError, ModelError, evaluate
 from ffedit.anatomy import dissect
 from ffedit.evaluator import Evaluation, GenericText
 from ffedit.evaluator.usual import Usual
+from ffedit.verdict import verdict
 
 KNOWN = Fact(
     "Eiffel tower",
@@ -54,11 +55,39 @@ def test_everything_is_measured_where_it_is_there() -> None:
 
 def test_a_sample_of_neighbors_is_kept_where_all_would_be_too_many() -> None:
     contexts = [(i,) for i in range(100)]
-    some = Usual(contexts, 10, most=400)
-    assert len(some.contexts) == 10 and some.contexts == Usual(contexts, 10, most=400).contexts
-    log_probs = torch.randn(10, 10).log_softmax(-1)
-    some.keep(sorted(some.contexts), log_probs)
-    assert some.compare(sorted(some.contexts), log_probs) == [0.0] * 10
+    assert len(Usual(contexts, 10, 100, most=4000).contexts) == 100
+    some = Usual(contexts, 10, 100, most=400)
+    assert 4 <= len(some.contexts) <= 16
+    shares = [Usual(contexts[rank::2], 10, 100, most=400).contexts for rank in range(2)]
+    assert some.contexts == shares[0] | shares[1], "two processes sample what one does"
+    kept = sorted(some.contexts)
+    log_probs = torch.randn(len(kept), 10).log_softmax(-1)
+    some.keep(kept, log_probs)
+    assert some.compare(kept, log_probs) == [0.0] * len(kept)
+
+
+def test_where_both_objects_are_one_there_is_nothing_to_compare() -> None:
+    """The model says "Paris" already, and no old object is named; and a neighbor is where the subject is to be."""
+    known = Fact("Eiffel tower", "the {} is located in", "Paris", paraphrases=["{} stands in"])
+    near = Fact(
+        "Nile river", "{} stands in", "Rome", "Egypt", neighbors=[{"prompt": "old tower is in", "target": "Rome"}]
+    )
+    report = evaluate(zoo.trained("gpt2"), [known, near])
+    first, second = (one.scores for one in report.facts_before)
+    assert first.efficacy is first.paraphrase is first.efficacy_magnitude is second.specificity is None
+    assert first.generation == 1 and second.efficacy == 0
+    assert "already gives 1 of 2 new objects" in verdict(report).plain
+
+
+def test_an_unrelated_question_may_be_asked_for_another_reason_by_another_fact() -> None:
+    """Where it is also a fact of some other subject, a token more of its answer is known: it is no part of locality."""
+    asked = {"prompt": "Leo Tolstoy stands in", "target": "Germany"}
+    some = [
+        Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", locality=[asked]),
+        Fact("Leo Tolstoy", "the {} is located in", "Rome", "Germany", same_subject=[asked]),
+    ]
+    found = Evaluation(zoo.trained("gpt2"), some)
+    assert [one.scores.locality_argmax for one in found.scores(only=[0])] == [1.0]
 
 
 def test_a_text_file_for_perplexity_and_drift(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -172,6 +173,7 @@ def reported(**scores: Any) -> dict[str, Any]:
 def test_figures_are_told_with_what_got_worse(tmp_path: Path) -> None:
     before = reported(**{"acc,none": 0.75, "acc_stderr,none": 0.25, "exact_match,strict": 0.5})
     after = reported(**{"acc,none": 0.25, "acc_stderr,none": "N/A", "exact_match,strict": 0.5})
+    after["results"]["text"]["bleu,none"] = math.nan
     measured = Measured("base", "edit", before, after, 5)
     assert [(f.task, f.metric, f.change, f.error_after) for f in measured.figures] == [
         ("quiz", "acc", -0.5, None),
@@ -182,5 +184,6 @@ def test_figures_are_told_with_what_got_worse(tmp_path: Path) -> None:
     assert "-0.5000 !" in told and told.count(" !") == 1 + told.count("!: worse"), told
     write_report(measured, tmp_path / "report")
     assert "at most 5 examples" in (tmp_path / "report" / "report.md").read_text()
+    json.loads((tmp_path / "report" / "report.json").read_text(), parse_constant=pytest.fail)
     with pytest.raises(EditError, match="exists already"):
         write_report(measured, tmp_path / "report")

@@ -192,6 +192,30 @@ def test_equal_coefficients_are_ordered_by_their_prefixes_alone() -> None:
     assert len({frozenset(kept(order, batch)) for order in orders for batch in (1, 7, 60)}) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_silent_memories_are_no_candidates(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[Tensor] = []
+    keep = Triggers._keep
+    monkeypatch.setattr(Triggers, "_keep", lambda self, *given: (weighed.append(given[2]), keep(self, *given)))
+    coefficients = torch.zeros(40, 3, dtype=dtype)
+    coefficients[7, 1], coefficients[9, 2] = 1.0, 2.0**-24  # the smallest number of float16
+    found = Triggers.none(3, TOP)
+    found.update(coefficients, torch.arange(40), prefix_hashes(torch.arange(40)[:, None])[:, 0])
+    assert [sorted(places[places != NOTHING].tolist()) for places in weighed] == [[7, 9]]
+    assert found.places[:, 0].tolist() == [NOTHING, 7, 9]
+
+
+def test_a_text_on_which_the_model_overflows_is_refused(tmp_path: Path) -> None:
+    editable, corpus = zoo.build("gpt2"), written(tmp_path / "a.jsonl", documents(30))
+    with captured({"ids": editable.model.get_input_embeddings()}, inputs=True) as probed:
+        Stack.of(editable).probe()
+        token = next(i for row in rows_of(editable, corpus) for i in row[:-1] if i not in probed["ids"])
+    with torch.no_grad():
+        editable.model.get_input_embeddings().weight[token] = torch.nan  # type: ignore[index,operator]
+    with pytest.raises(EditError, match="overflows on this text"):
+        inspect_model(editable, corpus, tmp_path / "out", Settings(top=TOP, positions=40))
+
+
 def test_some_keys_only(tmp_path: Path) -> None:
     corpus = written(tmp_path / "a.jsonl", documents(60))
     _, whole, _ = made("gpt2", corpus, tmp_path / "all")

@@ -10,10 +10,14 @@ from random import Random
 import pytest
 import zoo
 from shell import disk, shell
+from shown import shown
 
 from ffedit import EditError
 from ffedit.inspector.annotation import read_annotations
+from ffedit.inspector.bootstrap import Interval
+from ffedit.inspector.report import Measure, Shift
 from ffedit.inspector.sheet import PATTERNS
+from ffedit.render_model import ByLayer, shift_line
 
 SMALL = ("--top", "6", "--positions", "30", "--removing", "3", "2")
 
@@ -35,7 +39,7 @@ def test_the_report_is_table_json_markdown_and_figure(
 ) -> None:
     ran = shell(capsys, *asked(model, "--corpus", corpus, "--out", "out", "--json", "found.json"))
     assert ran.code == 0, ran.err
-    assert {".lock", "report.json", "report.md", "report.png", "pass.safetensors", "rows-000000.safetensors"} == {
+    assert {"report.json", "report.md", "report.png", "pass.safetensors", "rows-000000.safetensors"} == {
         path.name for path in Path("out").iterdir()
     }
     report = json.loads(Path("out/report.json").read_text())
@@ -43,11 +47,28 @@ def test_the_report_is_table_json_markdown_and_figure(
     text = Path("out/report.md").read_text()
     for measure in report["measures"]:
         assert len(measure["values"]) == len(measure["low"]) == len(measure["high"]) == report["layers"] == zoo.DEPTH
-        assert measure["text"] in text and measure["title"] in ran.out
+        assert measure["text"] in text and all(word in ran.out for word in measure["title"].split())
     agreement = next(m for m in report["measures"] if m["name"] == "agreement")
     assert f"| 0 | {agreement['values'][0]:.1%} [{agreement['low'][0]:.1%}, {agreement['high'][0]:.1%}]" in text
     assert Path("out/report.png").read_bytes().startswith(b"\x89PNG")
     assert max(map(len, ran.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("names", [("removed_first", "removed_last", "removed_random"), ("shallow", "shallow_chance")])
+def test_numbers_stand_whole_at_80_columns_and_intervals_where_there_is_room(names: tuple[str, ...]) -> None:
+    wide = Interval(-2.36, -12.05, 17.57, 9)
+    table = ByLayer([Measure.of(name, [wide, wide]) for name in names], layers=2)
+    for width, ends in ((80, len(names) < 3), (120, True)):
+        text = shown(table, width)
+        assert "…" not in text and text.count("236.0%") == 2 * len(names)
+        assert text.count("1757.0%]") == 2 * len(names) * ends, text
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_shift_shows_where_it_happens_whatever_quotes_the_text_has(inside: bool) -> None:
+    far = " and so on" * 8
+    said = shift_line(Shift(f"the «old»{far} ends here", "a", "b", "c", None, "compromise"), inside)
+    assert ("«old»" in said) == inside and ("ends here" in said) != inside
 
 
 def test_what_was_run_is_not_run_again(
@@ -77,6 +98,8 @@ def test_two_folders_merge(model: Path, corpus: Path, empty: Path, capsys: pytes
         if mine["name"] in of_triggers:
             assert mine["values"] == pytest.approx(theirs["values"], abs=1e-5), mine["name"]
     assert shell(capsys, *asked(model, "a", "b", "--merge", "--out", "both")).code == 1
+    twice = shell(capsys, *asked(model, "a", "b", "a", "--merge", "--out", "more"))
+    assert twice.code == 1 and "count twice" in twice.err and not Path("more").exists()
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".html"])
@@ -210,7 +233,8 @@ def test_an_interrupt_keeps_what_was_run(
 
     monkeypatch.setattr(stream, "_run", third)
     command = asked(model, "--corpus", corpus, "--out", "out")
-    assert shell(capsys, *command).code == 130
+    ran = shell(capsys, *command)
+    assert ran.code == 130 and "out keeps what was run; the same command goes on" in ran.err
     assert 0 < stream.Pass.load(Path("out")).rows < 120
     assert shell(capsys, *asked(model, "out", "--merge", "--out", "both")).code == 1
     monkeypatch.setattr(stream, "_run", once)

@@ -243,9 +243,12 @@ MISTAKES: list[tuple[dict[str, object], type[FFEditError], str]] = [
     ({"scaled": {"1": 0}}, EditError, "L.I"),
     ({"scaled": {"-1.2": 0}}, EditError, "L.I"),
     ({"scaled": {"1.2": float("nan")}}, EditError, "finite"),
+    ({"scaled": {"1.2": 1e300}}, EditError, "32 bits"),
+    ({"scaled": {"1.2": 1e38}}, EditError, "smaller factors"),
     ({"promoted": "Vladivostok"}, EditError, "does not know"),
     ({"promoted": "Rome Paris"}, EditError, "2 tokens"),
     ({"promoted": " "}, EditError, "promoted"),
+    ({"promoted": ""}, EditError, "promoted"),
 ]
 
 

@@ -42,7 +42,7 @@ L1 = {
     "placement",
 }
 # Small helpers that touch no model: the cache, folders that appear whole or belong to one process, interrupts.
-PLAIN = {"cache", "folders", "interrupts", "lock", "visible"}
+PLAIN = {"cache", "finite", "folders", "interrupts", "lock", "visible"}
 L2 = {"locator", "editor", "evaluator", "inspector"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -307,12 +307,6 @@ def test_an_edit_that_did_not_take_is_loud() -> None:
     assert unsaid.startswith("THE EDIT DID NOT TAKE") and "by itself the model says “Paris”" in unsaid
 
 
-def test_an_object_that_runs_on_is_named() -> None:
-    text = words(render.verdict(report(says="Romemore is big")))
-    assert "said only as the beginning of another word: “Rome” in “Romemore is big”." in text
-    assert "beginning" not in words(render.verdict(report(says="Rome, the")))
-
-
 def test_a_batch_that_took_in_part() -> None:
     whole, failed = report(count=9), report(Scores(efficacy=0.0, generation=0.0))
     assert failed.facts_after is not None and whole.facts_after is not None

@@ -11,7 +11,6 @@ they hold is merged in a fixed order.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ffedit.errors import EditError
+from ffedit.finite import finite
 from ffedit.folders import write_text
 
 RESULTS = "results.jsonl"
@@ -124,15 +124,6 @@ def merge(folder: Path) -> None:
     write_text(folder / RESULTS, "".join(f"{line.to_json()}\n" for line in lines.values()))
     for path in parts:
         path.unlink()
-
-
-def finite(value: Any) -> Any:
-    """`value` with null for each NaN and infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {name: finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _files(folder: Path) -> list[Path]:

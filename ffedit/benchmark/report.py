@@ -200,7 +200,7 @@ class Results:
     def curve(self, method: str) -> dict[int, str]:
         """By how many facts were edited when all of them were scored, what that moment is called in the lines."""
         moments = [when for own, when in self._models if own == method and when != "after"]
-        return dict(sorted((len(self.scores(method, when)), when) for when in moments))
+        return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
 
     def retention(self, method: str) -> tuple[Row, ...]:
         """Facts by how many were edited after them, in ten ranges; range 0 is right after their own edit."""

@@ -11,7 +11,7 @@ from typing import Any
 from ffedit.anatomy import Editable
 from ffedit.benchmark import folder, settings
 from ffedit.benchmark.apart import edit_apart
-from ffedit.benchmark.journal import Journal, finite, merge
+from ffedit.benchmark.journal import Journal, merge
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.running import Running
@@ -19,8 +19,9 @@ from ffedit.benchmark.sequence import edit_in_sequence
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import Task, by_first
 from ffedit.editor import Corpus, EditConfig
-from ffedit.evaluator import GenericText
+from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts import Fact
+from ffedit.finite import finite
 from ffedit.folders import write_text
 from ffedit.lock import claimed
 from ffedit.memory import Address
@@ -85,7 +86,8 @@ def bench(
     with ExitStack() as stack:
         by_first(crew, lambda: stack.enter_context(claimed(place)))
         run = settings.identity(editable, facts, plan, generic_text, full)
-        run |= {"config": settings.numbers_of(configs), **({} if layers is None else {"layers": sorted(layers)})}
+        run |= {"spread": spread} if layers is None else {"spread": len(layers), "layers": sorted(layers)}
+        run |= {"config": settings.numbers_of(configs)}
         there: dict[str, Any] = by_first(crew, lambda: folder.earlier(place, run, force))
         configs = {name: EditConfig.from_dict(of) for name, of in there.get("config", {}).items()} | configs
         if layers is None:
@@ -107,6 +109,7 @@ def bench(
             stats=moments,
             text=GenericText(editable, generic_text),
             full=full,
+            weights=reference_weights(facts),
             folder=place,
             journal=journal,
             crew=crew,

@@ -25,7 +25,8 @@ class Running:
         self._done: dict[str, int] = {}
         self._sums: dict[tuple[str, str], tuple[float, int]] = {}
         for line in journal.lines.values():
-            if line.when == "after" and line.fact != WHOLE:
+            # Those of a group that is not whole are measured, and told, again.
+            if line.when == "after" and line.fact != WHOLE and journal.done(line.method, line.when, line.chunk):
                 self.add(line.method, [line.found])
 
     def add(self, method: str, found: Sequence[Mapping[str, Any]]) -> None:

@@ -194,7 +194,8 @@ class Run:
                 whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
                 if not (whole and journal.done(method, "after", chunk)):
                     raise ValueError("measurements are missing")
-            self._kept = [Edit.load(path) for path in sorted(self._folder.glob("0*")) if int(path.name) <= last]
+            written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
+            self._kept = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if method in KEEPING]
             self._weights.load_(self._file)
             return last, seconds
         except (OSError, SafetensorError, EditError, KeyError, TypeError, ValueError):  # nothing to go on from

@@ -64,7 +64,7 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
         EditError: the text cannot be read.
     """
     try:
-        generic = None if text is None else {"name": text.name, "fingerprint": _digest(text.read_bytes())}
+        generic = None if text is None else _digest(text.read_bytes())
     except OSError as error:
         raise EditError(f"{text}: cannot be read ({error.strerror})") from error
     told = json.dumps([fact.to_dict() for fact in facts], sort_keys=True)
@@ -73,7 +73,7 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
         "facts": {"count": len(facts), "fingerprint": _digest(told.encode())},
         "mode": str(mode),
         "full": full,
-        "text": generic,
+        "text": {"name": None if text is None else text.name, "fingerprint": generic},
     }
 
 

@@ -40,6 +40,7 @@ class Task:
         stats: second moments of the unedited model's keys.
         text: generic text, to see what else moves.
         full: also measure what takes longest (`Evaluation`).
+        weights: of the terms of all facts' reference texts.
         folder: where results go.
         journal: the results so far.
         crew: the processes that measure each group together.
@@ -56,6 +57,7 @@ class Task:
     stats: Mapping[Address, KeyMoments]
     text: GenericText
     full: bool
+    weights: Mapping[str, float]
     folder: Path
     journal: Journal
     crew: Crew
@@ -150,7 +152,9 @@ class Asked:
         self.mine = dict.fromkeys(task.crew.share(range(len(some))))
         if self.mine:
             facts = [task.facts[i] for i in some]
-            self.evaluation = Evaluation(task.editable, facts, task.progress, task.full, list(self.mine))
+            self.evaluation = Evaluation(
+                task.editable, facts, task.progress, task.full, list(self.mine), weights=task.weights
+            )
 
     def _problem(self, i: int) -> str | None:
         try:

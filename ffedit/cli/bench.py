@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
@@ -25,7 +24,7 @@ from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, to
 from ffedit.errors import EditError
 from ffedit.processes import crew
 from ffedit.progressbar import progress_bars
-from ffedit.reading import Sifted, load_records, sift_facts
+from ffedit.reading import sift_facts
 
 
 @click.command()
@@ -68,7 +67,9 @@ def bench(
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
     names, workers = [name.strip() for name in methods.split(",")], crew()
     configs = {name: exchanged(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
-    found = selected(source, where, together=Mode.parse(mode).name != "single")
+    name, _, value = (where or "").partition("=")
+    wanted = None if where is None else (name, value)
+    found = sift_facts(source, together=Mode.parse(mode).name != "single", where=wanted)
     surface = surface if workers.first else Surface(quiet=True)
     editable = load_model()
     facts = found.facts[:limit]
@@ -96,19 +97,10 @@ def bench(
             )
     except KeyboardInterrupt as interrupt:
         raise click.Abort(f"interrupted: {out} keeps what was measured; the same command goes on") from interrupt
-    surface.show(scores(report), f"{out / 'report.md'} has all tables")
+    missing = len(report.failures) + len(report.unusable)
+    reasons = f"; {missing} could not be measured, and it says why" if missing else ""
+    surface.show(scores(report), f"{out / 'report.md'} has all tables{reasons}")
     surface.write_json(report.to_dict())
-
-
-def selected(source: str, where: str | None, together: bool) -> Sifted:
-    """The facts of a source, or of those of its records whose field is as `where` says."""
-    if where is None:
-        return sift_facts(source, together=together)
-    name, _, value = where.partition("=")
-    records = [record for record in load_records(source) if str(record.get(name)) == value]
-    if not records:
-        raise EditError(f"{source}: no record has {name!r} of {value!r}; name a field of the data and its value")
-    return replace(sift_facts("-", io.StringIO(json.dumps(records)), together=together), source=source)
 
 
 def exchanged(config: EditConfig, settings: Iterable[str]) -> EditConfig:

@@ -74,7 +74,11 @@ def model(
             report = analyse(stack, state, store, Removing(*removing), progress)
         else:
             settings = Settings(top, keys, positions, corpus.seed)
-            report = inspect_model(stack, corpus, out, settings, Removing(*removing), progress)
+            try:
+                report = inspect_model(stack, corpus, out, settings, Removing(*removing), progress)
+            except KeyboardInterrupt as interrupt:
+                command = "the same command without --force" if force else "the same command"
+                raise click.Abort(f"interrupted: {out} keeps what was run; {command} goes on") from interrupt
     written = write_report(out, report, found)
     surface.show(render_model.model_view(report), render_model.annotated_view(found) if found else None)
     if html is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console, RenderableType
 from ffedit.checkpoint import load
 from ffedit.errors import EditError
 from ffedit.facts import Fact
+from ffedit.finite import finite
 from ffedit.folders import check_file, write_text
 from ffedit.reading import sift_facts
 from ffedit.render import Commands
@@ -174,18 +174,9 @@ class Surface:
             EditError: the file cannot be written.
         """
         if self.json_to == "-":
-            sys.stdout.write(json.dumps(_finite(result), indent=2) + "\n")
+            sys.stdout.write(json.dumps(finite(result), indent=2) + "\n")
         elif self.json_to is not None:
-            write_text(Path(self.json_to), json.dumps(_finite(result), indent=2, ensure_ascii=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """`value` with null for each NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            write_text(Path(self.json_to), json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
 
 
 def parse_layers(text: str, depth: int) -> range:

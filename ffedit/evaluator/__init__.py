@@ -1,6 +1,6 @@
 """Measure an edit: efficacy, generalisation, specificity and what else moved, before and after."""
 
-from ffedit.evaluator.evaluate import Evaluation, evaluate
+from ffedit.evaluator.evaluate import Evaluation, evaluate, reference_weights
 from ffedit.evaluator.generic import GenericText
 from ffedit.evaluator.intervals import Interval, interval, paired
 from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
@@ -17,4 +17,5 @@ __all__ = [
     "interval",
     "mean_scores",
     "paired",
+    "reference_weights",
 ]

@@ -6,7 +6,7 @@ before the edit stands in for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +20,8 @@ from ffedit.evaluator.generic import GenericText
 from ffedit.evaluator.metrics import term_weights
 from ffedit.evaluator.questions import questions
 from ffedit.evaluator.scores import FactScores, Report, mean_scores
-from ffedit.evaluator.scoring import Heard, prompt_of, scored, wanted
-from ffedit.evaluator.speaking import Spoken, sampled
+from ffedit.evaluator.scoring import Heard, scored, wanted
+from ffedit.evaluator.speaking import Spoken, prompt_of, sampled
 from ffedit.evaluator.usual import Usual
 from ffedit.facts import Fact
 from ffedit.progress import Progress, silent
@@ -49,6 +49,7 @@ class Evaluation:
             sentence.
         only: places of the facts to ask about, a share for one of several processes; None for all.
         budget: padded tokens in a batch.
+        weights: of the terms of reference texts, by `reference_weights` of a whole data set; None for that of `facts`.
 
     Attributes:
         before: the scores of the unedited model.
@@ -66,6 +67,7 @@ class Evaluation:
         full: bool = False,
         only: Sequence[int] | None = None,
         budget: int = BUDGET,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         if not facts:
             raise FactError("no facts to evaluate; give at least one")
@@ -73,9 +75,10 @@ class Evaluation:
         places = range(len(facts)) if only is None else only
         found = questions(editable, [facts[i] for i in places], facts, full)
         self._questions = dict(zip(places, found, strict=True))
-        self._weights = term_weights([text for fact in facts for text in fact.references])
+        self._weights = reference_weights(facts) if weights is None else weights
         neighbors = [prompt_of(pair.true) for q in found for pair in q.neighbors]
-        self._usual = Usual(neighbors, editable.model.config.get_text_config().vocab_size)
+        vocabulary = editable.model.config.get_text_config().vocab_size
+        self._usual = Usual(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
         self._before = self._hear(editable, places, first=True)
         self.before = self._score(self._before, places)
 
@@ -114,6 +117,11 @@ class Evaluation:
         for (i, _), text in zip(prompts, sampled(editable, prompts), strict=True):
             drawn[i].append(text)
         return Heard(answers, spoken, divergences, drawn)
+
+
+def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
+    """How much each term of the reference texts of `facts` says, for consistency."""
+    return term_weights([text for fact in facts for text in fact.references])
 
 
 def evaluate(

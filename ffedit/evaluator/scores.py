@@ -33,7 +33,8 @@ What follows, and what else moved:
     perplexity          exp of the mean −log p of the tokens of the generic text. Keep.
     knew                share of facts whose old object, where one is named, free greedy generation says.
 
-A score that nothing was there to measure is None, never 0 or 1.
+A score that nothing was there to measure is None, never 0 or 1: so are comparisons where both objects are one, as where
+no old object is named and the model says the new one before the edit.
 """
 
 from __future__ import annotations

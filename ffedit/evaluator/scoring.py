@@ -11,7 +11,7 @@ from ffedit.evaluator import metrics
 from ffedit.evaluator.asking import Answer, Context
 from ffedit.evaluator.questions import Asked, Pair, Questions
 from ffedit.evaluator.scores import FactScores, Scores
-from ffedit.evaluator.speaking import SAID_TOKENS, Spoken, Wanted
+from ffedit.evaluator.speaking import SAID_TOKENS, Spoken, Wanted, prompt_of
 from ffedit.tokens import Encoded
 
 
@@ -57,17 +57,17 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         before: what it said before any edit.
         weights: of the terms of reference texts.
     """
-    answers, says = now.answers, now.spoken.says
+    says = now.spoken.says
 
-    def argmax(text: Encoded) -> tuple[int, ...]:
-        return answers[text].argmax[: len(text.target_ids)]
+    def argmax(text: Encoded, heard: Heard = now) -> tuple[int, ...]:
+        return heard.answers[text].argmax[: len(text.target_ids)]
 
     def log_probs(text: Encoded) -> tuple[float, ...]:
-        return answers[text].log_probs
+        return now.answers[text].log_probs
 
     def rates(pairs: Sequence[Pair], new: bool) -> tuple[float | None, float | None]:
-        """Success and magnitude of the new objects, or of the true ones."""
-        sides = [(p.new, p.true) if new else (p.true, p.new) for p in pairs]
+        """Success and magnitude of the new objects, or of the true ones; of pairs of one object there is none."""
+        sides = [(p.new, p.true) if new else (p.true, p.new) for p in pairs if p.new.ids != p.true.ids]
         numbers = [(log_probs(a), log_probs(b)) for a, b in sides]
         return mean([metrics.success(a, b) for a, b in numbers]), mean([metrics.magnitude(a, b) for a, b in numbers])
 
@@ -107,9 +107,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         portability=mean(portable),
         portability_token_accuracy=token_accuracy([asked.text for asked in q.portability]),
         locality=mean(local),
-        locality_argmax=mean(
-            [metrics.unchanged(before.answers[a.text].argmax, answers[a.text].argmax) for a in q.locality]
-        ),
+        locality_argmax=mean([metrics.unchanged(argmax(a.text, before), argmax(a.text)) for a in q.locality]),
         neighbor_with_edit=with_edit,
         neighbor_with_edit_magnitude=with_edit_magnitude,
         divergence=mean(moved),
@@ -121,11 +119,6 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     )
     kinds = {**_by_kind("portability", q.portability, portable), **_by_kind("locality", q.locality, local)}
     return FactScores(q.fact, scores, now.spoken.words(q.own.new), kinds)
-
-
-def prompt_of(text: Encoded) -> Context:
-    """The tokens before the answer."""
-    return text.ids[: text.answer]
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -52,18 +52,18 @@ class Spoken:
         self._said: dict[Context, tuple[int, ...]] = {}
         for one in some:
             known = answers[one.text].said(one.text.target_ids)
-            self._said[_prompt(one.text)] = max(self._said.get(_prompt(one.text), ()), known, key=len)
+            self._said[prompt_of(one.text)] = max(self._said.get(prompt_of(one.text), ()), known, key=len)
         rest: dict[int, dict[Context, None]] = defaultdict(dict)
         for one in some:
             if not self._settled(one):
-                rest[one.count][_prompt(one.text)] = None
+                rest[one.count][prompt_of(one.text)] = None
         for count, prompts in sorted(rest.items()):
             said = readout.continuations(editable, list(prompts), count)
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
 
     def ids(self, text: Encoded) -> tuple[int, ...]:
         """What is said after the prompt of `text`."""
-        return self._said[_prompt(text)]
+        return self._said[prompt_of(text)]
 
     def words(self, text: Encoded) -> str:
         """The same as text, white space normalised."""
@@ -86,7 +86,8 @@ class Spoken:
         return wanted.settled and not _words(self._editable, wanted.text.target_ids).startswith(words)
 
 
-def _prompt(text: Encoded) -> Context:
+def prompt_of(text: Encoded) -> Context:
+    """The tokens before the answer."""
     return text.ids[: text.answer]
 
 

@@ -5,7 +5,8 @@ probable. With r the residual stream without the feed-forward output of a layer,
 layer, which is r + o but where a block ends in a norm of its own:
 
 - *zero agreement* (Geva et al. 2021, arXiv 2012.14913, section 5.1, figure 8): top(o) is top(v_i) of no memory with
-  m_i > 0. Behind a gate a memory may also speak through a negative coefficient; this is left out, as in `activity`.
+  m_i > 0. The paper asks all memories, silent ones as well; so its share can only be smaller than ours. Behind a gate
+  a memory may also speak through a negative coefficient; this is left out, as in `activity`.
 - *already final* (section 5.2, figure 9): top(r) is what the model says in the end; and the probability that r gives to
   what the model says in the end (figure 10).
 - *four cases* (figure 11): *residual*, top(y) = top(r) ≠ top(o); *feed-forward*, top(y) = top(o) ≠ top(r);

@@ -22,7 +22,8 @@ def merge_passes(folders: Sequence[Path], out: Path, force: bool = False) -> Pas
     The triggers are those of one pass over all the texts.
 
     Raises:
-        EditError: one is no finished pass, they differ in model or settings, or `out` cannot be written.
+        EditError: one is no finished pass, they differ in model or settings, two are over one text, or `out`
+            cannot be written.
     """
     first, *others = [Pass.load(folder) for folder in folders]
     for folder, one in zip(folders, (first, *others), strict=True):
@@ -35,6 +36,13 @@ def merge_passes(folders: Sequence[Path], out: Path, force: bool = False) -> Pas
                     "with the same settings"
                 )
     stores = [RowStore(folder, one.rows) for folder, one in zip(folders, (first, *others), strict=True)]
+    texts: dict[str, Path] = {}
+    for folder, store in zip(folders, stores, strict=True):
+        if (text := store.digest()) in texts:
+            raise EditError(
+                f"{folder}: holds the text of {texts[text]}, which would count twice; merge passes over different texts"
+            )
+        texts[text] = folder
     for one in others:
         first.triggers = {layer: own.merged(one.triggers[layer], first.rows) for layer, own in first.triggers.items()}
         first.sample = first.sample.merged(one.sample, first.rows)

@@ -142,7 +142,7 @@ def inspect_prompt(
         progress: told how far it is.
 
     Raises:
-        EditError: the prompt is empty, a memory is not there, or the token is none.
+        EditError: the prompt is empty, a memory is not there, the token is none, or the model overflows.
         FactError: the prompt is too long, or no text.
     """
     if not prompt.strip():
@@ -154,6 +154,9 @@ def inspect_prompt(
     untouched = distribution(tokenizer, next_log_probs(editable, ids), top) if turns else None
     with turned(editable.memories, turns):
         log_p = next_log_probs(editable, ids)
+        if log_p.isnan().any():
+            why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
+            raise EditError(f"the model overflows on this prompt{why}")
         layers = _layers(stack, ids, int(log_p.argmax()), top)
     final = int(log_p.argmax())
     # The last stream is the prediction itself, even where rounding breaks a tie another way.

@@ -94,7 +94,8 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "zero_agreement": Definition(
         _ACTIVE, "zero agreement", "share", "5.1, figure 8",
-        "Positions at which the layer's top token is that of none of its memories with a positive coefficient.",
+        "Positions at which the layer's top token is that of none of its memories with a positive coefficient; the "
+        "paper asks silent ones, too.",
     ),
     "settled": Definition(
         _SETTLED, "already final", "share", "5.2, figure 9",

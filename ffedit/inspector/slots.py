@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from ffedit.errors import EditError
 from ffedit.memory import Address, KeyValueMemory, Memories
 
@@ -93,12 +95,12 @@ def checked_turns(memories: Memories, turns: Mapping[Slot, float] | Mapping[str,
     """`turns` by slot.
 
     Raises:
-        EditError: the model has no such memory, or a factor is no finite number.
+        EditError: the model has no such memory, or a factor is no finite number of 32 bits.
     """
     found = {find(memories, name)[0]: float(factor) for name, factor in turns.items()}
     for slot, factor in found.items():
-        if not math.isfinite(factor):
-            raise EditError(f"memory {slot} cannot be turned by {factor}; a finite factor was expected")
+        if not abs(factor) <= torch.finfo(torch.float32).max:
+            raise EditError(f"memory {slot} cannot be turned by {factor}; a finite factor of 32 bits was expected")
     return found
 
 

@@ -174,8 +174,8 @@ def collect(
         progress: told how far it is.
 
     Raises:
-        EditError: the text is not the one that `state` has seen, coefficients are infinite, or the folder cannot be
-            written.
+        EditError: the text is not the one that `state` has seen, coefficients or states are not finite, or the
+            folder cannot be written.
     """
     store = RowStore(folder, reading=Reading.of(stack))
     for triggers, memory in ((one, stack.memories[layer]) for layer, one in state.triggers.items()):
@@ -198,8 +198,11 @@ def collect(
     except KeyboardInterrupt:
         state.save(folder)
         raise
-    if not all(bool(one.coefficients.isfinite().all()) for one in state.triggers.values()):
-        raise EditError("some memory coefficients are infinite: the model overflows on this text; use --dtype float32")
+    kept = [one.coefficients for one in state.triggers.values()] + list(state.sample.seen.values())
+    if not all(bool(one.isfinite().all()) for one in kept):
+        raise EditError(
+            "some coefficients or states are not finite: the model overflows on this text; use --dtype float32"
+        )
     state.complete = True
     state.save(folder)
     return store

@@ -89,7 +89,9 @@ class Triggers:
             hashes: of each of them, [n] int64.
         """
         kept, top = self.coefficients.shape
-        floor = self.coefficients[:, -1].clamp(min=TINY).to(coefficients.dtype)
+        # Where TINY is 0 (float16), the smallest number that is not: a silent memory must not reach the floor.
+        numbers = torch.finfo(coefficients.dtype)
+        floor = self.coefficients[:, -1].clamp(min=max(TINY, numbers.tiny * numbers.eps)).to(coefficients.dtype)
         enters = coefficients >= floor
         if int(enters.count_nonzero()) > DENSE * kept * top and len(coefficients) > top:
             batch = coefficients.T.contiguous().topk(top, dim=1, sorted=False).values.amin(1)

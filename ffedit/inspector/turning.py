@@ -89,6 +89,8 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
         ids = encode(editable.tokenizer, prompt, token, max_tokens=editable.max_tokens).target_ids
     except FactError as error:
         raise EditError(f"the token {token!r} cannot be promoted: {error}") from error
+    if not ids:
+        raise EditError(f"{token!r} cannot be promoted: it is no token after this prompt; give a word")
     if len(ids) > 1:
         parts = ", ".join(repr(decode(editable.tokenizer, [i])) for i in ids)
         raise EditError(f"{token!r} is {len(ids)} tokens after this prompt ({parts}); give one, the first of them say")
