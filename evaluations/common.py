@@ -3,11 +3,11 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ffedit
+from ffedit.cli.bench import exchanged
 from ffedit.evaluator import Scores
 from ffedit.formats import parse_record
 
@@ -24,11 +24,7 @@ def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ff
 
 def configured(settings: Iterable[str]) -> ffedit.EditConfig:
     """The default configuration with NAME=VALUE exchanged."""
-    config = ffedit.EditConfig()
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        config = replace(config, **{name: type(getattr(config, name))(json.loads(value))})
-    return config
+    return exchanged(ffedit.EditConfig(), settings)
 
 
 def number(value: float | None) -> str:

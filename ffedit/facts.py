@@ -234,11 +234,6 @@ class Fact:
         return cls(**record)
 
 
-def same_fact(a: Fact, b: Fact) -> bool:
-    """Whether two facts ask the same thing of the same subject, whatever the answer."""
-    return (a.subject, a.text) == (b.subject, b.text)
-
-
 def show(value: object) -> str:
     """A value as it stands in an error: quoted, on one line, and not too long."""
     shown = repr(value) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"

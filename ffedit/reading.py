@@ -65,7 +65,7 @@ def read_facts(path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_
         stdin: read instead of standard input.
         need_targets: False also takes records without a new object (tracing sets).
 
-    Records that ask the same (`same_fact`) with the same target become one fact with the probes of all; with
+    Records that ask the same of the same subject with the same target become one fact with the probes of all; with
     different targets they contradict each other.
 
     Raises:

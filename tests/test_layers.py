@@ -22,6 +22,7 @@ L0 = {
     "reading",
     "tables",
     "conflicts",
+    "bootstrap",
 }
 L1 = {
     "hooks",

@@ -22,8 +22,6 @@ all.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,20 +204,17 @@ def main(out: Path | None, rounds: int | None, threads: int, facts: int | None, 
     rows = [{**row, "memory": peaks[row["facts"]]} for row in compare(facts, rounds, config)]
     for row in rows:
         show(row)
-    if out:
-        report = {
-            "settings": rows,
-            "rounds": rounds,
-            "quick": quick,
-            "layer": LAYER,
-            "tokens": {"prompt": PROMPT, "context": CONTEXT, "essence": ESSENCE, "subject": SUBJECT},
-            "tolerance": TOLERANCE,
-            "seeds": {"weights": SEED, "texts": SEED},
-            **measuring.machine(threads, load),
-        }
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not all(row["equal"] for row in rows):
-        sys.exit(1)
+    report = {
+        "settings": rows,
+        "rounds": rounds,
+        "quick": quick,
+        "layer": LAYER,
+        "tokens": {"prompt": PROMPT, "context": CONTEXT, "essence": ESSENCE, "subject": SUBJECT},
+        "tolerance": TOLERANCE,
+        "seeds": {"weights": SEED, "texts": SEED},
+        **measuring.machine(threads, load),
+    }
+    measuring.finish(out, report, all(row["equal"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ are `model(input_ids)`; since the pass needs no logits, plain passes without the
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -161,11 +159,8 @@ def main(out: Path | None, rounds: int, threads: int, tokens: int, top: int) -> 
         f"    memory    {memory['1x']:.0f} MiB above the loaded model, {memory['4x']:.0f} MiB for four times the text"
     )
     print(f"    equal     {'yes' if row['equal'] else 'NO'}: coefficients differ by {worst:.1e}", flush=True)
-    if out:
-        report = {**row, "rounds": rounds, "seed": SEED, **measuring.machine(threads, load_before)}
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not row["equal"]:
-        sys.exit(1)
+    report = {**row, "rounds": rounds, "seed": SEED, **measuring.machine(threads, load_before)}
+    measuring.finish(out, report, row["equal"])
 
 
 if __name__ == "__main__":

@@ -19,10 +19,8 @@ writing the statistics to a fresh cache. The reference's seconds are the sums al
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,11 +178,8 @@ def main(out: Path | None, rounds: int, threads: int, tokens: int) -> None:
     print(f"    one pass  {row['one_pass']:.2f} with whole products")
     measuring.show_memory(memory)
     print(f"    equal     {'yes' if row['equal'] else 'NO'}: sums differ by {difference:.1e}", flush=True)
-    if out:
-        report = {**row, "rounds": rounds, "seed": SEED, **measuring.machine(threads, load_before)}
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not row["equal"]:
-        sys.exit(1)
+    report = {**row, "rounds": rounds, "seed": SEED, **measuring.machine(threads, load_before)}
+    measuring.finish(out, report, row["equal"])
 
 
 if __name__ == "__main__":

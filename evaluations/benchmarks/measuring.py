@@ -13,6 +13,7 @@ held against what sparing operations can give at best, and a time against how fa
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
@@ -266,3 +267,11 @@ def draw(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def finish(out: Path | None, report: Mapping[str, Any], equal: bool) -> None:
+    """Write a report where `out` says, and exit with 1 where the two sides did not find the same."""
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if not equal:
+        sys.exit(1)

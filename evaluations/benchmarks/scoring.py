@@ -17,8 +17,6 @@ part.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,11 +150,8 @@ def main(out: Path | None, threads: int, records: int, gpt2: int, parts: int) ->
         random = measuring.random_gpt2(GPT2Config(), WORDS, SEED)
         rows.append(compare("GPT-2 124M, random weights", random, made(gpt2), min(parts, gpt2, 2)))
         show(rows[-1])
-    if out:
-        report = {"settings": rows, "tolerance": TOLERANCE, "seed": SEED, **measuring.machine(threads, load)}
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not all(row["equal"] for row in rows):
-        sys.exit(1)
+    report = {"settings": rows, "tolerance": TOLERANCE, "seed": SEED, **measuring.machine(threads, load)}
+    measuring.finish(out, report, all(row["equal"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -285,20 +284,17 @@ def main(
         lines = {"reference": "published loop", "ffedit": "ffedit"}
         axes = {"tokens": "tokens of the prompt", "samples": "corrupted samples"}
         measuring.draw(found, plot, lines, "seconds per trace of states", axes)
-    if out:
-        report = {
-            "settings": rows,
-            "scaling": found,
-            "rounds": rounds,
-            "quick": quick,
-            "full": full,
-            "tolerance": {"absolute": TOLERANCE, "of_the_largest": RELATIVE},
-            "seeds": {"weights": SEED, "noise": SEED, "pairs": SEED},
-            **measuring.machine(threads, load),
-        }
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not all(row["equal"] for row in rows):
-        sys.exit(1)
+    report = {
+        "settings": rows,
+        "scaling": found,
+        "rounds": rounds,
+        "quick": quick,
+        "full": full,
+        "tolerance": {"absolute": TOLERANCE, "of_the_largest": RELATIVE},
+        "seeds": {"weights": SEED, "noise": SEED, "pairs": SEED},
+        **measuring.machine(threads, load),
+    }
+    measuring.finish(out, report, all(row["equal"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from typing import Any
 
 from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpacked
+from ffedit.bootstrap import Interval
 from ffedit.evaluator import FactScores, Scores, mean_scores
-from ffedit.evaluator.intervals import Interval, changes, interval, intervals
+from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
 from ffedit.facts import Fact
 

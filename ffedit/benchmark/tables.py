@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from ffedit.benchmark.report import BenchReport, Change, Row
+from ffedit.bootstrap import Interval
 from ffedit.evaluator import NAMES, Scores
-from ffedit.evaluator.intervals import Interval
 
 # What stands in the first table; every other score stands in the second one.
 LEADING = (

@@ -1,8 +1,9 @@
 """Measure an edit: efficacy, generalisation, specificity and what else moved, before and after."""
 
+from ffedit.bootstrap import Interval
 from ffedit.evaluator.evaluate import Evaluation, evaluate, reference_weights
 from ffedit.evaluator.generic import GenericText
-from ffedit.evaluator.intervals import Interval, interval, paired
+from ffedit.evaluator.intervals import interval, paired
 from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
 
 __all__ = [

@@ -1,36 +1,23 @@
 """How sure is a mean over facts? 95 % bootstrap intervals, percentile, over facts (Efron 1979).
 
-Facts are drawn with replacement, each with all its prompts: prompts of one fact are no independent samples. A draw is
-the vector of how often each fact was drawn, so that a mean of a draw is one product. Before and after an edit, and two
-methods, are compared on the same draws: the interval of the difference is paired. The harmonic score is computed anew
-in every draw from that draw's means.
+Facts are drawn with all their prompts (`ffedit.bootstrap`): prompts of one fact are no independent samples. Before and
+after an edit, and two methods, are compared on the same draws: the interval of the difference is paired. The harmonic
+score is computed anew in every draw from that draw's means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
+from ffedit import bootstrap
+from ffedit.bootstrap import Array, Interval
+
 SEED, DRAWS = 0, 2000
 LEVELS = (2.5, 97.5)
-# Entries of the draws that are held at once.
-_AT_ONCE = 2**24
-
-Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 # The means that the harmonic score is made of.
 PARTS = ("efficacy", "paraphrase", "specificity")
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over facts and its 95 % bootstrap interval, in the unit of what was averaged."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def interval(values: Sequence[float | None], seed: int = SEED, draws: int = DRAWS) -> Interval | None:
@@ -109,15 +96,7 @@ def _means(values: Array, seed: int, draws: int) -> Array:
     there = ~np.isnan(values)
     filled = np.where(there, values, 0.0)
     with np.errstate(invalid="ignore"):
-        return np.concatenate([(w @ filled) / (w @ there) for w in _draws(len(values), seed, draws)])
-
-
-def _draws(facts: int, seed: int, draws: int) -> Iterator[Array]:
-    """How often each fact is drawn, [some draws, facts], a part at a time; the same for the same seed."""
-    generator, size = np.random.default_rng(seed), max(1, _AT_ONCE // facts)
-    for first in range(0, draws, size):
-        some = min(size, draws - first)
-        yield generator.multinomial(facts, np.full(facts, 1 / facts), size=some).astype(np.float64)
+        return np.concatenate([(w @ filled) / (w @ there) for w in bootstrap.draws(len(values), seed, draws)])
 
 
 def _harmonic(means: Sequence[float]) -> float:

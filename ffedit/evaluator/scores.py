@@ -45,8 +45,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from ffedit.bootstrap import Interval
 from ffedit.evaluator import intervals
-from ffedit.evaluator.intervals import Interval
 from ffedit.evaluator.metrics import harmonic
 from ffedit.facts import Fact
 

@@ -2,10 +2,10 @@
 
     p = softmax(E · norm(v))
 
-Geva et al. 2021 (arXiv 2012.14913, section 4) read values this way; the same lens reads residuals and layer outputs
-(nostalgebraist 2020, "logit lens"). The final norm and the unembedding are the model's own, with whatever scaling and
-capping it has, so that the last layer's residual reads exactly as the model's prediction. Where a model has no final
-norm, the unembedding alone is the lens.
+Geva et al. 2021 (arXiv 2012.14913, section 4) read values by the unembedding alone, softmax(E v); here they go through
+the final norm as well, as residuals and layer outputs do (nostalgebraist 2020, "logit lens"). The final norm and the
+unembedding are the model's own, with whatever scaling and capping it has, so that the last layer's residual reads
+exactly as the model's prediction. Where a model has no final norm, the unembedding alone is the lens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.inspector.view import View
-from ffedit.memory import KeyValueMemory
 from ffedit.readout import log_softmax
 from ffedit.tokens import decode
 
@@ -71,11 +70,6 @@ def log_probabilities(lens: Lens, vectors: Tensor) -> Tensor:
         done += rows
         rows = max(1, MOST_LOGITS // found[0].shape[-1])
     return torch.cat(found)
-
-
-def value_logits(lens: Lens, memory: KeyValueMemory, indices: Sequence[int]) -> Tensor:
-    """Logits [n, vocabulary] of the values v_i of `memory`, i in `indices`."""
-    return lens.read(memory.value[:, list(indices)].T)
 
 
 def distribution(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, count: int) -> Distribution:

@@ -15,20 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ffedit import bootstrap
+from ffedit.bootstrap import Interval
 from ffedit.errors import FactError
 from ffedit.folders import placed
 from ffedit.locator.result import Effects, Kind, Metric, Part, Trace, TraceSet
 
 ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +139,7 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
     occurs = np.asarray(~np.isnan(values[:, :, 0]))
     rows = [int(i) for i in np.flatnonzero(occurs.any(axis=0))]
     sums, there = np.where(occurs[:, rows, None], values[:, rows], 0.0), occurs[:, rows].astype(float)
-    # A resample is how often each fact was drawn.
-    draws = np.random.default_rng(seed).multinomial(len(known), np.full(len(known), 1 / len(known)), resamples)
+    draws = np.concatenate(list(bootstrap.draws(len(known), seed, resamples)))
     weights = there.T @ draws.T  # [roles, resamples]
     means = np.einsum("bf,frl->brl", draws, sums) / np.where(weights, weights, np.nan).T[:, :, None]
     tails = [50 * (1 - level), 50 * (1 + level)]
