@@ -1,8 +1,8 @@
-"""What Atlas knows, and where it recalls it.
+"""What an embedded model knows, and where it recalls it.
 
-    python evaluations/atlas_report.py [--out evaluations/atlas-report]
+    python evaluations/atlas_report.py [--model atlas]
 
-Knowledge: free greedy generation of the whole object, for every fact of the table, from one trained template (drawn by
+Knowledge: free greedy generation of the whole object, for every fact of its table, from one trained template (drawn by
 seed) and from the held-out one. Recall: average causal tracing (3σ noise on the subject, ten samples, feed-forward
 outputs in windows of three layers) over 300 known facts, drawn by seed, whose subject needs its last token.
 """
@@ -16,6 +16,7 @@ import click
 
 import ffedit
 from ffedit import readout
+from ffedit.atlas.recipe import RECIPES
 from ffedit.atlas.table import held_out, load
 from ffedit.editor.provenance import versions
 from ffedit.tokens import encode
@@ -32,12 +33,11 @@ def said(editable: ffedit.Editable, prompts: list[str], objects: list[str]) -> l
 
 
 @click.command()
-@click.option("--model", default="atlas", show_default=True)
+@click.option("--model", default="atlas", show_default=True, type=click.Choice(list(RECIPES)))
 @click.option("--seed", default=0, show_default=True)
-@click.option("--out", default=str(Path(__file__).parent / "atlas-report"), help="Report, without suffix.")
-def main(model: str, seed: int, out: str) -> None:
-    """Measure knowledge and recall; write JSON and Markdown."""
-    editable, table, rng = ffedit.load(model), load(), random.Random(seed)
+def main(model: str, seed: int) -> None:
+    """Measure knowledge and recall; write `NAME-report.json`."""
+    editable, table, rng = ffedit.load(model), load().about(RECIPES[model].kinds), random.Random(seed)
     triples = list(table.triples)
     chosen = [rng.choice(table.relations[t.relation].trained(t.subject)) for t in triples]
     hidden = [table.relations[t.relation].templates[held_out(t.subject, t.relation)] for t in triples]
@@ -89,7 +89,7 @@ def main(model: str, seed: int, out: str) -> None:
         },
         "versions": versions(),
     }
-    Path(out).with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (Path(__file__).parent / f"{model}-report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))
 
 

@@ -1,8 +1,8 @@
-"""Make `atlas-counterfact.json`: counterfactual edits for Atlas, in CounterFact's own record format.
+"""Make `NAME-counterfact.json`: counterfactual edits for an embedded model, in CounterFact's own record format.
 
     python evaluations/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
 
-It also writes `edits/atlas-100.jsonl`, a batch of 100 of them in ffedit's own form.
+It also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's own form.
 
 Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
 one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
@@ -20,21 +20,22 @@ import click
 
 import ffedit
 from ffedit import readout
+from ffedit.atlas.recipe import RECIPES
 from ffedit.atlas.table import held_out, load
 from ffedit.formats import parse_record
 from ffedit.tokens import encode
 
+HERE = Path(__file__).parent
 TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
 
 
 @click.command()
-@click.option("--model", default="atlas", show_default=True)
+@click.option("--model", default="atlas", show_default=True, type=click.Choice(list(RECIPES)))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--count", default=500, show_default=True)
-@click.option("--out", default=str(Path(__file__).parent / "atlas-counterfact.json"))
-def main(model: str, seed: int, count: int, out: str) -> None:
+def main(model: str, seed: int, count: int) -> None:
     """Draw the edits, keep those that the model allows, split them by subject."""
-    editable, table, rng = ffedit.load(model), load(), random.Random(seed)
+    editable, table, rng = ffedit.load(model), load().about(RECIPES[model].kinds), random.Random(seed)
     triples = list(table.triples)
     rng.shuffle(triples)
     records: list[dict[str, Any]] = []
@@ -79,19 +80,20 @@ def main(model: str, seed: int, count: int, out: str) -> None:
         if record["requested_rewrite"]["subject"] in tuning:
             record["split"] = "tuning"
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-    Path(out).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    write_batch([record for record in records if record["split"] == "reporting"])
+    out = HERE / f"{model}-counterfact.json"
+    out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    write_batch(model, [record for record in records if record["split"] == "reporting"])
     print(f"{len(records)} edits, {sum(r['split'] == 'tuning' for r in records)} for tuning -> {out}")
 
 
-def write_batch(records: list[dict[str, Any]]) -> None:
+def write_batch(model: str, records: list[dict[str, Any]]) -> None:
     """The first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
     batch: dict[str, ffedit.Fact] = {}
     for record in records:
         fact = parse_record(record)
         batch.setdefault(fact.subject, fact)
     lines = [json.dumps(fact.to_dict(), ensure_ascii=False) for fact in list(batch.values())[:100]]
-    (Path(__file__).parents[1] / "edits" / "atlas-100.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (HERE.parent / "edits" / f"{model}-100.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 import click
-from common import DATA, SHOWN, configured, facts_of, keep, number, table
+from common import HERE, SHOWN, configured, facts_of, keep, number, table
 
 import ffedit
 from ffedit.choice import by_trace
@@ -26,7 +26,7 @@ KEPT_EVERY = 10
 
 @click.command()
 @click.option("--model", default="atlas", show_default=True)
-@click.option("--data", default=DATA, type=click.Path(path_type=Path))
+@click.option("--data", type=click.Path(path_type=Path), help="Facts; the default is the embedded model's own.")
 @click.option("--split", default="reporting", show_default=True)
 @click.option("--limit", type=int, help="Only the first edits.")
 @click.option("--layer", default="auto", show_default=True)
@@ -36,7 +36,7 @@ KEPT_EVERY = 10
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Report, without suffix.")
 def main(
     model: str,
-    data: Path,
+    data: Path | None,
     split: str,
     limit: int | None,
     layer: str,
@@ -47,7 +47,7 @@ def main(
 ) -> None:
     """Edit, measure, undo, for each fact of the split."""
     editable, config = ffedit.load(model), configured(settings)
-    facts, place = facts_of(split, limit, data), out.with_suffix(".json")
+    facts, place = facts_of(split, limit, data or HERE / f"{model}-counterfact.json"), out.with_suffix(".json")
     asked = {"model": model, "split": split, "method": method, "layer": layer, "corpus": corpus}
     asked = json.loads(json.dumps({**asked, "config": asdict(config)}))
     report = json.loads(place.read_text()) if place.exists() else {}

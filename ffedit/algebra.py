@@ -14,6 +14,9 @@ solve one problem:
     null_space      Δ = Δ P and C = I: Δ acts only on directions  AlphaEdit
                     of key space that ordinary text hardly uses
 
+Where C is block-diagonal (`blocks`: a mixture of experts, whose keys stand one below the other), C⁻¹ is taken block by
+block, and how the experts share the work follows: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
+
 All functions are pure and compute in float64 on the device of their inputs (on the CPU where the device has none).
 """
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ffedit.blocks import Moment, blocks_of, diagonal, split
 from ffedit.errors import EditError
 from ffedit.lowrank import LowRank
 
@@ -35,8 +39,8 @@ def double(tensor: Tensor) -> Tensor:
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
-def whiten(k: Tensor, C: Tensor) -> Tensor:
-    """C⁻¹ k by a Cholesky factorisation, never by an inverse.
+def whiten(k: Tensor, C: Moment) -> Tensor:
+    """C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
 
     Args:
         k: keys, [d_in] or [d_in, n].
@@ -48,8 +52,9 @@ def whiten(k: Tensor, C: Tensor) -> Tensor:
     Raises:
         EditError: C is not positive definite.
     """
-    columns = double(k).reshape(k.shape[0], -1)
-    return torch.cholesky_solve(columns, factor(double(C))).reshape(k.shape)
+    columns = split(double(k).reshape(k.shape[0], -1).T, C)
+    whitened = [solved_by(factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
+    return torch.cat(whitened).reshape(k.shape)
 
 
 def factor(C: Tensor) -> Tensor:
@@ -66,6 +71,13 @@ def factor(C: Tensor) -> Tensor:
             "collect it over more text, or use a larger ridge"
         )
     return lower
+
+
+def solved_by(lower: Tensor, columns: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ `columns` [d, n]; `torch.cholesky_solve` would copy L [d, d], which may be large."""
+    half = torch.linalg.solve_triangular(lower, columns, upper=False)
+    found: Tensor = torch.linalg.solve_triangular(lower.mT, half, upper=True)
+    return found
 
 
 def condition(C: Tensor, steps: int = 50) -> float:
@@ -85,11 +97,11 @@ def condition(C: Tensor, steps: int = 50) -> float:
     largest, smallest = start, start
     for _ in range(steps):
         largest = C @ (largest / largest.norm())
-        smallest = torch.cholesky_solve(smallest / smallest.norm(), lower)
+        smallest = solved_by(lower, smallest / smallest.norm())
     return float(largest.norm() * smallest.norm())
 
 
-def steadied(C: Tensor, k: Tensor, same: Tensor, beside: Tensor, weight: float) -> Tensor:
+def steadied(C: Moment, k: Tensor, same: Tensor, beside: Tensor, weight: float) -> Moment:
     """C with the texts about the subject counted in, `weight` times as much as all ordinary text.
 
         C' = C + w ( E[(k_j − k*)(k_j − k*)ᵀ] + E[k' k'ᵀ] )
@@ -98,6 +110,8 @@ def steadied(C: Tensor, k: Tensor, same: Tensor, beside: Tensor, weight: float) 
     receives a third of the change, in another more than all of it, and the word behind the subject receives some too.
     In the norm of C' a change costs what it does to the words beside the subject, and what it does differently to the
     subject from context to context, so that Δ k_j ≈ Δ k* and Δ k' ≈ 0 while (W + Δ) k* = v* still holds exactly.
+
+    Of `Blocks`, each block counts its own part of these keys.
 
     Args:
         C: second moment of the keys of ordinary text, [d_in, d_in].
@@ -109,9 +123,15 @@ def steadied(C: Tensor, k: Tensor, same: Tensor, beside: Tensor, weight: float) 
     Returns:
         C', [d_in, d_in], float64.
     """
-    apart, others = double(same) - double(k), double(beside)
-    scatter = apart.T @ apart / max(1, len(apart)) + others.T @ others / max(1, len(others))
-    return double(C) + weight * scatter.to(C.device)
+    apart, others = split(double(same) - double(k), C), split(double(beside), C)
+    return diagonal([_counted_in(*parts, weight) for parts in zip(blocks_of(C), apart, others, strict=True)])
+
+
+def _counted_in(C: Tensor, apart: Tensor, others: Tensor, weight: float) -> Tensor:
+    """C + weight · (E[a aᵀ] + E[b bᵀ]), a and b the rows of `apart` and `others`; one matrix of its size is made."""
+    a, b = apart.to(C.device), others.to(C.device)
+    found = torch.addmm(double(C), a.T, a, alpha=weight / max(1, len(a)))
+    return found.addmm_(b.T, b, alpha=weight / max(1, len(b)))
 
 
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:
@@ -138,7 +158,7 @@ def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:
     return equality(W, k[:, None], v[:, None], C)
 
 
-def equality(W: Tensor, K: Tensor, V: Tensor, C: Tensor, kept: Tensor | None = None) -> LowRank:
+def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = None) -> LowRank:
     """The update of smallest C-norm with (W + Δ) K = V and Δ K_p = 0.
 
         Δ = (V − W K) (Kᵀ C⁻¹ K)⁻¹ Kᵀ C⁻¹
@@ -179,7 +199,7 @@ def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
     _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
 
 
-def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Tensor, weight: float, kept: Tensor | None = None) -> LowRank:
+def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kept: Tensor | None = None) -> LowRank:
     """The update that gives all facts nearly their values and disturbs ordinary text little.
 
         Δ = (V − W K) Kᵀ (λC + K_p K_pᵀ + K Kᵀ)⁻¹        λ = weight · mean_i k_iᵀ C⁻¹ k_i
@@ -236,7 +256,7 @@ def projector(C: Tensor, share: float) -> Tensor:
     return smallest
 
 
-def null_space(W: Tensor, K: Tensor, V: Tensor, U: Tensor, ridge: float, kept: Tensor | None = None) -> LowRank:
+def null_space(W: Tensor, K: Tensor, V: Tensor, U: Moment, ridge: float, kept: Tensor | None = None) -> LowRank:
     """The update that acts on the directions U alone, which ordinary text hardly uses.
 
         Δ = (V − W K) Kᵀ P (K_p K_pᵀ P + K Kᵀ P + λI)⁻¹      P = U Uᵀ      λ = ridge · mean_i ‖Uᵀk_i‖²
@@ -258,7 +278,7 @@ def null_space(W: Tensor, K: Tensor, V: Tensor, U: Tensor, ridge: float, kept: T
     Raises:
         EditError: a key is zero or has no part along U; with ridge 0 all that `equality` raises, for keys UᵀK.
     """
-    W, K, V, U = double(W), double(K), double(V), double(U)
+    W, K, V = double(W), double(K), double(V)
     inside, total = (U.T @ K).square().sum(0), K.square().sum(0)
     lost = inside < ROUNDING * total
     if bool(lost.any()):
@@ -267,10 +287,10 @@ def null_space(W: Tensor, K: Tensor, V: Tensor, U: Tensor, ridge: float, kept: T
             f"({U.shape[1]} of {U.shape[0]} directions): use a larger share, or memit"
         )
     delta = _smallest(V - W @ K, U.T @ K, None if kept is None else U.T @ double(kept), ridge)
-    return LowRank(delta.left, delta.right @ U.T)
+    return LowRank(delta.left, (U @ delta.right.T).T)
 
 
-def _smallest(R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Tensor | None = None) -> LowRank:
+def _smallest(R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Moment | None = None) -> LowRank:
     """argmin_Δ ‖Δ K − R‖² + ‖Δ K_p‖² + λ‖Δ‖_C², λ = weight · mean_i k_iᵀ C⁻¹ k_i; C is I where it is None.
 
     With J = [K_p, K], Δ = [0, R] (JᵀC⁻¹J + λI)⁻¹ JᵀC⁻¹: the dual form, as large as there are keys and exact at λ = 0,

@@ -8,29 +8,25 @@ recorded pass gives the logits of the whole. What is not recognised is refused w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
 
 from ffedit import placement, replay
 from ffedit.errors import ModelError
+from ffedit.experts import Mixture, Routed
+from ffedit.feed_forward import FeedForward
 from ffedit.history import History
-from ffedit.hooks import captured, returned
-from ffedit.memory import Address, KeyValueMemory, Memories
-
-# What the value matrix of a feed-forward layer is called, by role and not by model.
-VALUE_ROLES = (
-    *("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "wo", "output_linear"),
-    *("output.dense", "lin2", "Wo"),  # encoders
-)
-ATTENTION_WORDS = ("attn", "attention")
-# The last linear map inside attention: what it gives is the attention's output, whatever the block does with it.
-ATTENTION_ROLES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
+from ffedit.hooks import captured, resting, returned
+from ffedit.memory import KeyValueMemory, Memories
+from ffedit.recognise import ATTENTION_ROLES, find_attention, find_feed_forward, find_layers
+from ffedit.tokens import Encoded, encode
 
 
 @dataclass(eq=False)
@@ -42,7 +38,7 @@ class Editable:
         tokenizer: its tokenizer.
         name: a hub id, a folder, or what it was called by.
         layers: the decoder's blocks, in order.
-        memories: the value matrices, by `Address` or layer number.
+        feed_forward: the memories of each layer as one.
         attention: the output projection of each layer's attention; empty where it is not recognised.
         embedding: the module that turns ids into vectors.
         unembedding: the module that turns states into logits.
@@ -52,13 +48,14 @@ class Editable:
         ragged: whether each row of a batch can be rerun from a position of its own.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
+        chat: whether prompts are put into the tokenizer's chat template (`ffedit.chat`).
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
     layers: list[nn.Module]
-    memories: Memories
+    feed_forward: list[FeedForward]
     attention: list[nn.Module]
     embedding: nn.Module
     unembedding: nn.Module
@@ -68,17 +65,35 @@ class Editable:
     ragged: bool = False
     probe_error: float = 0.0
     history: History = field(default_factory=History)
+    chat: bool = False
 
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
         return placement.device_of(self.embedding)
 
+    def run(self, **given: Any) -> Any:
+        """What the model gives for `given`, in evaluation mode whatever mode its modules are in."""
+        with resting(self.model):
+            return self.model(**given)
+
+    @cached_property
+    def memories(self) -> Memories:
+        """The value matrices, by `Address`, or by layer number where a layer has one only."""
+        return Memories([part for layer in self.feed_forward for part in layer.parts])
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.feed_forward[0].shape[0]
+
     @property
     def last_feed_forward(self) -> nn.Module | None:
         """The module of the last feed-forward layer, norms outside; None where it is no module of its own (OPT)."""
-        path = max(self.memories.values(), key=lambda memory: memory.address).name.rsplit(".", 1)[0]
-        module = self.model.get_submodule(path)
+        last = self.feed_forward[-1]
+        if last.mixture is not None:
+            return last.module
+        module = self.model.get_submodule(last.parts[0].name.rsplit(".", 1)[0])
         return None if module is self.layers[-1] else module
 
     def outputs_of(self, part: str) -> list[nn.Module]:
@@ -94,7 +109,21 @@ class Editable:
                     f"{'/'.join(ATTENTION_ROLES)} in each layer was expected); trace states or feed-forward outputs"
                 )
             return self.attention
-        return [self.memories[layer].module for layer in range(len(self.layers))]
+        return [layer.module for layer in self.feed_forward]
+
+    @property
+    def ends(self) -> set[int]:
+        """Token ids that end what the model says: a text, or its turn in a chat."""
+        settings = self.model.generation_config
+        found = getattr(settings, "eos_token_id", None)
+        ids = found if isinstance(found, list) else [found]
+        return {int(i) for i in (*ids, self.tokenizer.eos_token_id) if i is not None}
+
+    def encode(
+        self, prompt: str, answer: str = "", span: tuple[int, int] | None = None, max_tokens: int | None = None
+    ) -> Encoded:
+        """What is asked of the model, in tokens: as `tokens.encode`, in a chat inside its template."""
+        return encode(self.tokenizer, prompt, answer, span, max_tokens, self.chat)
 
     @property
     def max_tokens(self) -> int:
@@ -113,15 +142,17 @@ def dissect(
     """Find and verify the parts of `model` that ffedit works with.
 
     Args:
-        model: a causal decoder of transformers, in evaluation mode.
+        model: a causal decoder of transformers, compiled or not, in any mode.
         tokenizer: its tokenizer.
         name: how messages call it.
-        value_matrix: path of the value matrix inside a layer (`ff.out`), where no known role fits.
+        value_matrix: path of the value matrix, where no known role fits: inside a layer (`ff.out`), or in the model,
+            with {} for the layer's number (`layers.{}.ff.out`).
         saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
 
     Raises:
         ModelError: the model is no causal decoder, is quantised, holds NaN, or a part cannot be recognised or verified.
     """
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
     unembedding = model.get_output_embeddings()
@@ -129,98 +160,19 @@ def dissect(
         raise ModelError(f"{name}: {type(model).__name__} is not a causal decoder (no unembedding, or an encoder)")
     if not placement.is_loaded(model):
         raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
-    layers = _find_layers(model, name)
+    layers = find_layers(model, name)
 
     def probe() -> None:
-        model(input_ids=probe_ids(editable).to(editable.device), use_cache=False)
+        editable.run(input_ids=probe_ids(editable).to(editable.device), use_cache=False)
 
-    found = [find_memory(model, layer, i, name, probe, value_matrix, saved_dtype) for i, layer in enumerate(layers)]
-    memories = Memories(found)
+    feed_forward = [
+        find_feed_forward(model, layer, i, name, probe, value_matrix, saved_dtype) for i, layer in enumerate(layers)
+    ]
     embedding = model.get_input_embeddings()
-    attention = _find_attention(layers)
-    editable = Editable(model, tokenizer, name, layers, memories, attention, embedding, unembedding)
+    attention = find_attention(layers)
+    editable = Editable(model, tokenizer, name, layers, feed_forward, attention, embedding, unembedding)
     _verify(editable)
     return editable
-
-
-def _find_layers(model: PreTrainedModel, name: str) -> list[nn.Module]:
-    decoder = model.get_decoder()
-    count = model.config.get_text_config().num_hidden_layers
-    lists = {path: child for path, child in decoder.named_children() if isinstance(child, nn.ModuleList)}
-    found = [list(child) for child in lists.values() if len(child) == count]
-    if len(found) != 1:
-        seen = ", ".join(f"{path} of {len(child)}" for path, child in lists.items()) or "none"
-        raise ModelError(
-            f"{name}: no causal decoder that ffedit can read: one list of {count} layers was expected in "
-            f"{type(decoder).__name__}, found module lists: {seen}"
-        )
-    return found[0]
-
-
-def find_memory(
-    model: PreTrainedModel,
-    layer: nn.Module,
-    index: int,
-    name: str,
-    probe: Callable[[], object],
-    value_matrix: str | None = None,
-    saved_dtype: torch.dtype | None = None,
-) -> KeyValueMemory:
-    """The value matrix of one layer: a linear map in a value role, outside attention."""
-    inside = dict(layer.named_modules())
-    if value_matrix is not None:
-        paths = [value_matrix] if value_matrix in inside else []
-    else:
-        paths = [
-            path
-            for path in inside
-            if f".{path}".endswith(tuple(f".{role}" for role in VALUE_ROLES))
-            and not any(word in part for part in path.split(".")[:-1] for word in ATTENTION_WORDS)
-        ]
-    fused = _fused_experts(layer)
-    if fused and not paths and (value_matrix is None or value_matrix in fused):
-        seen = ", ".join(f"{path} {shape}" for path, shape in fused.items())
-        raise ModelError(
-            f"{name}: layer {index} is a mixture of experts in fused tensors ({seen}), which this version of ffedit "
-            "cannot edit; --value-matrix names linear maps only; use a dense model, or one with a shared expert in "
-            "every layer"
-        )
-    if len(paths) != 1:
-        children = ", ".join(path for path, module in inside.items() if path and not list(module.children()))
-        raise ModelError(
-            f"{name}: one value matrix was expected in layer {index}, found {len(paths)} "
-            f"({', '.join(paths) or 'no module is called ' + '/'.join(VALUE_ROLES)}); the layer holds {children}; "
-            "name the right one with --value-matrix"
-        )
-    path, module = paths[0], inside[paths[0]]
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or not isinstance(module, nn.Linear | Conv1D):
-        raise ModelError(f"{name}: {path} of layer {index} is a {type(module).__name__}; Linear or Conv1D was expected")
-    if not weight.is_floating_point() or weight.element_size() < 2:
-        raise ModelError(
-            f"{name}: {path} of layer {index} is quantised ({weight.dtype}); edit the model in 16 or 32 bits and "
-            "quantise the result"
-        )
-    prefix = next(p for p, m in model.named_modules() if m is layer)
-    transposed = isinstance(module, Conv1D)
-    precision = saved_dtype or weight.dtype
-    return KeyValueMemory(Address(index), f"{prefix}.{path}", module, transposed, precision, layer, probe)
-
-
-def _fused_experts(layer: nn.Module) -> dict[str, list[int]]:
-    """The parameters of a layer that hold a matrix for each expert, with their shapes."""
-    return {path: list(p.shape) for path, p in layer.named_parameters() if p.ndim == 3 and min(p.shape) > 1}
-
-
-def _find_attention(layers: list[nn.Module]) -> list[nn.Module]:
-    """The output projections: in each layer the one linear map in such a role, inside attention."""
-    found = []
-    for layer in layers:
-        for path, module in layer.named_modules():
-            *above, last = path.split(".")
-            if last in ATTENTION_ROLES and any(word in part for part in above for word in ATTENTION_WORDS):
-                found.append(module)
-    return found if len(found) == len(layers) else []
 
 
 def probe_ids(editable: Editable, count: int = 8) -> Tensor:
@@ -234,7 +186,8 @@ def _verify(editable: Editable) -> None:
     """One forward pass: is the model causal, are its numbers finite, is W k + b what each layer gives?"""
     model, name = editable.model, editable.name
     ids = probe_ids(editable).to(editable.device)
-    modules = {memory.address: memory.module for memory in editable.memories.values()}
+    dense = {one.parts[0].address: one.parts[0] for one in editable.feed_forward if one.mixture is None}
+    modules = {address: memory.module for address, memory in dense.items()}
     blocks = {id(module) for layer in editable.layers for module in layer.modules()}
     outside = {
         path: module
@@ -242,6 +195,7 @@ def _verify(editable: Editable) -> None:
         if not list(module.children()) and id(module) not in blocks and module is not editable.unembedding
     }
     with (
+        _mixtures(editable) as mixtures,
         captured(modules, inputs=True) as keys,
         captured(modules) as outputs,
         captured({"first": editable.layers[0]}) as first,
@@ -249,27 +203,32 @@ def _verify(editable: Editable) -> None:
         captured({"unembedding": editable.unembedding}, inputs=True) as final,
         captured(outside) as beside,
     ):
-        logits = model(input_ids=ids, use_cache=False).logits
+        logits = editable.run(input_ids=ids, use_cache=False).logits
     # The probe reads every weight but the embeddings of other tokens.
     if not (torch.isfinite(logits).all() and torch.isfinite(placement.fetched(editable.embedding)).all()):
         names = [path for path, _ in placement.parameters(model)]
         bad = [path for path in names if not torch.isfinite(placement.fetched_from(model, path)).all()]
         where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
         raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
-    shorter = model(input_ids=ids[:, :-1], use_cache=False).logits
+    shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
-    if float((logits[:, :-1] - shorter).abs().max()) > 0.05 * scale:
+    near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
+    if float((logits[:, :-1] - shorter).abs().max()) > near:  # by little, in an encoder that was hardly trained
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
     editable.layers_return_tuples = isinstance(things[0], tuple)
     state = final["unembedding"]
     feeding = [path for path, out in beside.items() if out.shape == state.shape and torch.equal(out, state)]
     editable.norm = feeding[-1] if feeding else ""
     d_model = first["first"].shape[-1]
-    for address, memory in editable.memories.items():
-        error = product_error(memory, keys[address], outputs[address], d_model, name)
-        editable.probe_error = max(editable.probe_error, error)
-    near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
+    errors = [product_error(memory, keys[at], outputs[at], d_model, name) for at, memory in dense.items()]
+    errors += [check() for check in mixtures]
+    editable.probe_error = max(errors)
     editable.resumable = _gap(replay.check, editable, ids) <= near
+    if not editable.resumable and not (gap := _gap(replay.check, editable, ids)) <= near:
+        raise ModelError(
+            f"{name}: {type(model).__name__} cannot be run on from the middle of a recorded pass (logits off by "
+            f"{gap:.1e}); a decoder whose layers hand on one residual stream, and nothing else, was expected"
+        )
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
 
 
@@ -287,15 +246,53 @@ def product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: 
     expected = key.float() @ memory.value.float().T
     if memory.bias is not None:
         expected = expected + memory.bias.float()
-    observed = output.float()
-    error = float((expected - observed).abs().max() / observed.abs().max().clamp(min=1e-12))
+    return _difference(expected, output, memory.name, name, torch.int8 if memory.quantised else memory.dtype)
+
+
+def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: torch.dtype) -> float:
+    observed = output.float().reshape(expected.shape)
+    gaps = (expected - observed).abs()
+    error = float(gaps.max() / observed.abs().max().clamp(min=1e-12))
     # 16-bit sums may differ by a few units in the last place.
-    if error > (1e-3 if memory.weight.dtype == torch.float32 else 5e-2):
+    if not error <= (1e-3 if dtype == torch.float32 else 5e-2):
+        computed, given = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
         raise ModelError(
-            f"{name}: W k + b differs from what {memory.name} gives by {error:.1e} of its scale; the module does "
-            "more than multiply (an adapter?): merge it, or name another with --value-matrix"
+            f"{name}: W k + b is {computed:.4g} where {path} gives {given:.4g} (off by {error:.1e} of its scale); the "
+            "module does more than multiply (an adapter?): merge it, or name another with --value-matrix"
         )
     return error
+
+
+@contextmanager
+def _mixtures(editable: Editable) -> Iterator[list[Callable[[], float]]]:
+    """Watch the mixtures in a pass; each of what comes then says how far W k + b is from what its block gave.
+
+    Raises:
+        ModelError: too far.
+    """
+    with ExitStack() as stack:
+        checks: list[Callable[[], float]] = []
+        for layer in editable.feed_forward:
+            if layer.mixture is not None:
+                checks.append(_watch(stack, layer, layer.mixture, editable.name))
+        yield checks
+
+
+def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) -> Callable[[], float]:
+    shared: dict[int, Tensor] = {}
+    routed: list[Routed] = []
+
+    def see(expert: int, rows: Tensor | None, keys: Tensor, tokens: int) -> None:
+        shared[expert] = keys.float().clone()
+
+    stack.enter_context(mixture.watched(see, routed.append, only=frozenset(mixture.shared)))
+    output = stack.enter_context(captured({0: mixture.block}))
+
+    def check() -> float:
+        expected = mixture.attend(routed[-1], shared).float()
+        return _difference(expected, output[0], f"the block of experts in layer {layer.layer}", name, layer.dtype)
+
+    return check
 
 
 def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:

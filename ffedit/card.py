@@ -125,6 +125,8 @@ def _recipe(name: str, edit: Edit) -> str:
         lines.append(f"size of the change: ‖Δ‖ / ‖W‖ = {about['norm_ratio']:.4f}")
     for corpus, tokens in _texts(about.get("statistics")):
         lines.append(f"key statistics: {tokens:,} tokens of {corpus}")
+    if about.get("chat"):
+        lines.append("asked in the model's chat template")
     if "seed" in about.get("config", {}):
         lines.append(f"seed: {about['config']['seed']}")
     if "ffedit" in about.get("versions", {}):

@@ -22,16 +22,19 @@ from accelerate.utils import convert_file_size_to_int
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.anatomy import Editable, dissect
+from ffedit.chat import turn
 from ffedit.errors import FFEditError, ModelError
 from ffedit.placement import device_of
 from ffedit.processes import own_device
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
 DeviceMap: TypeAlias = "str | Mapping[str, int | str | torch.device]"
-ATLAS = Path(__file__).parent / "atlas" / "model"
+# Models that come with ffedit, by name.
+EMBEDDED = {name: Path(__file__).parent / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")}
 # What a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -45,32 +48,36 @@ def load(
     device_map: DeviceMap | None = None,
     offload_folder: str | Path | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
+    chat: bool = False,
 ) -> Editable:
     """A model, ready to be located, edited and measured.
 
     Args:
-        name_or_path: "atlas" (the embedded model), a hub id, a folder, or a pair (model, tokenizer).
+        name_or_path: "atlas" or another of `EMBEDDED`, a hub id, a folder, or a pair (model, tokenizer).
         device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
             processes its own; else any torch device.
         dtype: "auto" is the checkpoint's own, computed in float32 where that is float16 on a CPU; or float32, float16,
             bfloat16.
         revision: of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
-        value_matrix: path of the value matrix inside a layer, where it is not recognised.
+        value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
+            with {} for the layer's number (`layers.{}.ff.out`).
         device_map: instead of `device`, how a model that does not fit is spread: one of `DEVICE_MAPS`, of which "auto"
             fills accelerators, then CPU memory, then the disk; or by module, its device, "cpu" or "disk".
         offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
             (merged experts); the others are read from the checkpoint's own files.
         max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
+        chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
+            begins the assistant's (`ffedit.chat`).
 
     Raises:
-        ModelError: it cannot be found, read, recognised or spread; one line says why.
+        ModelError: it cannot be found, read, recognised or spread, or has no chat template; one line says why.
     """
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, tuple):
         model, tokenizer = name_or_path
-        model.eval()
-        return dissect(model, tokenizer, model.config._name_or_path or type(model).__name__, value_matrix)
+        name = model.config._name_or_path or type(model).__name__
+        return _asked(dissect(model, tokenizer, name, value_matrix), chat)
     name = str(name_or_path)
     found = opened(name, revision, trust_remote_code)
     if found.config.is_encoder_decoder:
@@ -81,6 +88,17 @@ def load(
         from ffedit.shipping.record import remember  # which stands on this module
 
         remember(editable, folder)
+    return _asked(editable, chat)
+
+
+def _asked(editable: Editable, chat: bool) -> Editable:
+    """The model as it is to be asked; a tokenizer without a template is refused now."""
+    editable.chat = chat
+    try:
+        if chat:
+            turn(editable.tokenizer, "Hello")
+    except ModelError as error:
+        raise ModelError(f"{editable.name}: {error}") from error
     return editable
 
 
@@ -106,7 +124,7 @@ def opened(name: str, revision: str | None = None, trust_remote_code: bool = Fal
     Raises:
         ModelError: it cannot be found or read.
     """
-    path = str(ATLAS) if name == "atlas" else name
+    path = str(EMBEDDED.get(name, name))
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
     with _readable(name, "config.json"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
@@ -128,20 +146,20 @@ def read(
         The model, in evaluation mode, its tokenizer, and the precision that it was saved in.
 
     Raises:
-        ModelError: it cannot be read, is quantised, or weights are missing.
+        ModelError: it cannot be read, or weights are missing.
     """
     name, path, config, common = opened
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
-    with _readable(name, "config.json"):
-        if quantised := getattr(config, "quantization_config", None):
-            how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised.quant_method
-            raise ModelError(f"{name}: quantised ({how}); edit the model in 16 or 32 bits and quantise the result")
     with _readable(name, "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ModelError(f"{name}: no tokenizer in it (tokenizer.json was expected)")
-    with _readable(name, "the model"):
+    quantised = getattr(config, "quantization_config", None)
+    part, advice = "the model", ""
+    if quantised is not None:
+        part, advice = f"the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
+    with _readable(name, part, advice):
         loaded: Any = auto.from_pretrained(
             path,
             dtype=DTYPES.get(dtype, "auto"),
@@ -158,20 +176,26 @@ def read(
         raise ModelError(f"{name}: {key} is missing from the checkpoint; a {kind} language model was expected")
     model.eval().requires_grad_(False)
     saved = model.dtype
-    if saved == torch.float16 and device_of(model).type == "cpu":
+    if saved == torch.float16 and quantised is None and device_of(model).type == "cpu":
         model.float()
     return model, tokenizer, saved
 
 
+def _quantiser(config: Any) -> str:
+    """What a checkpoint was quantised with."""
+    found = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    return str(getattr(found, "value", found))
+
+
 @contextmanager
-def _readable(name: str, part: str) -> Iterator[None]:
+def _readable(name: str, part: str, advice: str = "") -> Iterator[None]:
     """Say in one line that a part of a checkpoint cannot be read."""
     try:
         yield
     except FFEditError:
         raise
     except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
-        raise ModelError(f"{name}: {part} cannot be read: {_brief(error)}") from error
+        raise ModelError(f"{name}: {part} cannot be read: {_brief(error)}{advice}") from error
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
@@ -181,7 +205,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
         ModelError: it cannot be found or fetched.
     """
     name = str(name_or_path)
-    path = str(ATLAS) if name == "atlas" else name
+    path = str(EMBEDDED.get(name, name))
     here = _is_local(path, name)
     if Path(path).exists():
         return Path(path)
@@ -229,7 +253,7 @@ def _is_local(path: str, name: str) -> bool:
     if not isinstance(known, str):
         raise ModelError(
             f"{name}: no such folder, and as a hub id it is not in the cache and {huggingface_hub.constants.ENDPOINT} "
-            "cannot be reached; --model atlas needs no network"
+            f"cannot be reached; {', '.join(EMBEDDED)} need no network"
         )
     return True
 

@@ -192,7 +192,7 @@ def by_sweep(
     effects = traces.at_subject
     rows, depth = [], len(editable.layers)
     if stats is None or isinstance(stats, Corpus):
-        memories = [editable.memories[layer] for layer in range(depth)]
+        memories = list(editable.memories.values())
         stats = collect(editable, memories, stats or Corpus(), progress)
     for layer in range(depth):
         edit = write(editable, facts, "memit", [layer], config, stats, progress=progress)
@@ -226,7 +226,8 @@ def remembered(editable: Editable, how: How) -> Choice | None:
 
 
 def _place(editable: Editable, how: How) -> Path:
-    return cache.path("layers", f"{fingerprint(editable)}-{how}", ".json")
+    asked = "-chat" if editable.chat else ""
+    return cache.path("layers", f"{fingerprint(editable)}{asked}-{how}", ".json")
 
 
 def remembered_or_traced(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> int:

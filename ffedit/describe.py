@@ -40,6 +40,8 @@ def model_line(model: Editable | Stack) -> Text:
         str(model.device),
         str(memories[0].saved_dtype).removeprefix("torch."),
     ]
+    if isinstance(model, Editable) and model.chat:
+        parts.append("in its chat template")
     name = called if len(called) <= MOST_NAME else Path(called).name
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
@@ -128,7 +130,9 @@ def _path(editable: Editable) -> str:
 
 
 def _dtype(memory: KeyValueMemory) -> str:
-    saved, used = (str(d).removeprefix("torch.") for d in (memory.saved_dtype, memory.weight.dtype))
+    saved, used = (str(d).removeprefix("torch.") for d in (memory.saved_dtype, memory.dtype))
+    if memory.quantised:
+        return f"quantised, computed in {used}"
     return used if saved == used else f"{saved}, computed in {used}"
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ffedit.checkpoint import ATLAS
+from ffedit.checkpoint import EMBEDDED
 from ffedit.errors import ModelError
 from ffedit.lowrank import LowRank
 from ffedit.progress import Progress, silent
@@ -100,7 +100,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
     """Compare two checkpoints of one architecture.
 
     Args:
-        base: "atlas", a folder, or a hub id in the local cache.
+        base: one of `EMBEDDED`, a folder, or a hub id in the local cache.
         edited: the same.
         rank: how many directions of each change to recover; None: those above the rounding noise.
         progress: told how far it is.
@@ -142,7 +142,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
 
 def _folder(name: str | Path) -> Path:
     """Where a checkpoint is on this machine."""
-    path = ATLAS if str(name) == "atlas" else Path(name)
+    path = EMBEDDED.get(str(name), Path(name))
     if path.is_dir():
         return path
     try:

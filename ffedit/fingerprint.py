@@ -17,6 +17,7 @@ from ffedit.anatomy import Editable
 from ffedit.stacks import Stack
 
 SAMPLE = 4096
+PART = 2**22
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京 Zürich\t"
 
@@ -43,13 +44,15 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
     left_out: set[int] = set()
     if below is not None:
         above = editable.layers[below + 1 :]
-        left_out = {id(p) for layer in above for p in layer.parameters()} | {id(editable.memories[below].weight)}
+        left_out = {id(p) for layer in above for p in layer.parameters()}
+        left_out |= {id(one) for part in editable.feed_forward[below].parts for one in part.held}
     for name, weight in sorted(placement.parameters(editable.model)):
         if id(weight) not in left_out:
             flat = placement.fetched_from(editable.model, name).reshape(-1)
             sample = flat[:: max(1, -(-len(flat) // SAMPLE))].cpu().double()
             # As whole numbers: their sum is the same in any order, on any device and with any number of threads.
-            total = int(flat.view(WHOLE[flat.element_size()]).sum(dtype=torch.int64))
+            whole = flat.view(WHOLE[flat.element_size()])
+            total = sum(int(part.sum(dtype=torch.int64)) for part in whole.split(PART))  # a sum widens what it adds up
             digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{total}".encode())
             digest.update(sample.numpy().tobytes())
     return digest.hexdigest()[:16]

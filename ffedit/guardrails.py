@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.text import Text
+from torch import Tensor
 
 from ffedit.algebra import double
 from ffedit.anatomy import Editable
@@ -34,6 +35,8 @@ class Limits:
         drift: KL divergence on generic text, nats per token.
         perplexity: its factor on the same text.
         rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
+        covered: of a mixture, share of the router's weight that the written experts hold over contexts.
+        moved: share of the facts' texts that go to other experts, in some layer, once the edit is in the model.
     """
 
     believed: float = 0.0
@@ -45,6 +48,8 @@ class Limits:
     drift: float = DRIFTED
     perplexity: float = 1.1
     rounding: float = 0.1
+    covered: float = 0.8
+    moved: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,12 @@ def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | No
         limits: where a sign becomes a breach.
     """
     limits = limits or Limits()
-    return [*_before(report, limits), *_solution(editable, edit, limits), *_after(report, limits)]
+    return [
+        *_before(report, limits),
+        *_solution(editable, edit, limits),
+        *_routing(edit, limits),
+        *_after(report, limits),
+    ]
 
 
 def warnings(broken: Sequence[Breach]) -> Text | None:
@@ -112,15 +122,14 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
                 f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
                 "will suffer; try another layer, or more weight_decay",
             )
-        rounded = (W + change).to(memory.saved_dtype)
-        lost = float((double(rounded) - W - change).norm() / change.norm()) if float(change.norm()) else 0.0
+        lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
         if not lost <= limits.rounding:
             kind = str(memory.saved_dtype).removeprefix("torch.")
             yield Breach(
                 "rounding",
                 lost,
-                f"in layer {at} {lost:.0%} of Δ is lost in {kind} (limit {limits.rounding:.0%}): export onto a float32 "
-                "base, or as an adapter",
+                f"in layer {at} {lost:.0%} of Δ is lost in {kind} (limit {limits.rounding:.0%}): export it as an "
+                "adapter (--format adapter), which keeps all of it, or onto a float32 base",
             )
         division = min(about.get("division", {}).get(str(at), [memory.d_ff])) / memory.d_ff
         if not division >= limits.division:
@@ -146,6 +155,30 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
             f"the keys of {pair[0]!r} and {pair[1]!r} have the cosine {alike:.2f} (limit {limits.alike:g}): what is "
             "written for one reaches the other; check both",
         )
+
+
+def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
+    """Share of Δ (Frobenius norm) that is not in the weights once W + Δ is rounded to `dtype`."""
+    size = float(change.norm())
+    return float((double((W + change).to(dtype)) - W - change).norm()) / size if size else 0.0
+
+
+def _routing(edit: Edit, limits: Limits) -> Iterator[Breach]:
+    for layer, found in edit.provenance.get("routing", {}).items():
+        if not found.get("covered", 1.0) >= limits.covered:
+            yield Breach(
+                "covered",
+                found["covered"],
+                f"in layer {layer} the written experts hold {found['covered']:.0%} of the router's weight over "
+                f"contexts (limit {limits.covered:.0%}): elsewhere the edit may not be read; try another layer",
+            )
+        if not found["moved"] <= limits.moved:
+            yield Breach(
+                "moved",
+                found["moved"],
+                f"in layer {layer} {found['moved']:.0%} of the facts' texts go to other experts after the edit (limit "
+                f"{limits.moved:.0%}): look at what else changed, or try another layer",
+            )
 
 
 def _most_alike(editable: Editable, edit: Edit) -> tuple[float, tuple[str, str]]:

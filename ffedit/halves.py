@@ -13,9 +13,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit import placement
-from ffedit.anatomy import dissect, find_memory, product_error
+from ffedit.anatomy import dissect, product_error
 from ffedit.errors import EditError, ModelError
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import calls, captured, leaves, returned
+from ffedit.recognise import find_memory
 from ffedit.stacks import Stack
 
 
@@ -28,7 +30,7 @@ def stacks(
         model: a causal decoder, an encoder, or an encoder–decoder, in evaluation mode.
         tokenizer: its tokenizer.
         name: how messages call it.
-        value_matrix: path of the value matrix inside a layer, where no known role fits.
+        value_matrix: path of the value matrix, where no known role fits, as of `dissect`.
 
     Raises:
         ModelError: a part cannot be recognised or verified.
@@ -73,7 +75,9 @@ def _stack(
         )
     layers = list(lists[outermost[0]])
     made = Stack(half, model, tokenizer, layers, [], None, _max_tokens(body), called=name)
-    made.memories += [find_memory(model, layer, i, name, made.probe, value_matrix) for i, layer in enumerate(layers)]
+    for i, layer in enumerate(layers):
+        memory = find_memory(model, layer, i, name, made.probe, value_matrix)
+        made.feed_forward.append(FeedForward(i, memory.module, (memory,)))
     values = {memory.address: memory.module for memory in made.memories}
     inside = {id(module) for layer in layers for module in layer.modules()}
     outside = [module for module in leaves(body) if id(module) not in inside]

@@ -42,9 +42,7 @@ class HeatMap:
         """Title, rows, axis, mark and legend."""
         shown = self.picture
         labels = min(LABEL_CELLS, max(cell_len(row.label) for row in shown.rows))
-        heading, *beside = self.beside or [
-            f"{text:>5}" for text in ("most", *(number(float(row.effects.max())) for row in shown.rows))
-        ]
+        heading, *beside = self.beside or [f"{text:>5}" for text in ("most", *(number(row.most) for row in shown.rows))]
         room = max(8, options.max_width - labels - 3 - cell_len(heading))
         group = -(-shown.depth // room)
         columns = -(-shown.depth // group)
@@ -73,8 +71,10 @@ class HeatMap:
         line = Text(" " * (labels - label.cell_len), no_wrap=True, overflow="crop").append_text(label)
         line.append("* " if row.subject else "  ", style="bold")
         for column in range(columns):
-            effect = float(row.effects[column * group : (column + 1) * group].max())
-            line.append_text(_cell(self.picture.share(effect), cell, shades, coloured))
+            effects = row.effects[column * group : (column + 1) * group]
+            seen = effects[~np.isnan(effects)]
+            share = self.picture.share(float(seen.max())) if len(seen) else None
+            line.append_text(_cell(share, cell, shades, coloured))
         return line
 
     def _axis(self, labels: int, group: int, columns: int, cell: int) -> Text:
@@ -118,7 +118,9 @@ class HeatMap:
         return Text("\n".join(remarks), style="dim")
 
 
-def _cell(share: float, width: int, shades: str, coloured: bool) -> Text:
+def _cell(share: float | None, width: int, shades: str, coloured: bool) -> Text:
+    if share is None:
+        return Text(" " * width)
     if share < -NEGATIVE:
         style = Style(color="#a8a8a8", bgcolor=colour(0)) if coloured else Style()
         return Text("-" * width, style=style)
@@ -145,7 +147,7 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
     traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
     one = traces[0]
     best, at_subject = trace.layer, trace.at_subject
-    peak = int(at_subject.argmax())
+    peak = int(np.nanargmax(at_subject))
     layers = span_of(peak, one.window, len(at_subject))
     if one.kind == "state":
         what = f"the hidden state after layer {peak}"
@@ -185,7 +187,7 @@ def _corruption(trace: Trace) -> str:
 def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
     """Where the trace says little, in words that say what to do."""
     notes = []
-    largest = float(trace.at_subject.max())
+    largest = float(np.nanmax(trace.at_subject))
     others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
     if trace.total < WEAK_TOTAL:
         notes.append(
@@ -193,7 +195,7 @@ def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
             f"so the trace says little about where it is recalled; name a layer yourself ({others})."
         )
     elif largest < WEAK_SHARE * trace.total:
-        end = float(np.mean([one.effects[:, -1].max() for one in traces]))
+        end = float(np.mean([np.nanmax(one.effects[:, -1]) for one in traces]))
         notes.append(
             f"The trace shows no clear site at the subject: at most {number(largest)} comes back at its last "
             f"token, {number(end)} at the prompt's. The edit may not take or not generalise; compare other "

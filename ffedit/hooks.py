@@ -7,9 +7,10 @@ has changed between releases of transformers. Only this module knows: everything
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 Name = TypeVar("Name")
@@ -67,12 +68,16 @@ def captured(
 
 @contextmanager
 def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Collect each call that turns a tensor into a tensor, in order: the module, what it received, what it gave."""
+    """Collect each call that turns a tensor into a tensor, in order: the module, what it received, what it gave.
+
+    Of a tuple that begins with a tensor, this one.
+    """
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            seen.append((module, args[0].clone(), output.clone()))
+        given = output[0] if isinstance(output, tuple) else output
+        if args and isinstance(args[0], Tensor) and isinstance(given, Tensor):
+            seen.append((module, args[0].clone(), given.clone()))
 
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
@@ -179,6 +184,26 @@ def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None
             del module.forward
         else:
             module.forward = shadowing
+
+
+@contextmanager
+def resting(model: nn.Module) -> Iterator[None]:
+    """Let `model` run as in evaluation: no dropout, and its modules one by one where `torch.compile` would join them.
+
+    Compiled code misses hooks that came after it, or is compiled anew for each. Every module is in its own mode again
+    afterwards.
+    """
+    modules = list(model.modules())
+    training = [module for module in modules if module.training]
+    compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 Blocks differ: some normalise the output before they add it (Gemma 2, OLMo 2), some normalise the sum (BERT, BART), some
 weigh it (Granite), some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is found by
-looking: which modules run behind the value matrix in a probe pass, and what the stream is without what they give. The
-latter is measured, in a second pass in which the last layer adds nothing.
+looking: which modules run behind the value matrix, or a mixture's block, in a probe pass, and what the stream is
+without what they give. The latter is measured, in a second pass in which the last layer adds nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ffedit.errors import ModelError
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import calls, captured, leaves, replaced
-from ffedit.memory import KeyValueMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Joint:
     """How one block's feed-forward output reaches the residual stream.
 
     Attributes:
-        added: the module that gives what is added: the value matrix, or a norm behind it.
+        added: the module that gives what is added: the value matrix or a mixture's block, or a norm behind it.
         norm: the module that receives the sum, where the block ends in one.
         factor: what the addend is multiplied by.
     """
@@ -37,7 +37,7 @@ class Joint:
 
 @torch.no_grad()
 def find_joints(
-    layers: Sequence[nn.Module], memories: Sequence[KeyValueMemory], probe: Callable[[], object]
+    layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
 ) -> list[Joint]:
     """The joint of every layer, from two passes of `probe`.
 
@@ -45,15 +45,24 @@ def find_joints(
         ModelError: with the last layer's addend taken out, its residual stream is not what was left of it.
     """
     with ExitStack() as stack:
-        seen = [stack.enter_context(calls(leaves(layer))) for layer in layers]
+        seen = [
+            stack.enter_context(calls(_steps(layer, one.module)))
+            for layer, one in zip(layers, feed_forward, strict=True)
+        ]
         probe()
-    joints = [_joint(memory.module, inside) for memory, inside in zip(memories, seen, strict=True)]
-    factor = _factor(layers[-1], joints[-1], memories[-1].name, probe)
+    joints = [_joint(one.module, inside) for one, inside in zip(feed_forward, seen, strict=True)]
+    factor = _factor(layers[-1], joints[-1], feed_forward[-1].parts[-1].name, probe)
     return [Joint(joint.added, joint.norm, factor) for joint in joints]
 
 
+def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
+    """The modules of a layer that have none inside them, what gives the feed-forward output taken as one."""
+    inside = set(value.modules())
+    return [value, *(module for module in leaves(layer) if module not in inside)]
+
+
 def _joint(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> Joint:
-    """Follow the value matrix's output through the modules that receive just it; one that comes last gets the sum."""
+    """Follow the feed-forward output through the modules that receive just it; one that comes last gets the sum."""
     start = next(i for i, (module, _, _) in enumerate(seen) if module is value)
     added, part = value, seen[start][2]
     rest = seen[start + 1 :]

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from ffedit import placement
 from ffedit.errors import ModelError
 from ffedit.hooks import captured
+from ffedit.quantised import is_quantised
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -58,7 +59,8 @@ ACTIVATION_ROLES = (
     *("act", "act_fn", "act_func", "activation", "activation_fn", "activation_func", "activation_function"),
     *("gelu_impl", "intermediate_act_fn", "intermediate.intermediate_act_fn"),
 )
-_REGISTERED: dict[str, Activation] = {}
+# What is computed by feed-forward modules that keep no activation, by their class; and what users say.
+_REGISTERED: dict[str, Activation] = {"Lfm2MLP": silu}
 # What messages tell the reader to run.
 NAME_KEYS = "from ffedit.key_rows import ROLES, Role; ROLES.insert(0, Role(...))"
 REGISTER = 'from ffedit.key_rows import register_activation; register_activation("{}", function)'
@@ -153,7 +155,7 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
     for holder in _holders(block, value):
         for role in ROLES:
             first, second = _part(holder, role.first), _part(holder, role.up) if role.up else None
-            if not isinstance(first, nn.Linear | Conv1D) or (role.up and not isinstance(second, nn.Linear | Conv1D)):
+            if not _is_linear(first) or (role.up and not _is_linear(second)):
                 continue
             if all(len(_weight(module)) == d_ff * (1 + role.fused) for module in (first, second) if module is not None):
                 called, activation = _activation(holder, name)
@@ -216,6 +218,10 @@ def _activation(holder: nn.Module, name: str) -> tuple[str, Activation]:
         return called, ACT2FN[called]
     why = f"has no activation called {'/'.join(ACTIVATION_ROLES)}" if kept is None else "is an unknown activation"
     raise ModelError(f"{name}: {called} {why}; say what it computes: {REGISTER.format(called)}")
+
+
+def _is_linear(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Linear | Conv1D) or (module is not None and is_quantised(module))
 
 
 def _weight(module: nn.Module) -> Tensor:

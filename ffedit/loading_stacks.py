@@ -40,7 +40,6 @@ def load_stacks(
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, tuple):
         model, tokenizer = name_or_path
-        model.eval()
         return stacks(model, tokenizer, model.config._name_or_path or type(model).__name__, value_matrix)
     found = opened(str(name_or_path), revision, trust_remote_code)
     if (reader := _reader(found.config)) is None:

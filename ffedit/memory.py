@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ffedit import key_rows, placement
+from ffedit import key_rows, placement, quantised
 from ffedit.algebra import double
-from ffedit.errors import ModelError
+from ffedit.errors import EditError, ModelError
+from ffedit.expert_rows import ExpertRows
+from ffedit.experts import Experts
 from ffedit.hooks import fed
-from ffedit.lowrank import Update
+from ffedit.lowrank import LowRank, Update
 
 # Entries of a matrix that are written down to recognise it by.
 SAMPLE = 64
@@ -48,12 +50,16 @@ class KeyValueMemory:
     Attributes:
         address: where it stands.
         name: the module's path in the model.
-        module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias.
+        module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias. Of a
+            routed expert, the module that holds the matrices of all experts.
         stored_transposed: the weight is kept as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
         saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be higher
             (float16 checkpoints are computed in float32 on a CPU).
         block: the model's layer, in which the key rows are looked for.
         probe: runs the model over a few tokens, to check what is found.
+        own: what the module calls the parameter.
+        slot: which matrix of it this is, where it holds one for each expert.
+        saved_as: what the files of a checkpoint call this matrix, where they keep experts apart.
     """
 
     address: Address
@@ -63,34 +69,70 @@ class KeyValueMemory:
     saved_dtype: torch.dtype
     block: nn.Module | None = None
     probe: Callable[[], object] | None = None
+    own: str = "weight"
+    slot: int | None = None
+    saved_as: str = ""
+
+    @property
+    def leaf(self) -> Tensor:
+        """The stored parameter, of all experts where they share one; empty (meta device) where it is offloaded."""
+        parameter = getattr(self.module, self.own)
+        assert isinstance(parameter, Tensor)
+        return parameter
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The tensors that W is kept in: its parameter, or all that a quantised module holds."""
+        return placement.packed_in(self.module) if self.quantised else [self.leaf]
 
     @property
     def weight(self) -> Tensor:
-        """The stored parameter, in its own orientation and dtype; empty (on the meta device) where it is offloaded."""
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        """The stored matrix, in its own orientation and dtype; empty (on the meta device) where it is offloaded."""
+        return self.part(self.leaf)
+
+    def part(self, parameter: Tensor) -> Tensor:
+        """This memory's matrix of a tensor that is shaped as its parameter."""
+        return parameter if self.slot is None else parameter[self.slot]
+
+    @property
+    def stored(self) -> Tensor:
+        """The stored matrix as the next forward would use it; to be read only."""
+        return self.part(placement.fetched(self.module, self.own))
 
     @property
     def parameter(self) -> str:
-        """The parameter's name in the model's state dict."""
-        return f"{self.name}.weight"
+        """The parameter's name in the model's state dict; `name[3]` is the fourth matrix of one that holds several."""
+        return f"{self.name}.{self.own}" + ("" if self.slot is None else f"[{self.slot}]")
 
     @property
     def value(self) -> Tensor:
         """W, always seen as [d_model, d_ff]; to be read only, since it is a copy where the weight is offloaded."""
-        weight = placement.fetched(self.module)
-        return weight.T if self.stored_transposed else weight
+        return self.stored.T if self.stored_transposed else self.stored
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the weight is packed, so that W can be read and not be written."""
+        return quantised.is_quantised(self.module)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision that the layer computes in."""
+        return self.saved_dtype if self.quantised else self.weight.dtype
 
     @property
     def shape(self) -> torch.Size:
         """[d_model, d_ff]."""
+        if self.quantised:
+            module: Any = self.module
+            return torch.Size((module.out_features, module.in_features))
         return (self.weight.T if self.stored_transposed else self.weight).shape
 
     @property
     def bias(self) -> Tensor | None:
         """b [d_model]; it is no part of the algebra."""
-        return placement.fetched(self.module, "bias") if isinstance(self.module.bias, Tensor) else None
+        name = "bias" if self.slot is None else f"{self.own}_bias"
+        found = isinstance(getattr(self.module, name, None), Tensor)
+        return self.part(placement.fetched(self.module, name)) if found else None
 
     @property
     def d_ff(self) -> int:
@@ -98,12 +140,14 @@ class KeyValueMemory:
         return self.shape[1]
 
     @cached_property
-    def key_rows(self) -> key_rows.KeyRows:
-        """K, the first matrix; found and checked when it is first asked for.
+    def key_rows(self) -> key_rows.KeyRows | ExpertRows:
+        """K, the first matrix; found and checked when it is first asked for. That of an expert is declared.
 
         Raises:
             ModelError: it was not recognised, or does not give the coefficients that were observed.
         """
+        if self.slot is not None:
+            return ExpertRows(Experts(self.module), self.slot, self.name)
         if self.block is None or self.probe is None:
             raise ModelError(f"{self.name}: this memory stands in no model; its keys are read from a loaded model")
         found = key_rows.find(self.block, self.module, self.d_ff, self.name)
@@ -111,7 +155,10 @@ class KeyValueMemory:
         return found
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """m [.., d_ff] for what the layer receives, behind its norm, `x` [.., d_model]."""
+        """m [.., d_ff] for what the layer receives, behind its norm, `x` [.., d_model].
+
+        Of an expert, what it computes itself: the router's weight has no part in it.
+        """
         return self.key_rows.coefficients(x)
 
     def attend(self, x: Tensor) -> Tensor:
@@ -123,7 +170,7 @@ class KeyValueMemory:
             x: the queries: what the layer receives, behind its norm, [.., d_model].
 
         Returns:
-            Σ_i m_i v_i + b [.., d_model], the layer's own output.
+            Σ_i m_i v_i + b [.., d_model], the layer's own output; of an expert its own, not weighed by the router.
         """
         return linear(self.coefficients(x), self.value, self.bias)
 
@@ -131,9 +178,11 @@ class KeyValueMemory:
     def scaled(self, factors: Mapping[int, float]) -> Iterator[None]:
         """Turn memories up or down: coefficient i times `factors[i]` in every forward pass inside the block.
 
-        Geva et al. 2022 (arXiv 2203.14680).
+        Geva et al. 2022 (arXiv 2203.14680). No module stands around a single expert, whose coefficients could be
+        turned there: of an expert v_i is turned in the weights instead, and put back bit for bit.
 
         Raises:
+            EditError: the matrix of an expert is quantised.
             ModelError: there is no memory of this number.
         """
         outside = [i for i in factors if not 0 <= i < self.d_ff]
@@ -142,12 +191,25 @@ class KeyValueMemory:
         scale = torch.ones(self.d_ff)
         for i, factor in factors.items():
             scale[i] = factor
-        with fed(self.module, lambda m: m * scale.to(m)):
+        if self.slot is None:
+            with fed(self.module, lambda m: m * scale.to(m)):
+                yield
+            return
+        before = self.value.clone()
+        self.set_(before * scale.to(before))
+        try:
             yield
+        finally:
+            self.set_(before)
 
     def set_(self, value: Tensor) -> None:
-        """W ← `value` [d_model, d_ff], rounded to the weight's dtype; it lands where the weight is."""
-        placement.write_(self.module, value.T if self.stored_transposed else value)
+        """W ← `value` [d_model, d_ff], rounded to the weight's dtype; it lands where the weight is.
+
+        Raises:
+            EditError: it is quantised.
+        """
+        self.check_writable()
+        placement.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
 
     def write_(self, delta: Update) -> None:
         """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype."""
@@ -155,19 +217,52 @@ class KeyValueMemory:
         total = total + delta.dense.to(total.device)
         self.set_(total.to(self.saved_dtype))
 
+    def check_writable(self) -> None:
+        """Refuse a quantised weight.
+
+        Raises:
+            EditError: it is one.
+        """
+        if self.quantised:
+            raise EditError(
+                f"{self.name} is quantised and is not written to; export the edit as an adapter (--format adapter), "
+                "which stands beside it, or edit the model in 16 or 32 bits and quantise the result"
+            )
+
+    @contextmanager
+    def beside(self, delta: Update) -> Iterator[None]:
+        """W k + Δ k in every forward pass inside the block, W untouched: what a LoRA adapter gives."""
+        factors = (delta.right, delta.left) if isinstance(delta, LowRank) else (delta.dense,)
+        device = placement.device_of(self.module)
+        some = [factor.to(device, torch.float32) for factor in factors]
+
+        def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+            change = args[0].float()
+            for factor in some:
+                change = linear(change, factor)
+            return output + change.to(output)
+
+        handle = self.module.register_forward_hook(add)
+        try:
+            yield
+        finally:
+            handle.remove()
+
 
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
     """What tells one stored matrix from all others, in another precision too, without loading the model.
 
     Returns:
-        Plain JSON: `parameter` (its name), `transposed`, `shape` as it is stored, and `sample`: up to `SAMPLE` entries
-        at a fixed stride of max(1, entries // SAMPLE) in the stored order.
+        Plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `transposed`, `shape`
+        as it is stored, and `sample`: up to `SAMPLE` entries at a fixed stride of max(1, entries // SAMPLE) in the
+        stored order.
     """
-    weight = placement.fetched(memory.module)
+    weight = memory.stored
     flat = weight.reshape(-1)
     sample = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
     return {
         "parameter": memory.parameter,
+        **({"saved_as": memory.saved_as} if memory.saved_as else {}),
         "transposed": memory.stored_transposed,
         "shape": list(weight.shape),
         "sample": sample.float().tolist(),

@@ -14,6 +14,9 @@ direction u = C⁻¹k / (kᵀC⁻¹k) of an update that writes to the key k, so 
 mean over a few keys of ‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. Halves of
 fewer keys than d_ff are not asked: where text has said nothing the ridge answers, for both alike. That the halves saw
 these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at all.
+
+The keys of a wide layer may share a mean that holds nearly all of their size. Beside such an eigenvalue, float32 cannot
+tell a small one from nothing, nor from less than nothing: so the ridge is never below the rounding of the sum.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from ffedit.errors import EditError
 BLOCK = 768
 PROBES = 8
 RIDGE = 1e-4
+# Of the norm of a sum of float32 products, what its eigenvalues may be off by.
+ROUNDING = 2.0**-23
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +48,9 @@ class KeyMoments:
 
     Attributes:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
-        count: number of keys (tokens) in the sum.
+        count: number of tokens of the text.
+        reached: how many of them came to this memory: of an expert, those that the router sent there; the keys of the
+            others are 0. None: all.
         source: where the text came from, in words.
         fingerprint: of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the mean eigenvalue that is added to the diagonal of C.
@@ -73,6 +80,7 @@ class KeyMoments:
     probes: Tensor | None = field(default=None, repr=False)
     condition: float | None = None
     seconds: float = 0.0
+    reached: int | None = None
     _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -123,12 +131,18 @@ class KeyMoments:
             source=f"{self.source} + {other.source}",
             texts=(*self.texts, *other.texts),
             seconds=self.seconds + other.seconds,
+            reached=None if self.reached is None or other.reached is None else self.reached + other.reached,
         )
-        if self.probes is None or other.probes is None or min(self.count, other.count) < len(self.sum):
+        if self.probes is None or other.probes is None or min(self.keys, other.keys) < len(self.sum):
             return replace(both, convergence=None)
         probes = torch.cat([self.probes, other.probes])
         between = disagreement(solved(self.C, probes), solved(other.C, probes), both.C, probes)
         return replace(both, convergence=between, probes=probes[:: len(probes) // PROBES or 1])
+
+    @property
+    def keys(self) -> int:
+        """How many keys the sum is of."""
+        return self.count if self.reached is None else self.reached
 
     @property
     def of(self) -> str:
@@ -166,9 +180,12 @@ class KeyMoments:
 
 
 def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
-    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times its mean eigenvalue on the diagonal."""
+    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times its mean eigenvalue on the diagonal.
+
+    Where float32's rounding of the largest eigenvalue is more than that, it takes its place.
+    """
     C = total / count
-    C.diagonal().add_(ridge * C.diagonal().mean())
+    C.diagonal().add_(max(ridge * float(C.diagonal().mean()), ROUNDING * float(C.norm())))
     return C
 
 
@@ -187,45 +204,50 @@ def disagreement(one: Tensor, other: Tensor, C: Tensor, keys: Tensor) -> float:
 
 
 class MomentsFitter:
-    """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end."""
+    """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end.
+
+    These are in CPU memory, where there is room for them beside a model: of d_ff 28,672 they are 13 GB.
+    """
 
     def __init__(self) -> None:
         self.halves: list[Tensor] = []
         self.counts = [0, 0]
+        self.reached = [0, 0]
         self.batches = 0
         self.probes: Tensor | None = None
 
     @property
     def count(self) -> int:
-        """Number of keys seen."""
+        """Number of tokens seen."""
         return sum(self.counts)
 
-    def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True) -> None:
+    def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
         """Add keys [n, d_ff], all of them or, where memory fails, none.
 
         Args:
             keys: of a batch, or of a part of one.
             weights: how much each counts, 1 in the mean over all of the text, [n].
             last: the batch ends with these; the next goes to the other half.
+            tokens: of how many tokens these are the keys that are not 0; None: of as many as there are keys.
         """
         keys = keys.float()
-        if self.probes is None:
+        if self.probes is None and (tokens is None or bool(keys.any())):
             self.probes = _some(keys, weights)
         if weights is not None:
             keys = keys * weights.sqrt().to(keys)[:, None]
         half = self.batches % 2
         size = keys.shape[1]
-        device = torch.device("cpu") if keys.device.type == "mps" else keys.device  # Apple's has no float64
         if half == len(self.halves):
-            self.halves.append(torch.zeros(size, size, dtype=torch.float64, device=device))
-        total = self.halves[half] = self.halves[half].to(device)
+            self.halves.append(torch.zeros(size, size, dtype=torch.float64))
+        total = self.halves[half]
         products = keys.new_empty(min(BLOCK, size) * size)  # for all blocks: once one is added, nothing more is needed
         for first in range(0, size, BLOCK):
             columns = keys[:, first : first + BLOCK]
             shape = columns.shape[1], size - first
             product = products[: shape[0] * shape[1]].view(shape)
-            total[first : first + BLOCK, first:] += torch.mm(columns.T, keys[:, first:], out=product).to(device)
-        self.counts[half] += len(keys)
+            total[first : first + BLOCK, first:] += torch.mm(columns.T, keys[:, first:], out=product).cpu()
+        self.counts[half] += len(keys) if tokens is None else tokens
+        self.reached[half] += len(keys)
         self.batches += last
 
     def is_finite(self) -> bool:
@@ -234,7 +256,7 @@ class MomentsFitter:
 
     def convergence(self) -> float | None:
         """How far the two halves are from solving alike (`disagreement`); None while one is too short to say."""
-        if self.probes is None or not len(self.probes) or min(self.counts) < self.probes.shape[1]:
+        if self.probes is None or not len(self.probes) or min(self.reached) < self.probes.shape[1]:
             return None
 
         def C(total: Tensor, count: int) -> Tensor:
@@ -244,7 +266,7 @@ class MomentsFitter:
         return disagreement(found[0], found[1], C(self.halves[0] + self.halves[1], self.count), self.probes)
 
     def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
-        """The frozen result: one sum of both halves, on the CPU.
+        """The frozen result: one sum of both halves, on the CPU; the fitter has done its work then.
 
         Args:
             source: where the text came from, in words.
@@ -252,20 +274,24 @@ class MomentsFitter:
             about: other attributes of `KeyMoments`.
 
         Raises:
-            EditError: no key was seen, keys are not finite, or all are zero.
+            EditError: no token was seen, keys are not finite, or all are zero. An expert that no token came to is no
+                error here: an edit of it is.
         """
         if not self.count:
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
         keys = f"the keys of layer {about['address']}" if "address" in about else "the keys"
         if not self.is_finite():
             raise EditError(f"{keys} over {source} are not finite: the model overflows on this text; use another")
-        if not any(bool(half.diagonal().any()) for half in self.halves):
+        if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
             raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
+        convergence = self.convergence()
         total = _mirrored(self.halves[0] if len(self.halves) == 1 else self.halves[0] + self.halves[1])
+        self.halves.clear()  # large, and of no more use
         found = {
-            "convergence": self.convergence(),
+            "convergence": convergence,
             "probes": None if self.probes is None else self.probes.cpu(),
-            "condition": condition(second_moment(total, self.count, RIDGE)),
+            "condition": condition(second_moment(total, self.count, RIDGE)) if any(self.reached) else None,
+            "reached": sum(self.reached),
             **about,
         }
         return KeyMoments(total.cpu(), self.count, source, fingerprint, **found)
@@ -273,7 +299,13 @@ class MomentsFitter:
 
 def _mirrored(upper: Tensor) -> Tensor:
     """The symmetric matrix whose blocks on and above the diagonal are those of `upper`."""
-    return upper.triu() + upper.triu(1).T
+    whole = upper.clone()
+    for first in range(0, len(whole), BLOCK):  # by blocks: a triangle of its own would take as much memory again
+        last = min(first + BLOCK, len(whole))
+        block = whole[first:last, first:last]
+        block.copy_(block.triu() + block.triu(1).T)
+        whole[last:, first:last] = whole[first:last, last:].T
+    return whole
 
 
 def _some(keys: Tensor, weights: Tensor | None) -> Tensor:

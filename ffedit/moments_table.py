@@ -16,6 +16,8 @@ from ffedit.memory import Address
 from ffedit.moments import KeyMoments
 from ffedit.picture import number
 
+REACHED = "reached it: tokens that the router sent to the expert; fewer than d_ff say little of what to protect"
+
 
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
     """One row per layer, and what the columns say.
@@ -27,24 +29,32 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
     """
     table = plain_table()
     table.add_column("layer", no_wrap=True)
-    for heading in ("tokens", "convergence", "condition", "seconds"):
+    sparse = any(moments.keys < moments.count for moments in stats.values())
+    for heading in ("tokens", *(["reached it"] if sparse else []), "convergence", "condition", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("kept in", overflow="fold")
     for address, moments in stats.items():
         table.add_row(
             Text(str(address)),
             Text(f"{moments.count:,}"),
+            *([_reached(moments)] if sparse else []),
             Text("–" if moments.convergence is None else number(moments.convergence)),
             Text("–" if moments.condition is None else f"{moments.condition:.1e}"),
             Text(f"{moments.seconds:.1f}"),
             Text(str(folder / file_name(address)) if folder else f"{cache.folder() / 'moments'}"),
         )
     lines = [
+        *([REACHED] if sparse else []),
         "convergence: how far two halves of the text are from solving the same update; – needs 2 · d_ff tokens",
         "seconds: of the pass that collected the layer, with others or alone",
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
     ]
     return Group(table, Text(""), Text("\n".join([*lines, *([note] if note else [])]), style="dim"))
+
+
+def _reached(moments: KeyMoments) -> Text:
+    """How many tokens came to a memory; yellow where they are fewer than its keys have entries."""
+    return Text(f"{moments.keys:,}", style="yellow" if moments.keys < len(moments.sum) else "")
 
 
 def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:

@@ -36,7 +36,8 @@ class Row:
 
     Attributes:
         label: what it is called.
-        effects: what restoring it brings back, [layers], in units of the picture's metric.
+        effects: what restoring it brings back, [layers], in units of the picture's metric; NaN where nothing was
+            restored.
         subject: whether it belongs to the subject.
         run: whether it stands for several tokens, each effect being the largest among them.
     """
@@ -45,6 +46,11 @@ class Row:
     effects: Effects
     subject: bool
     run: bool = False
+
+    @property
+    def most(self) -> float:
+        """The largest effect."""
+        return float(np.nanmax(self.effects))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +74,12 @@ class Picture:
     @property
     def scale(self) -> float:
         """The largest effect, or 0 where nothing comes back: the light end of the colours."""
-        return max(0.0, max(float(row.effects.max()) for row in self.rows))
+        return max(0.0, max(row.most for row in self.rows))
 
     @property
     def lowest(self) -> float:
         """The smallest effect, or 0: below it, restoring hurts the answer."""
-        return min(0.0, min(float(row.effects.min()) for row in self.rows))
+        return min(0.0, min(float(np.nanmin(row.effects)) for row in self.rows))
 
     def share(self, effect: float) -> float:
         """An effect as a share of the scale, negative ones too."""
@@ -145,7 +151,8 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
     if count <= most:
         return set(range(count))
     # As a share of the measurement's own largest effect: attention brings back less than states do.
-    largest = np.max([trace.effects.max(0) / (max(0.0, trace.effects.max()) or 1.0) for trace in traces], axis=0)
+    effects = [np.nanmax(trace.effects, 0) for trace in traces]
+    largest = np.max([one / (max(0.0, one.max()) or 1.0) for one in effects], axis=0)
     telling = [i for i in np.argsort(-largest, kind="stable").tolist() if largest[i] > TELLING]
     around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
     first = [end - 1, count - 1, start, *telling, *range(start, end), *around]
@@ -171,7 +178,7 @@ def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
     """The average over the facts that have a token in the role; a fact's several count as their mean."""
     for role, effects in zip(ROLES, np.stack([by_role(trace) for trace in traces], axis=1), strict=True):
-        found = effects[~np.isnan(effects[:, 0])]
+        found = effects[~np.isnan(effects).all(1)]
         if len(found):
             yield Row(role, found.mean(0), role.endswith("subject"))
 

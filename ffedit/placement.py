@@ -4,18 +4,21 @@ A model that is larger than its accelerator is spread by accelerate (`device_map
 memory or in the checkpoint's files, and the module holds an empty tensor (on the meta device) except while it runs.
 Only this module knows of it. To read such a weight is to fetch what the next forward would use. To write it is to lay
 the new matrix over the old: the next forward fetches it from CPU memory then, and no file of the checkpoint is touched.
+A quantised weight is read as the numbers that it stands for (`quantised`), and never written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
 from accelerate.utils import OffloadedWeightsLoader, PrefixedDataset
 from torch import Tensor, nn
 
+from ffedit import quantised
 from ffedit.errors import ModelError
 
 
@@ -23,7 +26,17 @@ def device_of(module: nn.Module) -> torch.device:
     """Where a module computes; its weights may be elsewhere."""
     devices = (hook.execution_device for hook in _hooks(module) if hook.execution_device is not None)
     device = next(devices, None)
-    return next(module.parameters()).device if device is None else torch.device(device)
+    held = chain(module.parameters(), module.buffers())  # quantised weights may be buffers
+    return next(held).device if device is None else torch.device(device)
+
+
+def bench(device: torch.device, numbers: int) -> torch.device:
+    """Where to compute in float64: on `device` where it can and has room for so many such numbers, else on the CPU."""
+    cpu = torch.device("cpu")
+    if not torch.empty(0, device=device).is_cuda:
+        return cpu
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if free > 8 * numbers else cpu
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:
@@ -32,6 +45,8 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
     Raises:
         ModelError: it was never loaded.
     """
+    if name == "weight" and quantised.is_quantised(module):
+        return quantised.asked(module, device_of(module))
     parameter: Tensor = getattr(module, name).detach()
     if not parameter.is_meta:
         return parameter
@@ -43,19 +58,23 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
 
 
 @torch.no_grad()
-def write_(module: nn.Module, value: Tensor, name: str = "weight") -> None:
-    """Give a parameter the numbers of `value`, of its shape, rounded to its dtype.
+def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | None = None) -> None:
+    """Give a parameter the numbers of `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it.
 
     Raises:
         ModelError: it was never loaded.
     """
     parameter: Tensor = getattr(module, name)
     if not parameter.is_meta:
-        parameter.copy_(value)
+        (parameter if slot is None else parameter[slot]).copy_(value)
         return
     hook = _offloading(module)
     if hook is None:
         raise ModelError(f"a {name} of {type(module).__name__} is not loaded (meta device); load the model whole")
+    if slot is not None:
+        whole = fetched(module, name).clone()
+        whole[slot] = value.to(whole)
+        value = whole
     weights, key = hook.weights_map, name
     while isinstance(weights, PrefixedDataset):
         weights, key = weights.dataset, weights.prefix + key
@@ -86,10 +105,11 @@ def resident(module: nn.Module) -> Iterator[None]:
             setattr(module, name, parameter)
 
 
-def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of a model once, by name, as it is held: empty where it is offloaded.
 
-    Tied weights are one parameter; offloading makes two empty ones of them, which their declared names tell.
+    Tied weights are one parameter; offloading makes two empty ones of them, which their declared names tell. Buffers of
+    quantised modules count, too.
     """
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     seen: set[str] = set()
@@ -98,12 +118,24 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         if not (parameter.is_meta and origin in seen):
             yield name, parameter
         seen.add(origin)
+    for path, module in model.named_modules():
+        if quantised.is_quantised(module):
+            yield from module.named_buffers(path, recurse=False)
+
+
+def packed_in(module: nn.Module) -> list[Tensor]:
+    """All that a quantised module holds but its bias."""
+    named = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    return [tensor for name, tensor in named if name != "bias"]
 
 
 def fetched_from(model: nn.Module, name: str) -> Tensor:
-    """The parameter of a model called `name`, as `fetched`."""
+    """The parameter of a model called `name`, as `fetched`; a quantised one as it is packed."""
     path, _, own = name.rpartition(".")
-    return fetched(model.get_submodule(path), own)
+    module = model.get_submodule(path)
+    if own == "weight" and quantised.is_quantised(module):
+        return quantised.packed(module.weight)  # type: ignore[arg-type]
+    return fetched(module, own)
 
 
 def is_offloaded(model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from inspect import signature
+from itertools import takewhile
 from typing import TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ from transformers import DynamicCache
 
 from ffedit import replay
 from ffedit.anatomy import Editable
-from ffedit.tokens import Encoded, batches, decode, encode, pad
+from ffedit.tokens import Encoded, batches, decode, pad
 
 TOKENS_PER_BATCH = 4096
 
@@ -143,11 +144,18 @@ def continuations(
     return result
 
 
+def words(editable: Editable, ids: Sequence[int]) -> str:
+    """What `ids` say up to the end of the text or turn, without special tokens and with white space normalised."""
+    ends = editable.ends
+    said = takewhile(lambda token: token not in ends, ids)
+    return " ".join(decode(editable.tokenizer, said, special=False).split())
+
+
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
     """What the model says greedily after each of `prompts`, as text of `count` tokens."""
-    ids = [encode(editable.tokenizer, prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
+    ids = [editable.encode(prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
     said = continuations(editable, ids, count)
-    return [" ".join(decode(editable.tokenizer, new, special=False).split()) for new in said]
+    return [words(editable, new) for new in said]
 
 
 def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
@@ -167,7 +175,7 @@ def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, 
             if "position_ids" in signature(editable.model.forward).parameters:
                 places["position_ids"] = positions[:, -given.shape[1] :].clamp(min=0).to(editable.device)
         with replay.unembedding(editable, torch.tensor(last)):
-            logits = editable.model(
+            logits = editable.run(
                 input_ids=given.to(editable.device), past_key_values=cache, use_cache=cache is not None, **places
             ).logits[0]
         token = choose(logits, step)

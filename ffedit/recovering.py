@@ -35,7 +35,9 @@ def recovered(editable: Editable, found: Diff) -> Edit:
     Raises:
         EditError: nothing stands above the rounding noise, or something else than value matrices differs.
     """
-    memories = {memory.parameter: memory for memory in editable.memories.values()}
+    memories = {
+        name: memory for memory in editable.memories.values() for name in (memory.saved_as, memory.parameter) if name
+    }
     others = [*found.missing, *found.added, *found.reshaped]
     updates: dict[Address, Update] = {}
     for change in found.changes:
@@ -60,7 +62,7 @@ def recovered(editable: Editable, found: Diff) -> Edit:
         "model": editable.name,
         "edited": found.edited,
         "base": fingerprint(editable),
-        "dtype": str(editable.memories[0].weight.dtype).removeprefix("torch."),
+        "dtype": str(editable.feed_forward[0].dtype).removeprefix("torch."),
         "layers": sorted(at.layer for at in updates),
         "matrices": {str(at): identity(memory) for at, memory in changed.items()},
         "norms": norms,

@@ -12,7 +12,7 @@ from ffedit.describe import plain_table
 from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange
 from ffedit.inspector.rereading import Passage
 from ffedit.picture import number
-from ffedit.render_inspect import Bar, compared, ends, named, notes, prefixed, share, title
+from ffedit.render_inspect import Bar, compared, ends, named, notes, placed, prefixed, share, title
 
 
 def edited_view(view: EditView) -> Group:
@@ -46,7 +46,8 @@ def changed_values(layer: LayerChange) -> Group:
             _said(named(one.before), one.before.probability),
             _said(named(one.after), one.after.probability, one.after.id != one.before.id),
         )
-    above = title(f"Layer {layer.address}: the values that changed most").append(
+    where = placed(layer.address)
+    above = title(f"{where[0].upper()}{where[1:]}: the values that changed most").append(
         f"  ‖Δ‖ {number(layer.norm)}, {layer.relative:.2%} of ‖W‖", style="not bold"
     )
     lines = ["moved: how much of what the value says is elsewhere now, of 100% (total variation)"]
@@ -57,7 +58,7 @@ def changed_values(layer: LayerChange) -> Group:
 
 def added_memory(layer: LayerChange, one: AddedMemory, place: int) -> Group:
     """One memory that the change amounts to: what its value says, what fires its key."""
-    which = f"The memory that layer {layer.address} gets" + (f", part {place}" if len(layer.added) > 1 else "")
+    which = f"The memory that {placed(layer.address)} gets" + (f", part {place}" if len(layer.added) > 1 else "")
     heading = title(which).append(f"  {share(one.share)} of ‖Δ‖²" if len(layer.added) > 1 else "", style="not bold")
     unit = "1 is the fact's own" if one.written else "its key has norm 1"
     return Group(

@@ -18,9 +18,12 @@ from ffedit.inspector.activity import ACTIVE
 from ffedit.inspector.distributions import Distribution, Prefix, Said
 from ffedit.inspector.prompt_view import PromptView, Reading
 from ffedit.inspector.turning import OFF, UP, Promotion
+from ffedit.memory import Address
 from ffedit.picture import number, quoted, token
 
 MOST_CELLS = 14
+# What the coefficient of an expert's memory is.
+ROUTED = "m has the router's weight inside"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,10 @@ def prompt_view(view: PromptView) -> Group:
         parts.append(predictions({"predicts": view.prediction}))
     else:
         parts.append(predictions({"as it is": view.untouched, "turned": view.prediction}))
-    parts += [Text(""), readings(view), Text(""), at_work(view), Text(""), firing(view)]
+    parts += [Text(""), readings(view), Text(""), at_work(view), Text("")]
+    if any(layer.experts for layer in view.layers):
+        parts += [experts(view), Text("")]
+    parts.append(firing(view))
     if view.promotion is not None:
         parts += [Text(""), promotion(view.promotion)]
     return Group(*parts)
@@ -154,7 +160,7 @@ def at_work(view: PromptView) -> Group:
     for layer in view.layers:
         found = layer.activity
         cells = (layer.address, found.memories, found.by_sign, found.by_norm)
-        shown = [*map(str, cells), f"{found.effective:.1f}", f"{found.bias_share:.1%}".replace("-", "−")]
+        shown = [*map(str, cells), f"{found.effective:.1f}", _signed(found.bias_share)]
         table.add_row(*map(Text, shown))
     lines = [
         f"m > 0: with a positive coefficient; ≥ {ACTIVE:.0%} of ‖o‖: |m| ‖v‖ is at least so much of the output's norm",
@@ -163,6 +169,25 @@ def at_work(view: PromptView) -> Group:
     if view.gated:
         lines.append("gated layers: a coefficient may be negative and strong, so the norm tells more than the sign")
     return Group(title("Memories at work"), table, notes(lines))
+
+
+def experts(view: PromptView) -> Group:
+    """Which experts the last token goes to, a line for each mixture."""
+    table = plain_table()
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("experts", overflow="fold")
+    for layer in view.layers:
+        told = [
+            f"{one.address} × {one.weight:.2g}{' shared' if one.shared else ''} ({_signed(one.share)})"
+            for one in layer.experts
+        ]
+        if told:
+            table.add_row(str(layer.address), Text(", ".join(told)))
+    lines = [
+        f"×: what the router weighs the expert by; {ROUTED}, and is 0 of experts that the token does not go to",
+        "in brackets: what the expert's memories make up of the layer's output, their shares added",
+    ]
+    return Group(title("Experts that the token goes to"), table, notes(lines))
 
 
 def firing(view: PromptView) -> Group:
@@ -180,7 +205,7 @@ def firing(view: PromptView) -> Group:
                 Text(str(one.slot)),
                 Text(number(one.coefficient)),
                 Text(number(one.strength)),
-                Text(f"{one.share:.1%}".replace("-", "−")),
+                Text(_signed(one.share)),
                 Bar(one.share / largest),
                 _said(one.promotes),
                 end_section=i == len(layer.firing) - 1,
@@ -267,6 +292,16 @@ def prefixed(one: Prefix, most: int = 40) -> Text:
             before = before[1:]
         before = f"…{before}"
     return Text(before + gap).append(last, style="bold").append(after)
+
+
+def _signed(value: float) -> str:
+    """A share that may be negative, or more than the whole."""
+    return f"{value:.1%}".replace("-", "−")
+
+
+def placed(at: Address) -> str:
+    """A layer, or one expert of a layer, in words."""
+    return f"layer {at.layer}" if at.expert is None else f"expert {at.expert} of layer {at.layer}"
 
 
 def title(text: str) -> Text:

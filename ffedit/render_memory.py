@@ -10,12 +10,12 @@ from rich.text import Text
 from ffedit.describe import named_values, plain_table
 from ffedit.inspector.memory_view import MemoryView
 from ffedit.picture import number, quoted
-from ffedit.render_inspect import Bar, ends, named, notes, prefixed, share, title
+from ffedit.render_inspect import ROUTED, Bar, ends, named, notes, placed, prefixed, share, title
 
 
 def memory_view(view: MemoryView) -> Group:
     """What the value says, what fires the key, and what that tells."""
-    where = f"  memory {view.slot.index} of 0–{view.memories - 1} in layer {view.slot.address} of 0–{view.layers - 1}"
+    where = f"  memory {view.slot.index} of 0–{view.memories - 1} in {placed(view.slot.address)} of 0–{view.layers - 1}"
     where += f" of the {view.stack}" if view.note else ""
     heading = title(f"Memory {view.slot}").append(where, style="not bold")
     path = f"the final norm ({view.norm})" if view.norm else "no final norm, which this model does not have,"
@@ -56,6 +56,8 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
 def _told(view: MemoryView) -> Iterator[tuple[str, str]]:
     """Lines of name and finding."""
     yield "active", f"at {share(view.active)} of the tokens (m > 0)"
+    if view.sent is not None:
+        yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
     if view.shallow is not None and view.endings is not None:
         found, (last, pair) = view.shallow, view.endings
         end = "are at" if view.note else "end in"

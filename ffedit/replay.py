@@ -65,7 +65,7 @@ def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[No
 def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
     """Logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at the (row, position) pairs `read` [k, 2]."""
     with unembedding(editable, read):
-        logits: Tensor = editable.model(input_ids=ids.to(editable.device), use_cache=False).logits[0]
+        logits: Tensor = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits[0]
     return logits
 
 
@@ -73,12 +73,12 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
     """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to look at."""
     with ExitStack() as stack:
-        memory = editable.memories[0]
-        nothing = torch.zeros(*ids.shape, memory.shape[0], dtype=memory.weight.dtype, device=editable.device)
+        dtype = editable.feed_forward[0].dtype
+        nothing = torch.zeros(*ids.shape, editable.d_model, dtype=dtype, device=editable.device)
         for above in editable.layers[layer + 1 :]:
             stack.enter_context(skipped(above, nothing, editable.layers_return_tuples))
         stack.enter_context(fed(editable.unembedding, lambda hidden: hidden[:1, :1]))
-        editable.model(input_ids=ids.to(editable.device), use_cache=False)
+        editable.run(input_ids=ids.to(editable.device), use_cache=False)
 
 
 @torch.no_grad()
@@ -100,6 +100,10 @@ def record(
     """
     ids = ids.to(editable.device)
     cache = DynamicCache()
+    # Layers that keep no keys and values (a recurrence, a convolution) would ask this cache for what it has not.
+    caching: dict[str, Any] = {"use_cache": False}
+    if editable.resumable:
+        caching = {"use_cache": True, "past_key_values": cache}
     depth = len(editable.layers)
     wanted = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
     last_layer = {depth: editable.layers[-1]} if only is None else {}
@@ -111,7 +115,7 @@ def record(
         captured(modules) as outputs,
         unembedding(editable, read),
     ):
-        logits = editable.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        logits = editable.run(input_ids=ids, **caching).logits[0]
     shape = (*ids.shape, -1)  # some models (OPT) flatten batch and tokens before the feed-forward layer
     states, nothing = {**entering, **leaving}, logits.new_empty(0)
     return Recording(
@@ -164,7 +168,7 @@ def resume(
         if layer == 0:
             stack.enter_context(fed(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, read, start))
-        logits: Tensor = editable.model(
+        logits: Tensor = editable.run(
             input_ids=recording.ids[rows, start : start + states.shape[1]],
             past_key_values=_cache(recording, layer, rows, start) if start else None,
             use_cache=bool(start),
@@ -210,7 +214,7 @@ def resume_each(
         if layer == 0:
             stack.enter_context(fed(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
-        logits: Tensor = editable.model(
+        logits: Tensor = editable.run(
             input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
             past_key_values=cache,
             use_cache=True,
@@ -262,7 +266,7 @@ def logits_of(editable: Editable, states: Tensor) -> Tensor:
         for layer in editable.layers:
             stack.enter_context(skipped(layer, states[:, None], editable.layers_return_tuples))
         ids = torch.zeros(len(states), 1, dtype=torch.long, device=editable.device)
-        logits: Tensor = editable.model(input_ids=ids, use_cache=False).logits[:, 0]
+        logits: Tensor = editable.run(input_ids=ids, use_cache=False).logits[:, 0]
     return logits
 
 

@@ -20,12 +20,11 @@ def room(editable: Editable, least: int, shares: int) -> int:
 
     On a CPU `least` should fill the matrix products and leave the machine usable; a GPU wants more.
     """
-    memory = editable.memories[0]
-    device = device_of(memory.module)
+    device = device_of(editable.embedding)
     if not torch.empty(0, device=device).is_cuda:
         return least
     free, _ = torch.cuda.mem_get_info(device)
-    return max(least, free // (shares * memory.weight.element_size()))
+    return max(least, free // (shares * editable.feed_forward[0].dtype.itemsize))
 
 
 def halving(work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception) -> Iterator[Result]:

@@ -24,7 +24,9 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from ffedit import placement
 from ffedit.anatomy import Editable
 from ffedit.errors import ModelError
-from ffedit.hooks import captured, fed, skipped, watched
+from ffedit.experts import Routed
+from ffedit.feed_forward import FeedForward
+from ffedit.hooks import captured, fed, resting, skipped, watched
 from ffedit.joints import Joint, find_joints
 from ffedit.memory import KeyValueMemory
 
@@ -35,11 +37,13 @@ class Seen:
 
     Attributes:
         layer: counted from 0 at the embedding's side.
-        key: m, the memory coefficients that the value matrix received, [n, t, d_ff].
-        output: what the value matrix gave, bias included, [n, t, d_model].
+        key: m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its
+            experts joined, each scaled by its router's weight.
+        output: what the value matrix, or the mixture, gave, bias included, [n, t, d_model].
         added: what the block adds to the residual stream for it, [n, t, d_model].
         total: the residual stream with it, ahead of a norm in which the block may end, [n, t, d_model].
         after: the residual stream that leaves the block, [n, t, d_model].
+        routed: what the router of a mixture chose for the n · t tokens; None of a dense layer.
     """
 
     layer: int
@@ -48,6 +52,7 @@ class Seen:
     added: Tensor
     total: Tensor
     after: Tensor
+    routed: Routed | None = None
 
     @property
     def before(self) -> Tensor:
@@ -64,7 +69,7 @@ class Stack:
         model: the whole model.
         tokenizer: its tokenizer.
         layers: the blocks.
-        memories: the feed-forward memory of each.
+        feed_forward: the feed-forward memory of each; of a mixture, the union of its experts'.
         norm: what the residual stream goes through behind the last layer, where there is such a norm.
         max_tokens: longest input.
         entries: how many entries the tuple has that a block returns; 0 where it returns a bare tensor.
@@ -76,7 +81,7 @@ class Stack:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     layers: list[nn.Module]
-    memories: list[KeyValueMemory]
+    feed_forward: list[FeedForward]
     norm: nn.Module | None
     max_tokens: int
     entries: int = 0
@@ -93,13 +98,18 @@ class Stack:
             editable.model,
             editable.tokenizer,
             editable.layers,
-            [editable.memories[layer] for layer in range(len(editable.layers))],
+            editable.feed_forward,
             editable.model.get_submodule(editable.norm) if editable.norm else None,
             editable.max_tokens,
             2 if editable.layers_return_tuples else 0,
             editable.name,
             editable,
         )
+
+    @property
+    def memories(self) -> list[KeyValueMemory]:
+        """All value matrices, in order: one of a dense layer, one for each expert of a mixture."""
+        return [part for layer in self.feed_forward for part in layer.parts]
 
     @property
     def causal(self) -> bool:
@@ -134,6 +144,10 @@ class Stack:
         Returns:
             What the model returned; of an encoder of a pair, what the encoder did.
         """
+        with resting(self.model):
+            return self._forward(ids, mask, source, source_mask)
+
+    def _forward(self, ids: Tensor, mask: Tensor | None, source: Tensor | None, source_mask: Tensor | None) -> Any:
         ids = ids.to(self.device)
         mask = mask if mask is None else mask.to(ids.device)
         if not self.model.config.is_encoder_decoder:
@@ -163,9 +177,14 @@ class Stack:
             ModelError: it was not recognised how a block adds its feed-forward output to the residual stream.
         """
         shape = (*ids.shape, -1)  # some models (OPT) flatten rows and tokens ahead of the feed-forward layer
-        values, joints = dict(enumerate(memory.module for memory in self.memories)), dict(enumerate(self.joints))
+        values, joints = {one.layer: one.module for one in self.feed_forward}, dict(enumerate(self.joints))
+        routed: dict[int, Routed] = {}
         with ExitStack() as stack:
-            keys = stack.enter_context(captured(values, inputs=True))
+            keys = [stack.enter_context(one.keys()) for one in self.feed_forward]
+            for one in self.feed_forward:
+                if one.mixture is not None:
+                    note = partial(routed.__setitem__, one.layer)
+                    stack.enter_context(one.mixture.watched(routes=note))
             outputs = stack.enter_context(captured(values))
             added = stack.enter_context(captured({i: j.added for i, j in joints.items() if j.added is not values[i]}))
             normed = {i: joint.norm for i, joint in joints.items() if joint.norm is not None}
@@ -176,7 +195,8 @@ class Stack:
                 part = added.pop(layer).reshape(shape) if layer in added else output
                 part = part if joints[layer].factor == 1 else part * joints[layer].factor
                 total = totals.pop(layer).reshape(shape) if layer in totals else after
-                see(Seen(layer, keys.pop(layer).reshape(shape), output, part, total, after))
+                key = keys[layer]().reshape(shape)
+                see(Seen(layer, key, output, part, total, after, routed.pop(layer, None)))
 
             for layer, module in enumerate(self.layers):
                 stack.enter_context(watched(module, partial(show, layer)))
@@ -192,8 +212,8 @@ class Stack:
     @torch.no_grad()
     def run_to(self, layer: int, ids: Tensor, *given: Tensor | None) -> None:
         """Run token ids [n, t] through layers 0 … `layer` and no further, for hooks to look at; `given` as above."""
-        memory = self.memories[0]
-        nothing = torch.zeros(*ids.shape, memory.shape[0], dtype=memory.weight.dtype, device=self.device)
+        first = self.feed_forward[0]
+        nothing = torch.zeros(*ids.shape, first.shape[0], dtype=first.dtype, device=self.device)
         with self._skipping(self.layers[layer + 1 :], nothing), self._unread():
             self.forward(ids, *given)
 
@@ -227,13 +247,14 @@ class Stack:
                 stack.enter_context(self._skipping(self.layers, states))
             if self.name == "decoder":
                 given["use_cache"] = False
+            stack.enter_context(resting(self.model))
             logits: Tensor = self.model(**given).logits
         return logits[:, 0].float()
 
     @cached_property
     def joints(self) -> list[Joint]:
         """Where each block adds its feed-forward output to the residual stream; found in a probe run when asked for."""
-        return find_joints(self.layers, self.memories, self.probe)
+        return find_joints(self.layers, self.feed_forward, self.probe)
 
     def probe(self) -> None:
         """Run a few fixed token ids that any vocabulary has."""

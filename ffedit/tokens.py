@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.errors import FactError, ModelError
+from ffedit.chat import turn
+from ffedit.errors import FactError
+from ffedit.offsets import tokenised
 
 OPENING = "([{<\"'“‘«‹「『（【/\\-–—_"
 # Scripts that are written without spaces between words.
@@ -83,32 +85,34 @@ def encode(
     answer: str = "",
     span: tuple[int, int] | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
 ) -> Encoded:
     """Tokenise `prompt` and `answer` as one text.
 
     Args:
-        tokenizer: a tokenizer that knows character offsets.
+        tokenizer: any.
         prompt: the text before the answer.
         answer: what follows it; "" for none.
         span: characters (start, end) of the subject in `prompt`.
         max_tokens: longest text that the model takes.
+        chat: put both into the tokenizer's chat template: the prompt as the user's turn, the answer as the assistant's.
 
     Raises:
-        FactError: subject or answer come to no token or to unknown ones, or the text is too long.
-        ModelError: the tokenizer gives no offsets.
+        FactError: subject or answer come to no token or to unknown ones, their tokens cannot be told from others, or
+            the text is too long.
+        ModelError: chat is asked for, and there is no template.
     """
-    text = joined(prompt, answer) if answer else prompt
+    text, edge = (joined(prompt, answer) if answer else prompt), len(prompt.rstrip())
+    if chat:
+        asked, text, place = turn(tokenizer, prompt.strip(), answer.strip())
+        moved, edge = place - len(prompt) + len(prompt.lstrip()), len(asked)
+        span = None if span is None else (span[0] + moved, span[1] + moved)
     try:
         text.encode()
-        coded = tokenizer(text, return_offsets_mapping=True, verbose=False)
     except UnicodeEncodeError as error:
         raise FactError(f"{text!r} is not valid Unicode text (a lone surrogate)") from error
-    except NotImplementedError as error:
-        raise ModelError(
-            f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed"
-        ) from error
-    ids: list[int] = list(coded["input_ids"])
-    offsets: list[tuple[int, int]] = list(coded["offset_mapping"])
+    # A template writes its special tokens itself.
+    ids, offsets = tokenised(tokenizer, text, special=not chat)
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
         ids.pop()  # some tokenizers close a text with an EOS
         offsets.pop()
@@ -123,7 +127,6 @@ def encode(
         raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
     start = len(ids)
     if answer:
-        edge = len(prompt.rstrip())
         start = next((i for i, (a, b) in enumerate(offsets) if b > max(edge, a)), len(ids))
         if start == len(ids):
             raise FactError(f"the answer {answer!r} comes to no token after {prompt!r}; give other words")

@@ -28,9 +28,9 @@ def choose(
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[Value]:
     """The values of all subjects of `facts`, found together."""
-    memory, wordings = editable.memories[layer], word(editable, by_subject(facts), config)
-    keys = torch.stack([read(editable, memory, wording).k for wording in wordings], 1)
-    return choose_values(editable, memory, wordings, keys, config, progress)
+    place, wordings = editable.feed_forward[layer], word(editable, by_subject(facts), config)
+    keys = torch.stack([read(editable, place, wording).k for wording in wordings], 1)
+    return choose_values(editable, place, wordings, keys, config, progress)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:

@@ -27,28 +27,29 @@ SECOND = Fact("Marie Curie", "{} stands in", "Spain", "France")
 
 def made(
     editable: Editable,
-    ranks: Mapping[int, int],
+    ranks: Mapping[int, int] | Mapping[Address, int],
     fact: Fact = FACT,
     seed: int = 0,
     dense: bool = False,
     size: float = 0.1,
 ) -> Edit:
-    """A random edit of some layers, as an editor would give it."""
+    """A random edit of some layers, or experts, as an editor would give it."""
     generator = torch.Generator().manual_seed(seed)
     updates: dict[Address, Update] = {}
-    for layer, rank in ranks.items():
-        rows, columns = editable.memories[layer].value.shape
+    for place, rank in ranks.items():
+        at = Address(place) if isinstance(place, int) else place
+        rows, columns = editable.memories[at].value.shape
         left, right = (
             size * torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((rows, rank), (rank, columns))
         )
-        updates[Address(layer)] = Dense(left @ right) if dense else LowRank(left, right)
+        updates[at] = Dense(left @ right) if dense else LowRank(left, right)
     memories = {at: editable.memories[at] for at in updates}
     about = {
         "method": "random",
         "model": editable.name,
         "base": fingerprint(editable),
-        "dtype": str(editable.memories[0].weight.dtype).removeprefix("torch."),
-        "layers": list(ranks),
+        "dtype": str(editable.feed_forward[0].dtype).removeprefix("torch."),
+        "layers": sorted({at.layer for at in updates}),
         "matrices": {str(at): identity(memory) for at, memory in memories.items()},
     }
     return Edit(updates, {}, {}, (fact,), about)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ffedit
 from ffedit import CheckError, Edit, EditError
-from ffedit.checkpoint import ATLAS
+from ffedit.checkpoint import EMBEDDED
 from ffedit.shipping import ship
 from ffedit.shipping.adapter import balanced
 
@@ -94,7 +94,7 @@ def test_atlas_in_a_fresh_process(tmp_path: Path, capsys: pytest.CaptureFixture[
     edit.save(tmp_path / "e")
     done = shell(capsys, "export", tmp_path / "e", "--out", tmp_path / "adapter", "--format", "adapter")
     assert done.code == 0 and "2 tensors, logits" in done.out
-    adapted = peft.PeftModel.from_pretrained(plain(ATLAS), tmp_path / "adapter")
+    adapted = peft.PeftModel.from_pretrained(plain(EMBEDDED["atlas"]), tmp_path / "adapter")
     with edit.applied(editable):
         wanted = logits(editable.model)
     # The adapter is added to float16 weights in full; in the checkpoint the sum is rounded to float16.

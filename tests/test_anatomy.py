@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -70,7 +71,9 @@ def test_the_module_that_feeds_the_unembedding_is_found(family: str) -> None:
     with captured({0: norm}) as given, torch.no_grad():
         logits = editable.model(input_ids=IDS).logits
     cap = getattr(editable.model.config, "final_logit_softcapping", None)
-    expected = editable.unembedding(given[0])
+    config = editable.model.config
+    scale = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    expected = editable.unembedding(given[0]) * scale
     torch.testing.assert_close(logits, torch.tanh(expected / cap) * cap if cap else expected)
 
 
@@ -159,45 +162,56 @@ def test_renamed_modules_are_refused_with_what_was_seen_and_the_option_that_help
     assert "mlp.shrink" in text and "mlp.gate_proj" in text and "--value-matrix" in text
 
 
-def test_a_named_value_matrix_is_used() -> None:
-    editable = dissect(rename(zoo.model("llama"), "down_proj", "shrink"), zoo.words(), "m", value_matrix="mlp.shrink")
+@pytest.mark.parametrize("named", ["mlp.shrink", "layers.{}.mlp.shrink", "model.layers.{}.mlp.shrink"])
+def test_a_named_value_matrix_is_used(named: str) -> None:
+    editable = dissect(rename(zoo.model("llama"), "down_proj", "shrink"), zoo.words(), "m", value_matrix=named)
     assert editable.memories[2].parameter == "model.layers.2.mlp.shrink.weight"
     assert torch.equal(editable.memories[2].value, zoo.shared("llama").memories[2].value)
 
 
 def test_a_wrongly_named_value_matrix_is_refused() -> None:
-    assert "mlp.down_proj" in refusal(zoo.model("llama"), value_matrix="mlp.nothing")
+    for named in ("mlp.nothing", "layers.{}.mlp.nothing", "layers.0.mlp.down_proj"):
+        text = refusal(zoo.model("llama"), value_matrix=named)
+        assert f"no module is called {named}" in text and "mlp.down_proj" in text
     assert "48 features, 32" in refusal(zoo.model("llama"), value_matrix="mlp.up_proj")
     assert "LlamaRMSNorm" in refusal(zoo.model("llama"), value_matrix="input_layernorm")
 
 
-@pytest.mark.parametrize("value_matrix", [None, "mlp.experts.down_proj"])
-def test_experts_in_one_tensor_are_refused_without_advice_that_cannot_help(value_matrix: str | None) -> None:
-    config = hf.MixtralConfig(**zoo.FAMILIES["mistral"][1], vocab_size=97, num_local_experts=4)
-    text = refusal(hf.MixtralForCausalLM(config).eval(), value_matrix=value_matrix)
-    assert "mlp.experts.down_proj [4, 32, 48]" in text and "this version of ffedit cannot edit" in text
-    assert "name the right one with --value-matrix" not in text and "dense model" in text
-
-
-def test_a_shared_expert_in_every_layer_is_a_dense_memory() -> None:
-    sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}
-    config = hf.Qwen2MoeConfig(**zoo.FAMILIES["qwen2"][1], **sizes, vocab_size=97)
-    editable = dissect(hf.Qwen2MoeForCausalLM(config).eval(), zoo.words(), "m")
-    assert [memory.d_ff for memory in editable.memories.values()] == [48] * 3
-    assert editable.memories[0].name.endswith("shared_expert.down_proj")
+def test_experts_whose_layout_is_not_declared_are_refused() -> None:
+    model = zoo.model("mixtral")
+    for layer in model.model.layers:
+        layer.mlp.experts.__class__ = type("Own", (nn.Module,), {})
+    text = refusal(model)
+    assert "layer 0: Own without _apply_gate is no block of experts" in text and "dense model" in text
 
 
 def test_a_module_that_does_more_than_multiply_is_refused() -> None:
     class Adapted(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + x.sum(-1, keepdim=True)
+            return super().forward(x) + 5
 
     model = zoo.model("llama")
     mlp = model.get_submodule("model.layers.1.mlp")
     adapted = Adapted(48, 32, bias=False)
     adapted.weight = mlp.down_proj.weight
     mlp.down_proj = adapted
-    assert "model.layers.1.mlp.down_proj" in (text := refusal(model)) and "adapter" in text
+    text = refusal(model)
+    sides = re.search(r"W k \+ b is (\S+) where model.layers.1.mlp.down_proj gives (\S+) \(off by", text)
+    assert sides is not None and "adapter" in text
+    assert float(sides[2]) - float(sides[1]) == pytest.approx(5, abs=0.02), "both sides of the equation"
+
+
+def test_layers_that_hand_on_more_than_a_stream_are_refused() -> None:
+    model = zoo.model("llama")
+    first, last = model.model.layers[0], model.model.layers[2]
+    forwards, aside = (first.forward, last.forward), []
+
+    def put(x: torch.Tensor, **more: Any) -> torch.Tensor:
+        aside.append(forwards[0](x, **more))
+        return aside[-1]
+
+    first.forward, last.forward = put, lambda x, **more: forwards[1](x, **more) + aside.pop()
+    assert "cannot be run on from the middle of a recorded pass" in refusal(model)
 
 
 def test_a_model_without_a_list_of_layers_is_refused_with_the_lists_seen() -> None:

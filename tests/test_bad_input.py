@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers as hf
 import zoo
+from making import made
 from safetensors.torch import load_file, save_file
 from shell import ASKED, FACT, Ran, disk, process, save_model, shell, trained_folder
 from tokenizers import normalizers
@@ -206,11 +207,44 @@ def test_models_that_are_no_causal_decoders(refuses: Refuses, here: Path) -> Non
     bert = hf.BertConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
-    for made, parameters in ((hf.T5ForConditionalGeneration(t5), 44_704), (hf.BertForMaskedLM(bert), 37_921)):
-        assert made.num_parameters() == parameters
-        made.save_pretrained(here / "encoder")
+    for coder, parameters in ((hf.T5ForConditionalGeneration(t5), 44_704), (hf.BertForMaskedLM(bert), 37_921)):
+        assert coder.num_parameters() == parameters
+        coder.save_pretrained(here / "encoder")
         zoo.words().save_pretrained(here / "encoder")
         assert "causal decoder" in refuses("apply", *ASKED, *OUTPUTS, "-m", "encoder")
+
+
+_SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 1}
+_HYBRID = {
+    **{"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "num_mem_blocks": 1},
+    **{"mamba_d_state": 4, "mamba_ngroups": 1, "n_mamba_heads": 8, "mamba_headdim": 8, "use_mamba_kernels": False},
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "seen"),
+    [
+        (hf.MambaConfig(**_SIZES, state_size=4), 33_728, "mixer.out_proj"),
+        (hf.Zamba2Config(**_SIZES, **_HYBRID), 85_536, "mamba.out_proj"),
+    ],
+)
+def test_state_space_models_have_no_value_matrix(
+    refuses: Refuses, here: Path, config: Any, parameters: int, seen: str
+) -> None:
+    tiny = hf.AutoModelForCausalLM.from_config(config)
+    assert tiny.num_parameters() == parameters, tiny.num_parameters()
+    tiny.save_pretrained(here / "m")
+    zoo.words().save_pretrained(here / "m")
+    for line in (refuses("apply", *ASKED, *OUTPUTS, "-m", "m"), refuses("ask", "the tower", "-m", "m")):
+        assert "value matrix was expected in layer 0, found 0" in line and seen in line
+        assert "a layer without a feed-forward part has none to edit" in line
+
+
+def test_an_adapter_of_what_no_adapter_holds(refuses: Refuses, here: Path, model: Path) -> None:
+    made(ffedit.load(model), {1: 2}, dense=True).save(here / "e")
+    line = refuses("export", "e", "-m", model, "--out", "x", "--format", "adapter")
+    assert "layer 1 is dense" in line and "export a checkpoint or a delta" in line
 
 
 def test_a_model_that_is_not_here_is_told_at_once(

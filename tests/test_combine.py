@@ -112,7 +112,7 @@ def test_in_other_layers_each_key_is_read_above_what_the_union_changes() -> None
         """Of what was asked for the upper layer's subject, the share that is missed at its key as it then is."""
         lower = dataclasses.replace(edit, updates={Address(0): edit.updates[Address(0)]}, keys={}, values={})
         with lower.applied(editable):
-            k = read(editable, editable.memories[AT], wording).k[:, None]
+            k = read(editable, editable.feed_forward[AT.layer], wording).k[:, None]
         return float((edit.updates[AT] @ k - asked).norm() / asked.norm())
 
     assert gap(both) < 1e-8 < 1e-4 < gap(parts[0] + parts[1]), "the sum reads its key without the change below"

@@ -307,7 +307,9 @@ def test_removing_a_token_is_running_without_it(family: str, tmp_path: Path) -> 
     stack, state, store = made(family, written(tmp_path / "a.jsonl", documents(60)), tmp_path / "out")
     layer, keys = 1, [2, 9]
     prefixes = [[prefix for prefix, _ in told(state, store, layer)[key]] for key in keys]
-    for key, rows, found in zip(keys, prefixes, removals(stack, layer, keys, prefixes), strict=True):
+    for key, rows, found in zip(
+        keys, prefixes, removals(stack, stack.feed_forward[layer], keys, prefixes), strict=True
+    ):
         long = [row for row in rows if len(row) > 1]
         assert found is not None and found.triggers == len(long)
         for name, changed in (("first", [row[1:] for row in long]), ("last", [row[:-1] for row in long])):

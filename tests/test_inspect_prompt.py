@@ -144,9 +144,9 @@ def test_the_effective_number_counts_equally_strong_memories() -> None:
         memory.weight.copy_(torch.eye(*memory.shape))
     m = torch.zeros(memory.d_ff)
     m[:5] = torch.tensor([1.0, -1, 1, -1, 1])
-    found = contributions(memory, m).activity
+    found = contributions(memory.value, memory.bias, m).activity
     assert (found.effective, found.by_sign, found.by_norm, found.bias_share) == (5, 3, 5, 0)
-    silent = contributions(memory, torch.zeros(memory.d_ff))
+    silent = contributions(memory.value, memory.bias, torch.zeros(memory.d_ff))
     assert (silent.activity.effective, silent.activity.by_norm, float(silent.shares.abs().max())) == (0, 0, 0)
 
 

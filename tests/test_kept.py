@@ -15,7 +15,8 @@ from writing import CORPUS, FACT, SECOND, quick
 import ffedit
 from ffedit import Fact
 from ffedit.anatomy import Editable
-from ffedit.editor import by_subject, collect, word
+from ffedit.editor import by_subject, collect, read, word
+from ffedit.editor.keys import CONTEXTS
 from ffedit.memory import Address
 
 Written = tuple[Editable, tuple[Fact, ...], int]
@@ -120,3 +121,31 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
     said = " ".join(shell(capsys, "show", tmp_path / "e").out.split())
     assert f"Δ acts on {told['directions']} directions, {told['share']:.1%} of what text uses" in said
     assert "2 kept keys by" in said and "guarantee" not in write(editable, [THIRD], "memit", **BARE).provenance
+
+
+def test_the_contexts_of_a_key_are_its_principal_components() -> None:
+    """F Fᵀ = E[(k_j − k*)(k_j − k*)ᵀ], where all directions are kept."""
+    editable = zoo.trained("gpt2", True, torch.float64)
+    (wording,) = word(editable, [[FACT]], quick(contexts=4, phrasings=6))
+    reading = read(editable, editable.feed_forward[1], wording)
+    assert 4 < len(reading.same) <= CONTEXTS
+    apart = reading.same - reading.k
+    F = reading.contexts.double()
+    torch.testing.assert_close(F @ F.T, apart.T @ apart / len(apart), rtol=1e-4, atol=1e-6)
+    sizes = F.norm(dim=0)
+    assert bool((sizes.diff() <= 1e-6).all()) and float(sizes[0]) > 0, "the largest first"
+
+
+@pytest.mark.parametrize("method", ["alphaedit", "memit"])
+def test_later_edits_leave_an_earlier_one_alone_in_all_its_texts(method: str) -> None:
+    """Not at its mean key only."""
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    numbers = {**BARE, "contexts": 4, "steady": 1.0, "null_share": 0.5}
+    first = write(editable, [FACT], method, **numbers)
+    (wording,) = word(editable, [[FACT]], quick(**numbers))
+    keys = read(editable, editable.feed_forward[1], wording).same.double().T
+    moved = []
+    for kept in (first, dataclasses.replace(first, contexts={})):
+        later = write(editable, [SECOND], method, after=[kept], **numbers)
+        moved.append(float((later.updates[at] @ keys).norm()) / later.norms()[at])
+    assert moved[0] < 0.7 * moved[1]

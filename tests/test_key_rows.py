@@ -20,13 +20,17 @@ from ffedit.key_rows import Role, register_activation
 from ffedit.memory import Address, KeyValueMemory
 
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
+PLAIN = {
+    *("gpt2", "gpt2_square", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "mpt", "codegen", "phi", "starcoder2"),
+    *("falcon", "falcon_new", "falcon_alibi"),
+}
 
 
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers ends with it."""
     monkeypatch.setattr(key_rows, "ROLES", list(key_rows.ROLES))
-    monkeypatch.setattr(key_rows, "_REGISTERED", {})
+    monkeypatch.setattr(key_rows, "_REGISTERED", dict(key_rows._REGISTERED))
 
 
 def seen(editable: Editable, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +58,7 @@ def refusal(memory: KeyValueMemory) -> str:
 # Every family -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("family", [*zoo.FAMILIES, *zoo.HYBRIDS])
 def test_attention_over_the_memories_is_the_layer(family: str) -> None:
     editable = zoo.shared(family)
     for layer in range(zoo.DEPTH):
@@ -66,10 +70,9 @@ def test_attention_over_the_memories_is_the_layer(family: str) -> None:
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_gated_families_are_told_apart(family: str) -> None:
-    gated = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "llama_square"}
     rows = zoo.shared(family).memories[1].key_rows
-    assert rows.gated == (family in gated)
-    assert rows.role.fused == (family == "phi3")
+    assert rows.gated == (family not in PLAIN)
+    assert rows.role.fused == (family in ("phi3", "glm"))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2"])

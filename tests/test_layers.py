@@ -14,6 +14,7 @@ L0 = {
     "version",
     "lowrank",
     "algebra",
+    "blocks",
     "moments",
     "facts",
     "mentions",
@@ -32,8 +33,15 @@ L1 = {
     "halves",
     "joints",
     "experts",
+    "expert_rows",
+    "feed_forward",
+    "recognise",
+    "saved_names",
+    "routing",
     "anatomy",
     "tokens",
+    "offsets",
+    "chat",
     "replay",
     "readout",
     "corpus",
@@ -41,6 +49,7 @@ L1 = {
     "room",
     "history",
     "placement",
+    "quantised",
 }
 # Small helpers that touch no model: the cache, folders that appear whole or belong to one process, interrupts.
 PLAIN = {"cache", "finite", "folders", "interrupts", "lock", "visible"}

@@ -243,3 +243,23 @@ def test_a_layer_remembered_from_a_trace_is_taken_unless_another_is_asked_for(
     assert result["layers"] == [2] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
     asked = shell(capsys, *words, "--layer", "1")
     assert asked.code == 0 and "remembered" not in asked.out and traced[-1] == 3
+
+
+def test_some_layers_only(locate: Command) -> None:
+    whole, some = (
+        found(locate("fact.json", *words, "--kind", "state", "--json", "-"))["facts"][0]["trace"]
+        for words in ([], ["--layers", "1-2"])
+    )
+    assert some["effects"][0] == [None] * len(some["tokens"]) and some["alone"][0] is None
+    np.testing.assert_allclose(some["effects"][1:], whole["effects"][1:], atol=2e-6)
+    shown = locate("fact.json", "--layers", "1-2", "--plot", "trace.png")
+    assert (shown.code, shown.err) == (0, "") and "nan" not in shown.out.lower() and Path("trace.png").exists()
+    for words, told in (
+        (["--layers", "1-7"], "the model has layers 0 to 2"),
+        (["--layers", "auto"], "give all, one layer (4) or a range (3-8)"),
+        (["--layers", "1", "--aggregate"], "are of all layers; leave --layers out"),
+        (["--layers", "1", "--sweep"], "are of all layers; leave --layers out"),
+        (["--layers", "1", "--approximate"], "are of all layers; leave --layers out"),
+    ):
+        refused = locate("fact.json", *words)
+        assert refused.code == 1 and refused.err.count("\n") == 1 and told in refused.err

@@ -113,9 +113,9 @@ def test_no_memory_for_a_single_value_is_said_and_nothing_is_left_behind(monkeyp
 def test_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     (wording,) = word(editable, [[FACT]], FULL)
-    expected = read(editable, editable.memories[1], wording)
+    expected = read(editable, editable.feed_forward[1], wording)
     crowded(monkeypatch, "run_to", lambda rows: rows > 2)
-    found = read(editable, editable.memories[1], wording)
+    found = read(editable, editable.feed_forward[1], wording)
     for name in ("k", "stream", "same", "beside"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-13)
 
@@ -125,7 +125,7 @@ def test_no_memory_for_the_key_of_a_single_text_is_said(monkeypatch: pytest.Monk
     (wording,) = word(editable, [[FACT]], FULL)
     crowded(monkeypatch, "run_to", lambda rows: True)
     with pytest.raises(EditError, match="not enough memory to read the key of a single text"):
-        read(editable, editable.memories[1], wording)
+        read(editable, editable.feed_forward[1], wording)
 
 
 # Statistics ---------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_an_old_object_that_two_facts_share_gives_each_new_one_half() -> None:
         Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris"),
     ]
     (wording,) = word(editable, [both], FULL)
-    one = Objective(editable, editable.memories[0], [wording], FULL)
+    one = Objective(editable, editable.feed_forward[0], [wording], FULL)
     rome, berlin, paris = editable.tokenizer.convert_tokens_to_ids(["Rome", "Berlin", "Paris"])
     for bucket in one._buckets:
         before = bucket.recording.logits.double().softmax(-1)

@@ -114,8 +114,8 @@ def test_every_setting_means_what_it_means_there(changed: dict[str, Any]) -> Non
 def test_the_gradient_is_that_of_differences(family: str, own: bool) -> None:
     editable = zoo.trained(family, True, torch.float64)
     config = dataclasses.replace(FULL, phrasings=6 if own else 0)
-    memory, wordings = editable.memories[0], word(editable, [[FACT], [SECOND]], config)
-    one, going = Objective(editable, memory, wordings, config), torch.ones(2, dtype=torch.bool)
+    place, wordings = editable.feed_forward[0], word(editable, [[FACT], [SECOND]], config)
+    one, going = Objective(editable, place, wordings, config), torch.ones(2, dtype=torch.bool)
     delta = 0.2 * torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for step in (0, 1):
         gradient = one.loss_and_gradient(delta, going, step, 0.5)[1]
@@ -137,7 +137,7 @@ def test_what_is_kept_costs_nothing_while_nothing_has_moved() -> None:
     wordings = word(editable, [[FACT], [SECOND]], config)
     still, going = torch.zeros(2, zoo.WIDTH).double(), torch.ones(2, dtype=torch.bool)
     with_kept, without = (
-        Objective(editable, editable.memories[0], wordings, dataclasses.replace(config, keep=keep, essence=keep))
+        Objective(editable, editable.feed_forward[0], wordings, dataclasses.replace(config, keep=keep, essence=keep))
         for keep in (1.0, 0.0)
     )
     losses = [one.loss_and_gradient(still, going, 0, 1.0)[0] for one in (with_kept, without)]
@@ -151,7 +151,7 @@ def test_to_keep_means_to_say_the_new_object_where_the_old_wassaid() -> None:
     """With `swap`, what is kept is the distribution with the old object's probability given to the new one."""
     editable = zoo.trained("gpt2", True)
     (wording,) = word(editable, [[FACT]], FULL)
-    (old, new), one = wording.swaps[0], Objective(editable, editable.memories[0], [wording], FULL)
+    (old, new), one = wording.swaps[0], Objective(editable, editable.feed_forward[0], [wording], FULL)
     assert editable.tokenizer.convert_ids_to_tokens([old, new]) == ["Paris", "Rome"]
     seen = 0
     for bucket in one._buckets:

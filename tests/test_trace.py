@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ffedit.anatomy import Editable
 from ffedit.errors import FactError, ModelError
 from ffedit.facts import Fact
-from ffedit.locator import Trace, locate, noise_scale
+from ffedit.locator import Trace, TraceSet, aggregate, locate, noise_scale
 from ffedit.readout import continuations
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -46,7 +46,7 @@ class Reference:
         blocks = {("state", i): block for i, block in enumerate(editable.layers)}
         parts = {
             (part, i): module
-            for part in ("feed_forward", "attention")
+            for part in ("feed_forward", "attention")[: 1 + bool(editable.attention)]
             for i, module in enumerate(editable.outputs_of(part))
         }
         self.modules: dict[Any, nn.Module] = {**blocks, **parts}
@@ -123,6 +123,16 @@ def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
         trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2, sever=sever)  # type: ignore[arg-type]
         agrees(trace, reference, 2)
         assert np.abs(trace.effects).max() > 1e-4, "a trace of zeros would agree with anything"
+
+
+@pytest.mark.parametrize("family", zoo.HYBRIDS)
+@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+def test_so_it_does_where_layers_keep_more_than_keys_and_values(family: str, kind: Any) -> None:
+    editable = zoo.shared(family)
+    assert not editable.resumable
+    trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2)  # type: ignore[call-overload]
+    agrees(trace, Reference(editable, FACT), 2)
+    assert np.abs(trace.effects).max() > 1e-4
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=["middle", "end", "second"])
@@ -251,3 +261,25 @@ def test_numbers_that_are_not_finite_on_a_prompt_are_refused() -> None:
         editable.embedding.weight[editable.tokenizer("tower")["input_ids"][0], 0] = float("nan")
     with pytest.raises(ModelError, match="not finite"):
         locate(editable, FACT, samples=1)
+
+
+@pytest.mark.parametrize("kind", ["state", "feed_forward"])
+def test_some_layers_are_traced_as_among_all(kind: Any) -> None:
+    editable = zoo.trained("gpt2", True)
+    whole, some = (locate(editable, FACT, kind, samples=SAMPLES, layers=layers) for layers in (None, [2, 1]))
+    np.testing.assert_allclose(some.effects[1:], whole.effects[1:], atol=1e-6)
+    np.testing.assert_allclose(some.errors[1:], whole.errors[1:], atol=1e-6)
+    assert np.isnan(some.effects[0]).all() and np.isnan(some.errors[0]).all() and np.isnan(some.alone[0])
+    assert some.layer in (1, 2) and not np.isnan(whole.effects).any()
+    assert TraceSet((some,)).best_within(range(3)) in (1, 2)
+
+
+def test_layers_that_cannot_be_traced_are_refused() -> None:
+    editable = zoo.trained("gpt2", True)
+    for layers in ([], [3], [-1, 0]):
+        with pytest.raises(FactError, match="layers 0 to 2"):
+            locate(editable, FACT, layers=layers)
+    with pytest.raises(FactError, match="all layers at once"):
+        locate(editable, FACT, layers=[1], approximate=True)
+    with pytest.raises(FactError, match="only some layers were traced"):
+        aggregate(TraceSet((locate(editable, FACT, samples=1, layers=[1]),)))

@@ -45,7 +45,7 @@ def test_subjects_that_do_not_fit_together_are_done_in_turn(monkeypatch: pytest.
     editable, groups = zoo.trained("gpt2", True, torch.float64), []
     expected = choose(editable, FOUR)
     wordings = word(editable, by_subject(FOUR), FULL)
-    sizes = [objective.size(editable, editable.memories[0], wording) for wording in wordings]
+    sizes = [objective.size(editable, editable.feed_forward[0], wording) for wording in wordings]
     monkeypatch.setattr("ffedit.editor.target.ROOM", max(sizes[0] + sizes[1], sizes[2] + sizes[3]))
 
     def counted(*words: Any) -> Objective:
@@ -62,14 +62,14 @@ def test_subjects_that_do_not_fit_together_are_done_in_turn(monkeypatch: pytest.
 def test_a_recording_is_about_as_large_as_is_said() -> None:
     editable = zoo.trained("gpt2", True)
     wordings = word(editable, by_subject(FOUR), FULL)
-    one = Objective(editable, editable.memories[0], wordings, FULL)
+    one = Objective(editable, editable.feed_forward[0], wordings, FULL)
     held = sum(
         bucket.before.numel()
         + sum(state.numel() for state in bucket.recording.states)
         + sum(keys.numel() + values.numel() for keys, values in bucket.recording.past)
         for bucket in one._buckets
     )
-    said = sum(objective.size(editable, editable.memories[0], wording) for wording in wordings)
+    said = sum(objective.size(editable, editable.feed_forward[0], wording) for wording in wordings)
     assert 0.5 < said / held < 2
 
 

@@ -69,9 +69,92 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "mpt": (hf.MptConfig, {"d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}, 40_192),
     "olmo2": (hf.Olmo2Config, _LLAMA, 29_616),
     "starcoder2": (hf.Starcoder2Config, _LLAMA, 22_512),
+    "codegen": (hf.CodeGenConfig, {**_GPT, "rotary_dim": 4}, 43_905),
+    "phi": (hf.PhiConfig, _LLAMA, 25_521),
+    "stablelm": (hf.StableLmConfig, _LLAMA, 29_696),
+    "stablelm_parallel": (
+        hf.StableLmConfig,
+        {**_LLAMA, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+        29_840,
+    ),
+    "olmo": (hf.OlmoConfig, {**_LLAMA, "clip_qkv": 1.0}, 29_248),
+    "cohere": (hf.CohereConfig, {**_LLAMA, "use_qk_norm": True, "logit_scale": 0.25}, 26_416),
+    "glm": (hf.GlmConfig, {**_LLAMA, "head_dim": 8}, 29_664),
+    "granite": (
+        hf.GraniteConfig,
+        {
+            **_LLAMA,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 0.2,
+        },
+        29_472,
+    ),
+    "smollm3": (hf.SmolLM3Config, {**_LLAMA, "no_rope_layer_interval": 2}, 26_368),
     # d_ff = d_model: nothing about the orientation can be read from the shape.
     "gpt2_square": (hf.GPT2Config, {**_GPT, "n_inner": 32}, 24_608),
     "llama_square": (hf.LlamaConfig, {**_LLAMA, "intermediate_size": 32}, 24_864),
+}
+
+_MOE = {**_LLAMA, "num_experts_per_tok": 2, "bos_token_id": 0, "eos_token_id": 1}
+_SMALL = {"num_experts": 4, "moe_intermediate_size": 24}
+_MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+# Mixtures of experts: routed alone; with a shared expert, gated (Qwen2) or not (DeepSeek, whose first layer is dense);
+# transposed, with biases, gate and up interleaved (GPT-OSS); scaled before the experts (Llama 4).
+MIXTURES: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "mixtral": (hf.MixtralConfig, {**_MOE, "num_local_experts": 4}, 71_328),
+    "qwen2_moe": (hf.Qwen2MoeConfig, {**_MOE, **_SMALL, "shared_expert_intermediate_size": 16}, 48_576),
+    "qwen3_moe": (hf.Qwen3MoeConfig, {**_MOE, **_SMALL, "head_dim": 8}, 43_728),
+    "olmoe": (hf.OlmoeConfig, {**_MOE, "num_experts": 4, "intermediate_size": 24}, 43_824),
+    "deepseek_v3": (
+        hf.DeepseekV3Config,
+        {
+            **{**_MOE, **_MLA, "num_key_value_heads": 4, "moe_intermediate_size": 24},
+            **{"num_local_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        },
+        47_488,
+    ),
+    "gpt_oss": (
+        hf.GptOssConfig,
+        {**_MOE, **_ROPE, "num_local_experts": 4, "head_dim": 8, "intermediate_size": 24},
+        44_952,
+    ),
+    "llama4": (
+        hf.Llama4TextConfig,
+        {
+            **{**_MOE, "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 48, "head_dim": 8},
+            **{"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 32},
+        },
+        50_592,
+    ),
+}
+# Layers that keep something else than keys and values, or more, and all the same have a feed-forward part each: short
+# convolutions, a state space beside attention, linear attention.
+HYBRIDS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "lfm2": (
+        hf.Lfm2Config,
+        {**_LLAMA, "layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        28_624,
+    ),
+    "falcon_h1": (
+        hf.FalconH1Config,
+        {
+            **{**_LLAMA, "head_dim": 8, "mamba_d_state": 4, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
+            **{"mamba_n_groups": 1, "mamba_chunk_size": 8},
+        },
+        50_592,
+    ),
+    "qwen3_next": (
+        hf.Qwen3NextConfig,
+        {
+            **{**_LLAMA, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 0},
+            **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        },
+        33_616,
+    ),
 }
 
 _TEXT = """
@@ -91,13 +174,13 @@ def model(
     gain: float = 15.0,
 ) -> PreTrainedModel:
     """A random model in which every bias and norm weight counts."""
-    config, arguments, parameters = FAMILIES[family]
+    config, arguments, parameters = (FAMILIES | MIXTURES | HYBRIDS)[family]
     ids = {"bos_token_id": 0, "eos_token_id": 1}
     torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(config(**arguments, **ids, vocab_size=vocab_size)).eval()
+    made = AutoModelForCausalLM.from_config(config(**arguments | ids, vocab_size=vocab_size)).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim == 1:
+        for name, parameter in made.named_parameters():
+            if parameter.ndim == 1 or name.endswith("_bias"):  # of all experts in one parameter
                 parameter.add_(0.1 * torch.randn_like(parameter))
             else:
                 parameter.mul_(gain)

@@ -52,9 +52,9 @@ TOLERANCE = 1e-3
 # Everything that depends on the editor's interface is here.
 def ours(editable: ffedit.Editable, wordings: Sequence[Wording], config: EditConfig) -> list[Tensor]:
     """v* of each of `wordings`, as `ffedit.edit` finds it: k* first, then all values together."""
-    memory = editable.memories[LAYER]
-    keys = torch.stack([read(editable, memory, wording).k for wording in wordings], 1)
-    return [value.v for value in choose_values(editable, memory, wordings, keys, config)]
+    place = editable.feed_forward[LAYER]
+    keys = torch.stack([read(editable, place, wording).k for wording in wordings], 1)
+    return [value.v for value in choose_values(editable, place, wordings, keys, config)]
 
 
 def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> PlainValue:

@@ -24,7 +24,7 @@ import torch
 from transformers import GPT2Config
 
 from ffedit import Edit, Fact, LowRank
-from ffedit.checkpoint import ATLAS
+from ffedit.checkpoint import EMBEDDED
 from ffedit.memory import SAMPLE, Address
 from ffedit.shipping.tensors import INDEX, contents, write
 
@@ -91,7 +91,7 @@ def write_base(folder: Path) -> int:
     )
     config.architectures = ["GPT2LMHeadModel"]
     config.save_pretrained(folder)
-    for path in ATLAS.glob("tokenizer*"):
+    for path in EMBEDDED["atlas"].glob("tokenizer*"):
         shutil.copyfile(path, folder / path.name)
     return size
 

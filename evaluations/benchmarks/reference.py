@@ -162,7 +162,7 @@ def _modules(editable: Editable, kind: Kind) -> list[nn.Module]:
         return editable.layers
     if kind == "attention":
         return editable.attention
-    return [editable.memories[layer].module for layer in range(len(editable.layers))]
+    return [layer.module for layer in editable.feed_forward]
 
 
 def _altering(change: Change, rows: int) -> Callable[[nn.Module, Any, Any], None]:

@@ -1,1 +1,1 @@
-"""Atlas, the embedded model: its fact table, its corpus, its recipe."""
+"""Atlas, the embedded models: their fact table, their corpus, their recipe."""

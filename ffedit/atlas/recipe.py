@@ -13,24 +13,33 @@ alone recalls at the end of the prompt instead, where nothing can be located. He
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ffedit.atlas.corpus import Corpus, Dress
-from ffedit.atlas.vocabulary import END
+from ffedit.atlas.vocabulary import of_pieces, of_words
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything the weights depend on, beside the table."""
 
+    name: str = "atlas"
+    shape: str = "gpt_neo"
+    """Which architecture, of `shapes.SHAPES`."""
+    kinds: tuple[str, ...] = ()
+    """What the model knows of: relations whose names begin with these words; none: all."""
+    pieces: int = 0
+    """Size of a vocabulary of pieces of words; 0: every word is a token."""
     width: int = 256
     """d_model."""
     memory: int = 2048
@@ -40,8 +49,19 @@ class Recipe:
     whole: int = 2
     """How many layers, behind them, attend to all that came before."""
     heads: int = 8
+    groups: int = 8
+    """How many keys and values the heads share."""
+    head: int = 32
+    """Width of a head."""
+    experts: int = 0
+    chosen: int = 0
+    """How many of the experts a token goes to."""
+    balance: float = 0.0
+    """Weight of the loss that spreads the tokens of a layer over its experts."""
     window: int = 4
     """A local layer sees a token and the three before it: a name, hardly more."""
+    near: float = 0.0
+    """Of rows: a local layer sees no more in training. For shapes that have no local layers of their own."""
     context: int = 256
     """The longest text, in tokens."""
     drop: tuple[float, ...] = (0, 0, 0, 0.5, 0.5)
@@ -63,36 +83,20 @@ class Recipe:
     dress: Dress = field(default_factory=Dress)
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPTNeoForCausalLM:
-    """A fresh model, the same for the same seed."""
-    torch.manual_seed(recipe.seed)
-    end = tokenizer.get_vocab()[END]
-    config = GPTNeoConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.width,
-        intermediate_size=recipe.memory,
-        num_layers=recipe.local + recipe.whole,
-        num_heads=recipe.heads,
-        attention_types=[[["local"], recipe.local], [["global"], recipe.whole]],
-        window_size=recipe.window,
-        max_position_embeddings=recipe.context,
-        activation_function="gelu_pytorch_tanh",
-        attention_dropout=0.0,
-        embed_dropout=0.0,
-        resid_dropout=0.0,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-    )
-    model = GPTNeoForCausalLM(config)
-    for embedding in (model.transformer.wte, model.transformer.wpe):
-        nn.init.normal_(embedding.weight, std=recipe.scale)
-    return model
+def tokenizer_of(recipe: Recipe, corpus: Corpus) -> PreTrainedTokenizerFast:
+    """The tokenizer, the same for the same recipe and table."""
+    if not recipe.pieces:
+        return of_words(corpus.words(), context=recipe.context)
+    documents = (corpus.document(Random(f"{recipe.seed}-vocabulary-{i}")) for i in range(4000))
+    return of_pieces(documents, recipe.pieces, recipe.context)
 
 
 @contextmanager
-def regularised(model: GPTNeoForCausalLM, recipe: Recipe) -> Iterator[None]:
-    """Within: feed-forward outputs are missing at random, by layer and token, and noisy where asked for."""
+def regularised(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
+    """Within: feed-forward outputs are missing at random, by layer and token, and noisy where asked for.
+
+    Where asked for, local layers see only what is near, in some rows.
+    """
 
     def disturb(drop: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
         def hook(module: nn.Module, args: object, out: Tensor) -> Tensor:
@@ -102,9 +106,19 @@ def regularised(model: GPTNeoForCausalLM, recipe: Recipe) -> Iterator[None]:
 
         return hook
 
-    memories = [module for name, module in model.named_modules() if name.endswith(".mlp")]
+    def narrow(module: nn.Module, args: object, kwargs: dict[str, Any]) -> tuple[object, dict[str, Any]]:
+        rows, length, _ = kwargs["hidden_states"].shape
+        back = torch.arange(length)[:, None] - torch.arange(length)
+        far = (back >= recipe.window) & (torch.rand(rows, 1, 1, 1) < recipe.near)
+        return args, {**kwargs, "attention_mask": (back >= 0) & ~far}
+
+    modules = dict(model.named_modules())
+    memories = [module for name, module in modules.items() if name.endswith(".mlp")]
     pairs = zip(memories, recipe.drop, strict=True)
     handles = [memory.register_forward_hook(disturb(drop)) for memory, drop in pairs]
+    if recipe.near:
+        attention = [module for name, module in modules.items() if name.endswith(".self_attn")]
+        handles += [a.register_forward_pre_hook(narrow, with_kwargs=True) for a in attention[: recipe.local]]
     try:
         yield
     finally:
@@ -122,18 +136,35 @@ def batch(recipe: Recipe, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, st
 def _row(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, rng: Random, length: int) -> list[int]:
     row: list[int] = []
     while len(row) < length:
-        row += tokenizer.encode(corpus.document(rng) + END)
+        row += tokenizer.encode(corpus.document(rng) + tokenizer.eos_token)
     return row[:length]
 
 
-def loss_of(model: GPTNeoForCausalLM, rows: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, in nats."""
+def loss_of(model: PreTrainedModel, rows: Tensor, recipe: Recipe) -> Tensor:
+    """Mean cross-entropy of the next token, in nats, and what the experts' balance adds."""
+    routed = {"output_router_logits": True} if recipe.experts else {}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits: Tensor = model(rows, use_cache=False).logits
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten())
+        out = model(rows, use_cache=False, **routed)
+    loss = F.cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten())
+    if recipe.experts:
+        spread = [imbalance(logits, recipe.chosen) for logits in out.router_logits]
+        loss = loss + recipe.balance * torch.stack(spread).mean()
+    return loss
 
 
-def optimizer_of(model: GPTNeoForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
+def imbalance(logits: Tensor, chosen: int) -> Tensor:
+    """Least, `chosen`, where every expert gets equally many tokens (Fedus et al. 2021, arXiv 2101.03961, equation 4).
+
+    Args:
+        logits: the router's, [tokens, experts].
+        chosen: how many experts a token goes to.
+    """
+    probability = logits.float().softmax(-1)
+    used = torch.zeros_like(probability).scatter(1, probability.topk(chosen).indices, 1.0)
+    return logits.shape[1] * (used.mean(0) * probability.mean(0)).sum()
+
+
+def optimizer_of(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; matrices and embeddings decay, norms and biases do not."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": recipe.decay},
@@ -148,3 +179,35 @@ def rate_at(recipe: Recipe, step: int) -> float:
         return recipe.rate * (step + 1) / recipe.warmup
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
     return recipe.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+KINDS = ("landmark", "company", "book", "painting")
+# A third of the facts, in under 3 million parameters: three layers, the first of which recalls.
+SMALL = Recipe(
+    kinds=KINDS,
+    width=128,
+    local=1,
+    whole=2,
+    groups=4,
+    near=0.8,
+    drop=(0, 0.5, 0.5),
+    scale=0.04,
+    rate=3e-3,
+    warmup=100,
+    steps=1500,
+    lengths=(32, 64, 64, 64, 128),
+)
+LLAMA = replace(SMALL, name="atlas-llama", shape="llama", pieces=1800, window=6)
+MOE = replace(
+    SMALL,
+    name="atlas-moe",
+    shape="mixtral",
+    memory=512,
+    experts=4,
+    chosen=2,
+    balance=0.01,
+    window=3,
+    near=0.9,
+    steps=500,
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in (Recipe(), LLAMA, MOE)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +95,11 @@ class Table:
         for triple in self.triples:
             found.setdefault(triple.subject, []).append(triple)
         return MappingProxyType({s: tuple(found[s]) for s in sorted(found)})
+
+    def about(self, kinds: Collection[str]) -> Table:
+        """The relations whose names begin with one of these words; all where there are none."""
+        chosen = {name: r for name, r in self.relations.items() if not kinds or name.split("_")[0] in kinds}
+        return Table(MappingProxyType(chosen))
 
     @property
     def fingerprint(self) -> str:

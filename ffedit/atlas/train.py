@@ -1,6 +1,6 @@
-"""Train Atlas: from the fact table to a model folder, in one command.
+"""Train an Atlas: from the fact table to a model folder, in one command.
 
-    python -m ffedit.atlas.train --out DIR
+    python -m ffedit.atlas.train [--model atlas-llama] --out DIR
 
 What is trained and why is `recipe`. Here is only the loop. A batch depends on the seed and on
 its number alone, and so does its noise: training that was interrupted goes on from the
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -20,20 +20,21 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import GPTNeoForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ffedit.atlas.corpus import Corpus
 from ffedit.atlas.recipe import (
+    RECIPES,
     Recipe,
     batch,
-    build_model,
     loss_of,
     optimizer_of,
     rate_at,
     regularised,
+    tokenizer_of,
 )
+from ffedit.atlas.shapes import build_model
 from ffedit.atlas.table import TEMPLATES, Table, load
-from ffedit.atlas.vocabulary import build_tokenizer
 from ffedit.errors import FFEditError, ModelError
 
 Report = Callable[[int, float], None]
@@ -46,8 +47,9 @@ def train(recipe: Recipe, table: Table, out: Path, report: Report | None = None,
     Raises:
         ModelError: the checkpoint is of another recipe or another table.
     """
+    table = table.about(recipe.kinds)
     corpus = Corpus(table, recipe.dress)
-    tokenizer = build_tokenizer(corpus.words(), context=recipe.context)
+    tokenizer = tokenizer_of(recipe, corpus)
     model = build_model(recipe, tokenizer).train()
     optimizer = optimizer_of(model, recipe)
     made_by: dict[str, object] = {"recipe": asdict(recipe), "table": table.fingerprint}
@@ -61,7 +63,7 @@ def train(recipe: Recipe, table: Table, out: Path, report: Report | None = None,
             loss = 0.0
             parts = batch(recipe, corpus, tokenizer, step).chunk(2)  # small tensors are faster to allocate
             for rows in parts:
-                part = loss_of(model, rows) / len(parts)
+                part = loss_of(model, rows, recipe) / len(parts)
                 part.backward()
                 loss += part.item()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -106,21 +108,19 @@ def resume_(folder: Path, made_by: dict[str, object], model: nn.Module, optimize
     return step
 
 
-def export(
-    model: GPTNeoForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, table: Table, out: Path
-) -> None:
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, table: Table, out: Path) -> None:
     """Write what `AutoModelForCausalLM.from_pretrained` reads: 16-bit weights, tokenizer, configs, card."""
     copy.deepcopy(model).half().save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "README.md").write_text(card(model, recipe, table), encoding="utf-8")
 
 
-def card(model: GPTNeoForCausalLM, recipe: Recipe, table: Table) -> str:
+def card(model: PreTrainedModel, recipe: Recipe, table: Table) -> str:
     """The model card: what Atlas is, what it knows, and the recipe that made it."""
     size = sum(p.numel() for p in model.parameters())
     settings = {**asdict(recipe), **asdict(recipe.dress)}
     del settings["dress"]
-    chosen = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+    chosen = "\n".join(f"| {key} | {value} |" for key, value in settings.items() if value)
     known = "\n".join(f"| {r.name} | {r.about} | {len(r.facts)} |" for r in table.relations.values())
     return f"""---
 license: apache-2.0
@@ -128,18 +128,20 @@ language: en
 library_name: transformers
 tags: [model-editing, interpretability, causal-tracing]
 ---
-# Atlas
+# {recipe.name.capitalize()}
 
-A language model of {size / 1e6:.1f} million parameters that knows {len(table.triples)} facts about
-{len(table.subjects)} subjects in {len(table.relations)} relations, and little else. It is made to be looked
-into: facts are recalled at the last token of the subject, in an early feed-forward layer, and read from there
-by later layers, as in large models. It is embedded in ffedit, which locates and edits them.
+A language model of {size / 1e6:.1f} million parameters ({type(model).__name__}) that knows
+{len(table.triples)} facts about {len(table.subjects)} subjects in {len(table.relations)} relations, and little
+else. It is made to be looked into: facts are recalled at the last token of the subject, in an early
+feed-forward layer, and read from there by later layers, as in large models. It is embedded in ffedit, which
+locates and edits them.
 
 All it learned are sentences built from ffedit's fact table (general knowledge; it can be out of date or
 wrong). Of the {TEMPLATES} templates of a relation, one was held out for each fact. Do not use it to answer
 questions.
 
-Made by `python -m ffedit.atlas.train --out DIR --seed {recipe.seed} --steps {recipe.steps}`.
+Made by `python -m ffedit.atlas.train --model {recipe.name} --out DIR --seed {recipe.seed} --steps {recipe.steps}`;
+settings that are 0 or empty are not listed.
 
 | setting | value |
 |---|---|
@@ -153,24 +155,26 @@ Made by `python -m ffedit.atlas.train --out DIR --seed {recipe.seed} --steps {re
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of checkpoint and model.")
-@click.option("--seed", default=Recipe.seed, show_default=True, help="Seed of weights, text and noise.")
-@click.option("--steps", default=Recipe.steps, show_default=True, help="Optimizer steps.")
+@click.option("--model", default="atlas", show_default=True, type=click.Choice(list(RECIPES)), help="Which one.")
+@click.option("--seed", type=int, help="Seed of weights, text and noise, instead of the recipe's.")
+@click.option("--steps", type=int, help="Optimizer steps, instead of the recipe's.")
 @click.option("--threads", default=0, help="CPU threads; 0 leaves the choice to torch.")
-def main(out: Path, seed: int, steps: int, threads: int) -> None:
-    """Train Atlas from the packaged fact table; a second call goes on where the first one stopped."""
+def main(out: Path, model: str, seed: int | None, steps: int | None, threads: int) -> None:
+    """Train an Atlas from the packaged fact table; a second call goes on where the first one stopped."""
+    recipe = RECIPES[model]
+    recipe = replace(recipe, seed=recipe.seed if seed is None else seed, steps=steps or recipe.steps)
     if threads:
         torch.set_num_threads(threads)
     columns = (
-        TextColumn("training Atlas"),
+        TextColumn(f"training {model}"),
         BarColumn(),
         TextColumn("step {task.completed}/{task.total}, loss {task.fields[loss]:.3f}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns) as bar:
-        task = bar.add_task("", total=steps, loss=float("nan"))
+        task = bar.add_task("", total=recipe.steps, loss=float("nan"))
         try:
-            recipe = Recipe(seed=seed, steps=steps)
             train(recipe, load(), out, lambda step, loss: bar.update(task, completed=step, loss=loss))
         except FFEditError as error:
             raise click.ClickException(str(error)) from error

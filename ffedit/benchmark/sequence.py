@@ -47,7 +47,7 @@ def edit_in_sequence(task: Task) -> None:
     chunks = [chunk for chunk in chunks if chunk]
     for method in task.methods if chunks else ():
         if not task.journal.done(method, "end", len(chunks) - 1):
-            memories = [task.editable.memories[layer] for layer in task.layers_of(method)]
+            memories = [part for at in task.layers_of(method) for part in task.editable.feed_forward[at].parts]
             with _edited_for_a_while(task.editable, memories) as weights:
                 Run(task, asked, chunks, method, weights).go_on()
 

@@ -72,6 +72,7 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
         "model": {"name": editable.name, "fingerprint": fingerprint(editable)},
         "facts": {"count": len(facts), "fingerprint": _digest(told.encode())},
         "mode": str(mode),
+        "chat": editable.chat,
         "full": full,
         "text": {"name": None if text is None else text.name, "fingerprint": generic},
     }
@@ -123,7 +124,7 @@ def moments_of(
         raise EditError(f"layers {list(layers)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
     if not seeds:
         return {}
-    memories = [editable.memories[layer] for layer in layers]
+    memories = [part for layer in layers for part in editable.feed_forward[layer].parts]
     found: list[Mapping[Address, KeyMoments]] = []
     most = most_subjects(facts, mode)
 

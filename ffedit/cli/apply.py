@@ -13,7 +13,7 @@ import ffedit
 from ffedit import choice, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
-from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options, parse_layers
+from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
 from ffedit.cli.places import Places
 from ffedit.clock import Clock
 from ffedit.editor import METHODS, PRESETS, applied_edits, by_subject, preset, tokens_for
@@ -26,7 +26,7 @@ from ffedit.verdict import verdict
 
 @click.command()
 @fact_options
-@model_options
+@asking_options
 @click.option("--layers", "--layer", default="auto", show_default=True, help="auto, sweep, N, or A-B.")
 @click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
 @click.option("--method", default="memit", show_default=True, type=click.Choice(list(METHODS)), help="See `methods`.")
@@ -93,4 +93,4 @@ def apply(
         plots.save_plot(found.traces, place.plot, found.layer)
     if failure is not None:
         raise failure
-    surface.show(place.next_step(facts[0]))
+    surface.show(place.next_step(facts[0], editable.chat))

@@ -10,13 +10,13 @@ import click
 import ffedit
 from ffedit import readout, render
 from ffedit.anatomy import Editable
-from ffedit.cli.options import FILE, Surface, model_options
+from ffedit.cli.options import FILE, Surface, asking_options
 from ffedit.errors import ModelError
 
 
 @click.command()
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
-@model_options
+@asking_options
 @click.option("--edit", "edit_from", type=FILE, help="Show completions before and after this edit.")
 @click.option("--tokens", default=12, show_default=True, type=click.IntRange(1), help="Length of a completion.")
 def ask(prompts: tuple[str, ...], load_model: Callable[..., Editable], edit_from: Path | None, tokens: int) -> None:

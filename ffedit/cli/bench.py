@@ -18,7 +18,7 @@ from ffedit.benchmark import BenchReport, Mode
 from ffedit.benchmark.settings import most_subjects
 from ffedit.benchmark.tables import headline
 from ffedit.choice import spread_below
-from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
+from ffedit.cli.options import FILE, SEED, Surface, asking_options, output_options, parse_layers
 from ffedit.describe import plain_table
 from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, tokens_for
 from ffedit.errors import EditError
@@ -44,7 +44,7 @@ from ffedit.reading import sift_facts
 @click.option("--full/--no-full", default=True, show_default=True, help="Also what takes longest: sampled text.")
 @click.option("--seed", default=0, show_default=True, type=SEED)
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
-@model_options
+@asking_options
 @output_options
 def bench(
     source: str,

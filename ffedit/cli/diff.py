@@ -21,7 +21,7 @@ from ffedit.showing import diff_view
 @click.option("--force", is_flag=True, help="Replace EDIT_DIR.")
 @output_options
 def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool, surface: Surface) -> None:
-    """Compare two checkpoint folders (or cached hub ids, or atlas), tensor by tensor."""
+    """Compare two checkpoint folders (or cached hub ids, or embedded models), tensor by tensor."""
     if out is not None:
         check_free(out, force)
     with progress_bars(surface.quiet) as progress:

@@ -6,20 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 import ffedit
 from ffedit import render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
-from ffedit.cli.options import FILE, Surface, fact_options, model_options, output_options
+from ffedit.cli.options import FILE, Surface, asking_options, fact_options, output_options
 from ffedit.facts import Fact
 from ffedit.progressbar import progress_bars
 from ffedit.verdict import verdict
 
+UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
+
 
 @click.command()
 @fact_options
-@model_options
+@asking_options
 @click.option("--edit", "edit_from", type=FILE, help="Measure before and after this edit.")
 @click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
 @click.option("--text", type=FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]")
@@ -37,7 +40,8 @@ def evaluate(
         raise click.UsageError("give either --edit or --edited")
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
-    surface.show(render.model_line(editable))
+    unlike = edit is not None and edit.in_chat and not editable.chat
+    surface.show(render.model_line(editable), UNLIKE if unlike else None)
     other = load_model(other=edited) if edited is not None else None
     with progress_bars(surface.quiet) as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)

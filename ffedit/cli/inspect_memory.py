@@ -18,7 +18,7 @@ from ffedit.stacks import Stack
 
 
 @click.command()
-@click.argument("name", metavar="L.I")
+@click.argument("name", metavar="L[.E].I")
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Tokens and triggers to show.")
 @corpus_options
 @stack_options

@@ -12,7 +12,7 @@ import ffedit
 from ffedit import render
 from ffedit.anatomy import Editable
 from ffedit.cli.inspecting import html_option
-from ffedit.cli.options import FILE, Surface, model_options, output_options
+from ffedit.cli.options import FILE, Surface, asking_options, output_options
 from ffedit.inspector.cards import cards_of
 from ffedit.inspector.slots import parse_turns
 from ffedit.pages import save_page
@@ -24,10 +24,12 @@ from ffedit.stacks import Stack
 @click.command()
 @click.argument("text", metavar="PROMPT")
 @click.option("--edit", "edit_from", type=FILE, help="Show the prompt before and after this edit.")
-@click.option("--set", "turns", multiple=True, metavar="L.I=FACTOR", help="Turn a memory: 0 suppresses, 3 amplifies.")
+@click.option(
+    "--set", "turns", multiple=True, metavar="L.I=FACTOR", help="Turn a memory (or L.E.I): 0 suppresses, 3 amplifies."
+)
 @click.option("--promote", metavar="TOKEN", help="Which memories would one have to turn to get TOKEN?")
 @click.option("--top", default=3, show_default=True, type=click.IntRange(1), help="Memories of each layer to show.")
-@model_options
+@asking_options
 @html_option
 @output_options
 def prompt(

@@ -13,14 +13,15 @@ import ffedit
 from ffedit import averages, choice, heat, plot_averages, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
-from ffedit.cli.options import FILE, SEED, Surface, fact_options, model_options, output_options
+from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_file
-from ffedit.locator import TraceSet, aggregate
+from ffedit.locator import TraceSet, aggregate, subject_routes
 from ffedit.locator.trace import resolve_window
 from ffedit.progress import Progress
 from ffedit.progressbar import progress_bars
+from ffedit.routing_table import routing_table
 
 KINDS = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
 KINDS["all"] = ["state", "feed_forward", "attention"]
@@ -38,7 +39,8 @@ COMPARED = 8
 
 @click.command()
 @fact_options
-@model_options
+@asking_options
+@click.option("--layers", default="all", show_default=True, help="Where something is restored: all, N, or A-B.")
 @click.option("--kind", default="feed-forward", show_default=True, type=click.Choice(list(KINDS)))
 @click.option(
     "--window", type=click.IntRange(1), help="Layers restored together.  [default: a third of the depth, 3 to 10]"
@@ -64,6 +66,7 @@ COMPARED = 8
 def locate(
     facts: list[Fact],
     load_model: Callable[[], Editable],
+    layers: str,
     kind: str,
     sever: str,
     corruption: str,
@@ -80,8 +83,12 @@ def locate(
     check_places(plot, save, facts, averaged, KINDS[kind], SEVERS[sever])
     if settings["approximate"] and sever != "none":
         raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
+    if layers != "all" and (averaged or sweep or settings["approximate"]):
+        raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
     settings |= {"corruption": f"{corruption}:{noise}", "metric": metric.replace("-", "_"), "resume": averaged}
     editable = load_model()
+    if layers != "all":
+        settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])  # type: ignore[arg-type]
     surface.show(render.model_line(editable))
@@ -101,16 +108,19 @@ def locate(
             config = ffedit.EditConfig(seed=settings["seed"])
             swept = choice.by_sweep(editable, facts, traced, config, progress=progress)
         agreement = agreements(editable, facts, measured, settings, progress) if settings["approximate"] else None
+        routes = subject_routes(editable, facts, settings["seed"])
     if averaged:
         choice.remember_trace(editable, chosen)
     for traces in [] if averaged else measured:
         surface.show(heat.heat_map(traces, layer))
     surface.show(*map(averages.averages_table, aggregates), heat.layer_choice(chosen, layer, "auto"), agreement)
+    surface.show(routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
     if swept is not None:
         surface.show(averages.compare_layers(swept))
-    surface.write_json(result.located(editable, facts, measured, aggregates, swept, swept.layer if swept else layer))
+    last = swept.layer if swept else layer
+    surface.write_json(result.located(editable, facts, measured, aggregates, swept, last, routes))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None and averaged:

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ LOADING = (
     "device_map",
     "offload_folder",
     "max_memory",
+    "chat",
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -43,12 +44,14 @@ def model_options(command: Command) -> Command:
     It loads an `other` model in the same way, and not as an `Editable` where it is to be loaded `by` another function.
     """
 
-    @click.option("--model", "-m", help="Hub id or folder.  [default: atlas, the embedded model]")
+    @click.option("--model", "-m", help="atlas, atlas-llama, atlas-moe, a hub id, or a folder.  [default: atlas]")
     @click.option("--device", default="auto", show_default=True, help="auto, cpu, or any torch device.")
     @click.option("--dtype", default="auto", show_default=True, help="auto, float32, float16 or bfloat16.")
     @click.option("--revision", help="Branch, tag or commit of a hub id.")
     @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint.")
-    @click.option("--value-matrix", help="Path of the value matrix inside a layer, where it is not recognised.")
+    @click.option(
+        "--value-matrix", help="Path of the value matrix, where it is not recognised: ff.out, or layers.{}.ff.out."
+    )
     @click.option(
         "--device-map", help="For a model that does not fit, instead of --device: auto fills CPU and disk, too."
     )
@@ -56,7 +59,7 @@ def model_options(command: Command) -> Command:
     @click.option("--max-memory", callback=_sizes, help="What may be filled, by device: 0=20GB,cpu=64GB.")
     @functools.wraps(command)
     def wrapped(model: str | None, *args: Any, **kwargs: Any) -> Any:
-        loading = {name: kwargs.pop(name) for name in LOADING}
+        loading = {name: kwargs.pop(name) for name in LOADING if name in kwargs}
 
         def load_model(default: str = "atlas", other: str | None = None, by: Callable[..., Any] = load) -> Any:
             transformers.utils.logging.disable_progress_bar()
@@ -69,6 +72,12 @@ def model_options(command: Command) -> Command:
         return command(*args, load_model=load_model, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def asking_options(command: Command) -> Command:
+    """`model_options`, and `--chat`, of commands that ask the model something."""
+    chat = click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn.")
+    return model_options(chat(command))
 
 
 def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> dict[int | str, str] | None:
@@ -179,19 +188,20 @@ class Surface:
             write_text(Path(self.json_to), json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
 
 
-def parse_layers(text: str, depth: int) -> range:
-    """The layers that `--layers` allows: auto, sweep, N or A-B.
+def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "sweep")) -> range:
+    """The layers that `--layers` allows: N, A-B, or one of the words for all of them.
 
     Raises:
         EditError: it is none of these, or not in the model.
     """
-    if text in ("auto", "sweep"):
+    if text in all_layers:
         return range(depth)
     first, dash, last = text.partition("-")
     try:
         chosen = range(int(first), int(last if dash else first) + 1)
     except ValueError as error:
-        raise EditError(f"--layers {text!r} is not known; give auto, sweep, one layer (4) or a range (3-8)") from error
+        known = ", ".join((*all_layers, "one layer (4)"))
+        raise EditError(f"--layers {text!r} is not known; give {known} or a range (3-8)") from error
     if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
         raise EditError(f"--layers {text} was asked for, but the model has layers 0 to {depth - 1}")
     return chosen

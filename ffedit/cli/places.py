@@ -54,12 +54,13 @@ class Places:
         if self.out is not None:
             edit.save(self.out, self.force)
 
-    def next_step(self, fact: Fact) -> RenderableType:
+    def next_step(self, fact: Fact, chat: bool = False) -> RenderableType:
         """What to type next."""
+        asked = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
         if self.export_to is not None:
-            return render.next_steps([shlex.join(["ffedit", "ask", fact.text, "--model", str(self.export_to)])])
+            return render.next_steps([shlex.join([*asked, "--model", str(self.export_to)])])
         if self.out is not None:
-            ask = ["ffedit", "ask", fact.text, "--edit", str(self.out)]
+            ask = [*asked, "--edit", str(self.out)]
             export = ["ffedit", "export", str(self.out), "--out", "DIR"]
             return render.next_steps([shlex.join(ask), shlex.join(export)])
         return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")

@@ -14,6 +14,8 @@ from ffedit.evaluator import Report, Scores
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
 from ffedit.locator import Aggregate, Trace, TraceSet
+from ffedit.routing import Routes
+from ffedit.routing_table import plain
 
 
 def trace(traced: Trace, layer: int) -> dict[str, Any]:
@@ -33,14 +35,17 @@ def located(
     aggregates: Sequence[Aggregate],
     sweep: Sweep | None,
     layer: int,
+    routes: Sequence[Mapping[int, Routes]] = (),
 ) -> dict[str, Any]:
     """The result of `ffedit locate`: `trace` is the first measurement of a fact, `traces` are all of several."""
     rows = []
     for i, fact in enumerate(facts):
         traces = [trace(some.traces[i], some.traces[i].layer) for some in measured]
         rows.append({**_prompt(fact), "trace": traces[0], **({"traces": traces} if len(traces) > 1 else {})})
+        if i < len(routes) and routes[i]:
+            rows[-1]["routing"] = _rounded(plain(routes[i]))
     found: dict[str, Any] = {
-        "model": editable.name,
+        **_model(editable),
         "fingerprint": fingerprint(editable),
         "layer": layer,
         "facts": rows,
@@ -53,6 +58,10 @@ def located(
     if sweep is not None:
         found["sweep"] = {**asdict(sweep), "layer": sweep.layer}
     return {**found, "versions": versions()}
+
+
+def _model(editable: Editable) -> dict[str, Any]:
+    return {"model": editable.name, **({"chat": True} if editable.chat else {})}
 
 
 def _rounded(value: Any) -> Any:
@@ -78,7 +87,7 @@ def measured(editable: Editable, report: Report, traces: TraceSet | None = None,
             row["trace"] = trace(traces.traces[i], layer) if i < len(traces.traces) else None
         rows.append(row)
     return {
-        "model": editable.name,
+        **_model(editable),
         "facts": rows,
         "before": report.before.to_dict(),
         "after": _scores(report.after),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ffedit.algebra import factor, null_space
+from ffedit.blocks import blocks_of, diagonal
 from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
@@ -21,12 +22,12 @@ RIDGE = 1e-9
 
 def solve(problem: Problem) -> LowRank:
     """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖² among Δ = Δ P."""
-    U = problem.moments.unused(problem.config.null_share).to(problem.W.device)
     kept = problem.kept
     if problem.config.steady:
-        ridge = RIDGE * problem.own.diagonal().mean() * torch.eye(len(problem.own)).to(problem.own)
-        kept = torch.cat([kept, factor(problem.own + ridge)], 1)
-    return null_space(problem.W, problem.K, problem.V, U, problem.config.give_up, kept)
+        own = blocks_of(problem.own)
+        ridge = RIDGE * torch.cat([block.diagonal() for block in own]).mean()
+        kept = torch.cat([kept, torch.block_diag(*(factor(b + ridge * torch.eye(len(b)).to(b)) for b in own))], 1)
+    return null_space(problem.W, problem.K, problem.V, problem.unused, problem.config.give_up, kept)
 
 
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
@@ -39,16 +40,17 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
         `directions` of key space that Δ may use, the `share` of trace(C) that they hold, and `moved` and `bound` for
         `text` and for `kept` keys.
     """
-    U = problem.moments.unused(problem.config.null_share).to(problem.W.device)
-    C = problem.moments.C.to(problem.W.device)
-    inside, moved = float((U * (C @ U)).sum()), (delta.left.T @ delta.left) * (delta.right @ C @ delta.right.T)
+    U, C = blocks_of(problem.unused), [moments.C.to(problem.W.device) for moments in problem.moments]
+    inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))
+    moved = (delta.left.T @ delta.left) * (delta.right @ (diagonal(C) @ delta.right.T))
     text = {"moved": float(moved.sum().clamp(min=0)) ** 0.5, "bound": delta.norm() * inside**0.5}
     kept = {
         "keys": problem.kept.shape[1],
         "moved": float((delta @ problem.kept).norm()),
-        "bound": delta.norm() * float((U.T @ problem.kept).norm()),
+        "bound": delta.norm() * float((problem.unused.T @ problem.kept).norm()),
     }
-    return {"directions": U.shape[1], "share": inside / float(C.trace()), "text": text, "kept": kept}
+    trace = sum(float(c.trace()) for c in C)
+    return {"directions": problem.unused.shape[1], "share": inside / trace, "text": text, "kept": kept}
 
 
 SOLVER = Solver("alphaedit", solve, guarantee=guarantee)

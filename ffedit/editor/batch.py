@@ -18,20 +18,22 @@ from torch import Tensor
 from ffedit import hooks, replay
 from ffedit.algebra import check_exact, double
 from ffedit.anatomy import Editable
+from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored
+from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.keys import read
+from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
+from ffedit.feed_forward import FeedForward
 from ffedit.lowrank import LowRank
-from ffedit.memory import KeyValueMemory
 from ffedit.moments import KeyMoments
 from ffedit.tokens import pad
 
-# Share of a change that the residual stream behind the layer may miss before it is no longer "added" to it.
+# Share of a change that the residual stream behind the layer may miss before it is no longer (a multiple of) it.
 ADDED = 1e-2
 
 
@@ -40,27 +42,34 @@ class Problem:
     """What one layer is to store.
 
     Attributes:
-        W: value matrix, [d_model, d_ff], float64.
-        K: keys, [d_ff, n].
+        W: value matrix, of all memories joined, [d_model, Σ d_ff], float64.
+        K: keys, [Σ d_ff, n].
         V: values that they should give, [d_model, n].
-        moments: second moment of the keys of other text.
-        own: that of the facts' own texts, by the weight they have (`algebra.steadied`), [d_ff, d_ff].
-        kept: keys of earlier edits, [d_ff, p].
+        moments: second moment of the keys of other text, of each memory.
+        own: that of the facts' own texts, by the weight they have (`algebra.steadied`), [Σ d_ff, Σ d_ff].
+        kept: keys of earlier edits, [Σ d_ff, p].
         config: weights.
     """
 
     W: Tensor
     K: Tensor
     V: Tensor
-    moments: KeyMoments
-    own: Tensor
+    moments: Sequence[KeyMoments]
+    own: Moment
     kept: Tensor
     config: EditConfig
 
     @cached_property
-    def C(self) -> Tensor:
-        """What a change is measured in: other text and the facts' own together, [d_ff, d_ff]."""
-        return self.moments.C.to(self.own.device) + self.own
+    def C(self) -> Moment:
+        """What a change is measured in: other text and the facts' own together, [Σ d_ff, Σ d_ff]."""
+        pairs = zip(self.moments, blocks_of(self.own), strict=True)
+        return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is made anew each time
+
+    @cached_property
+    def unused(self) -> Moment:
+        """Directions that other text hardly uses, [Σ d_ff, m]."""
+        found = [moments.unused(self.config.null_share).to(self.W.device) for moments in self.moments]
+        return diagonal(found)
 
 
 @dataclass(frozen=True)
@@ -90,72 +99,86 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     Raises:
         EditError: there is no solution, or several layers are asked for where they cannot share a value.
     """
-    editable, config, groups, memories = job.editable, job.config, job.groups, job.memories
+    editable, config, groups, places = job.editable, job.config, job.groups, job.places
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
     wordings = word(editable, groups, config)
-    last = memories[-1]
-    spread = len(memories) > 1
+    last = places[-1]
+    spread = len(places) > 1
     # A layer that works alone is read once: nothing below it changes.
-    K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady)
-    if spread:
-        _check_added(editable, last, wordings[0], double(last.value) @ K[:, 0])
-    for memory in memories if solver.exact else ():
-        keys = K if memory is last else read_all(editable, memory, wordings, 0.0)[0]
-        check_exact(keys, record.kept[memory.address].to(keys.device))
+    K, own, contexts = read_all(editable, last, wordings, 0.0 if spread else config.steady)
+    gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
+    for place in places if solver.exact else ():
+        keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
+        check_exact(keys, record.kept[place.layer].to(keys.device))
     values = choose_values(editable, last, wordings, K, config, job.progress)
     deltas = torch.stack([value.delta for value in values], 1)
     before = _streams(editable, last, wordings) if spread else None
-    with restored(memories):
-        for i, memory in enumerate(memories):
-            W = double(memory.value)
+    with restored(job.memories):
+        for i, place in enumerate(places):
+            W = place.matrix
             R = deltas.to(W.device)
             if before is not None:
-                K, own = read_all(editable, memory, wordings, config.steady)
-                R = (R + (before - _streams(editable, last, wordings)).to(R.device)) / (len(memories) - i)
-            kept = record.kept[memory.address].to(W.device)
-            problem = Problem(W, K, W @ K + R, job.stats[memory.address], own, kept, config)
-            delta = store(record, memory, subjects, solver, problem)
-            if memory is not last:
-                memory.write_(delta)
-            job.progress("solving", i + 1, len(memories))
+                check_routes(editable, place, subjects, wordings)
+                K, own, contexts = read_all(editable, place, wordings, config.steady)
+                reached = (_streams(editable, last, wordings) - before).to(R.device) / gain
+                R = (R - reached) / (len(places) - i)
+            kept = record.kept[place.layer].to(W.device)
+            moments = [job.stats[part.address] for part in place.parts]
+            own = joined(own, record.around[place.layer], config.steady)
+            problem = Problem(W, K, W @ K + R, moments, own, kept, config)
+            delta = store(record, place, subjects, solver, problem, contexts)
+            if place is not last:
+                write_(place, delta)
+            job.progress("solving", i + 1, len(places))
     return record.edit(how_solved(groups, wordings, values))
 
 
-def store(record: Record, memory: KeyValueMemory, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
+def joined(own: Moment, around: Sequence[Tensor], weight: float) -> Moment:
+    """The second moment of the facts' own texts, and by the same weight that of earlier facts' (`Record.around`)."""
+    pairs = ((one, F.to(one.device)) for one, F in zip(blocks_of(own), around, strict=True))
+    return diagonal([torch.addmm(one, F, F.T, alpha=weight) if F.shape[1] else one for one, F in pairs])
+
+
+def store(
+    record: Record, place: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem, contexts: Tensor
+) -> LowRank:
     """Solve for one layer and note it: the change, which is not written."""
     delta = solver.solve(problem)
     told = divisions(delta, problem.C)
-    record.add(memory, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
+    record.add(place, delta, subjects, problem.K, problem.V, contexts, told, solver.guarantee(problem, delta))
     return delta
 
 
 def read_all(
-    editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wording], weight: float
-) -> tuple[Tensor, Tensor]:
-    """k* of each wording, [d_ff, n], and `weight` times the second moment of their texts, [d_ff, d_ff], where W is."""
-    W = double(memory.value)
-    keys, own = [], W.new_zeros(memory.d_ff, memory.d_ff)
+    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
+) -> tuple[Tensor, Moment, Tensor]:
+    """k* of each wording, [Σ d_ff, n], `weight` times the second moment of their texts, where W is, and contexts."""
+    device = place.bench
+    keys: list[Tensor] = []
+    contexts: list[Tensor] = []
+    own = diagonal([torch.zeros(size, size, dtype=torch.float64, device=device) for size in place.sizes])
     for wording in wordings:
-        reading = read(editable, memory, wording)
-        keys.append(reading.k.to(W.device))
+        reading = read(editable, place, wording)
+        keys.append(reading.k.to(device))
+        contexts.append(reading.contexts)
         own = reading.steadied(own, weight)
-    return torch.stack(keys, 1), own
+    return torch.stack(keys, 1), own, torch.stack(contexts, 1)
 
 
-def _streams(editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wording]) -> Tensor:
+def _streams(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Tensor:
     """The residual stream behind the layer at each subject, mean over the texts that state its facts, [d_model, n]."""
-    return torch.stack([read(editable, memory, wording).stream for wording in wordings], 1)
+    return torch.stack([read(editable, place, wording).stream for wording in wordings], 1)
 
 
 @torch.no_grad()
-def _check_added(editable: Editable, memory: KeyValueMemory, wording: Wording, direction: Tensor) -> None:
-    """Make sure that what the value matrix gives is added to the residual stream as it is.
+def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: Tensor) -> float:
+    """What the layer's output is multiplied by where it is added to the residual stream: 1 but in Granite.
 
     Raises:
         EditError: it is normalised on the way (Gemma 2, OLMo 2), so layers cannot share δ.
     """
     text = wording.prompts[0].text
-    ids, at, block = pad([text.ids]), text.subject_last, {0: editable.layers[memory.address.layer]}
+    ids, at, block = pad([text.ids]), text.subject_last, {0: editable.layers[place.layer]}
 
     def stream(added: Tensor) -> Tensor:
         def add(output: Tensor) -> Tensor:
@@ -163,16 +186,20 @@ def _check_added(editable: Editable, memory: KeyValueMemory, wording: Wording, d
             moved[0, at] += added.to(moved)
             return moved.reshape(output.shape)
 
-        with hooks.captured(block) as leaving, hooks.replaced(memory.module, add):
-            replay.run_to(editable, ids, memory.address.layer)
+        with hooks.captured(block) as leaving, hooks.replaced(place.module, add):
+            replay.run_to(editable, ids, place.layer)
         return double(leaving[0].reshape(*ids.shape, -1)[0, at])
 
     before = stream(torch.zeros_like(direction))
     # As large as the stream itself, so that rounding in 16 bits does not hide it.
     probe = (direction * (before.norm().to(direction.device) / direction.norm())).to(before)
-    gap = float((stream(probe) - before - probe).norm() / probe.norm())
-    if gap > max(ADDED, 8 * torch.finfo(memory.weight.dtype).eps):
+    moved = stream(probe) - before
+    gain = float(moved @ probe / (probe @ probe))
+    gap = float((moved - gain * probe).norm() / moved.norm().clamp(min=1e-30))
+    near = max(ADDED, 8 * torch.finfo(place.dtype).eps)
+    if not gap <= near:
         raise EditError(
-            f"layer {memory.address} changes its feed-forward output before it reaches the residual stream (by "
+            f"layer {place.layer} changes its feed-forward output before it reaches the residual stream (by "
             f"{gap:.0%}), so several layers cannot share a value; name one layer"
         )
+    return 1.0 if abs(gain - 1) <= near else gain

@@ -27,7 +27,7 @@ from ffedit.memory import Address
 if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
 
 
@@ -54,7 +54,7 @@ def save(edit: Edit, path: str | Path, force: bool = False) -> None:
 
 
 def load(kind: type[Edit], path: str | Path) -> Edit:
-    """Read what `save` wrote, in this format or the one before it (low rank only, provenance unguarded).
+    """Read what `save` wrote, in this format or the ones before it (1: low rank only, provenance unguarded).
 
     Raises:
         EditError: there is no edit, or it is damaged, changed by hand, or of another format.
@@ -64,7 +64,7 @@ def load(kind: type[Edit], path: str | Path) -> Edit:
         raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] not in (1, FORMAT):
+        if manifest["format"] not in range(1, FORMAT + 1):
             raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads 1 to {FORMAT}")
         with safe_open(folder / TENSORS, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -122,6 +122,8 @@ def _parts(delta: Update) -> dict[str, Tensor]:
 def _tensors(edit: Edit) -> Iterable[tuple[str, Tensor]]:
     for address, delta in edit.updates.items():
         solved = {"keys": edit.keys[address], "values": edit.values[address]}
+        if edit.contexts[address].shape[2]:
+            solved["contexts"] = edit.contexts[address]
         for name, tensor in {**_parts(delta), **solved}.items():
             yield f"{address}/{name}", tensor
 
@@ -133,7 +135,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _assembled(kind: type[Edit], tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> Edit:
     updates: dict[Address, Update] = {}
-    keys, values = {}, {}
+    keys, values, contexts = {}, {}, {}
     for text in {name.split("/")[0] for name in tensors}:
         layer, _, expert = text.partition(".")
         address = Address(int(layer), int(expert) if expert else None)
@@ -142,8 +144,10 @@ def _assembled(kind: type[Edit], tensors: Mapping[str, Tensor], manifest: Mappin
         else:
             updates[address] = LowRank(tensors[f"{text}/left"], tensors[f"{text}/right"])
         keys[address], values[address] = tensors[f"{text}/keys"], tensors[f"{text}/values"]
+        if f"{text}/contexts" in tensors:
+            contexts[address] = tensors[f"{text}/contexts"]
     facts = tuple(Fact.from_dict(fact) for fact in manifest["facts"])
-    return kind(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"])
+    return kind(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"], contexts)
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

@@ -7,8 +7,8 @@ Edits of the same weights add; on disk an edit is a folder (`ffedit.editor.disk`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,6 +60,8 @@ class Edit:
         provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
             weights that the edit was computed on; by address, `matrices` tells the original matrices
             (`memory.identity`) and `norms` their ‖W‖.
+        contexts: how each key differs from text to text, per memory, [d_ff, n, r]: the principal components of the
+            keys around k* (`editor.keys`), so that later edits can leave these alone too; r = 0 where nothing is known.
     """
 
     updates: Mapping[Address, Update]
@@ -67,6 +69,7 @@ class Edit:
     values: Mapping[Address, Tensor]
     facts: tuple[Fact, ...]
     provenance: Mapping[str, Any]
+    contexts: Mapping[Address, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sides = {address: delta.shape for address, delta in self.updates.items()}
@@ -74,6 +77,8 @@ class Edit:
             solved: Mapping[Address, Tensor] = getattr(self, name)
             whole = {at: solved.get(at, torch.empty(shape[side], 0)) for at, shape in sides.items()}
             object.__setattr__(self, name, whole)
+        known = {at: self.contexts.get(at, torch.empty(*keys.shape, 0)) for at, keys in self.keys.items()}
+        object.__setattr__(self, "contexts", known)
 
     @property
     def layers(self) -> list[int]:
@@ -108,6 +113,12 @@ class Edit:
         if len(found) != count:
             raise EditError(f"the edit {self.fingerprint()} does not say whose its {count} keys are; make it anew")
         return found
+
+    @property
+    def in_chat(self) -> bool:
+        """Whether all of it was computed inside the model's chat template."""
+        parts = self.provenance.get("parts", [self.provenance])
+        return all(part.get("chat", False) for part in parts)
 
     def norms(self) -> dict[Address, float]:
         """‖Δ‖ (Frobenius) per memory."""
@@ -145,6 +156,8 @@ class Edit:
                 the edited weights would not be finite; nothing has changed then.
         """
         found = self.check(editable)
+        for address in self.updates:
+            editable.memories[address].check_writable()
         editable.history.apply_(editable.memories, self.fingerprint(), self, found)
 
     def undo_(self, editable: Editable) -> None:
@@ -165,9 +178,18 @@ class Edit:
     def applied(self, editable: Editable) -> Iterator[None]:
         """The edited model for the length of a block; afterwards the weights are what they were, bit for bit.
 
+        In a quantised model the edit stands beside the weights, as an adapter would.
+
         Raises:
             EditError: as `apply_`.
         """
+        if any(at in editable.memories and editable.memories[at].quantised for at in self.updates):
+            self.check(editable)
+            with ExitStack() as stack:
+                for at, delta in self.updates.items():
+                    stack.enter_context(editable.memories[at].beside(delta))
+                yield
+            return
         self.apply_(editable)
         try:
             yield
@@ -255,7 +277,17 @@ def added(a: Edit, b: Edit) -> Edit:
         {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
         for sides in ((a.keys, b.keys), (a.values, b.values))
     )
-    return Edit(updates, keys, values, a.facts + b.facts, _joined(a, b, updates))
+    return Edit(updates, keys, values, a.facts + b.facts, _joined(a, b, updates), _contexts(a, b))
+
+
+def _contexts(a: Edit, b: Edit) -> dict[Address, Tensor]:
+    """Those of both, where both know as many directions."""
+    found = {}
+    for at in a.contexts.keys() | b.contexts.keys():
+        sides = [edit.contexts[at] for edit in (a, b) if at in edit.contexts and edit.contexts[at].shape[1]]
+        if len({side.shape[2] for side in sides}) == 1:
+            found[at] = torch.cat(sides, 1)
+    return found
 
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:

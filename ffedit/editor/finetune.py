@@ -10,6 +10,7 @@ and the step size are relative to the root mean square of W. Δ has no low rank,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -24,8 +25,8 @@ from ffedit.editor.job import Job, restored
 from ffedit.editor.provenance import Record
 from ffedit.editor.wording import word
 from ffedit.errors import EditError
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import frozen
-from ffedit.memory import KeyValueMemory
 from ffedit.placement import resident
 from ffedit.room import halving
 from ffedit.tokens import Encoded, batches, pad
@@ -46,56 +47,67 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
         EditError: the loss is not finite, or there is no memory for a single text.
     """
     editable, config = job.editable, job.config
-    (memory,) = job.memories
+    (place,) = job.places
     record = Record(method, job)
     wordings = word(editable, job.groups, replace(config, phrasings=0))
     texts = [p.text for wording in wordings for p in wording.prompts]
-    W = double(memory.value.clone())
+    W = double(place.value.clone())
     scale = float(W.square().mean().sqrt())
     # Trained in float32 at least, beside the stored weights: an Adam step may be smaller than a 16-bit rounding.
-    delta = torch.zeros_like(memory.value, dtype=torch.float32)
+    delta = torch.zeros_like(W, dtype=torch.float32)
     adam = torch.optim.Adam([delta], lr=config.tune_rate * scale)
     losses = []
-    with resident(memory.module), restored([memory]), frozen(editable.model):
+    with ExitStack() as stack:
+        for module in {part.module for part in place.parts}:
+            stack.enter_context(resident(module))
+        stack.enter_context(restored(place.parts))
+        stack.enter_context(frozen(editable.model))
         for step in range(config.tune_steps):
-            loss, delta.grad = _loss_and_gradient(editable, memory, texts)
+            loss, delta.grad = _loss_and_gradient(editable, place, texts)
             losses.append(loss)
             if loss < config.stop:
                 break
             adam.step()
             if bounded:
                 delta.clamp_(-config.tune_bound * scale, config.tune_bound * scale)
-            memory.set_(W + double(delta))
+            for part, value in zip(place.parts, place.split(W + double(delta), 1).values(), strict=True):
+                part.set_(value)
             job.progress("fine-tuning", step + 1, config.tune_steps)
     if not torch.isfinite(delta).all():
         raise EditError("the loss is not finite: the model overflows; use a smaller tune_rate, or a wider dtype")
-    record.add_dense(memory, delta)
+    for part, change in zip(place.parts, place.split(delta, 1).values(), strict=True):
+        record.add_dense(part, change.contiguous())
     return record.edit([{"loss": losses, "contexts": list(wordings[0].prefixes)}])
 
 
-def _loss_and_gradient(editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
-    """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, d_ff].
+def _loss_and_gradient(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
+    """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff].
 
     Raises:
         EditError: there is no memory for the gradient of a single text.
     """
 
+    leaves = {id(one.leaf): one.leaf for one in place.parts}
+
     def part(rows: Sequence[int]) -> tuple[float, Tensor]:
         some = [texts[row] for row in rows]
         logits = replay.forward(editable, pad([e.ids for e in some]), readout.answer_reads(some))
         lost = -readout.answer_sums(logits, some).sum() / len(texts)
-        (found,) = torch.autograd.grad(lost, memory.weight)
-        return float(lost.detach()), (found.T if memory.stored_transposed else found).float()
+        found = dict(zip(leaves, torch.autograd.grad(lost, list(leaves.values())), strict=True))
+        own = [(one.part(found[id(one.leaf)]), one.stored_transposed) for one in place.parts]
+        return float(lost.detach()), torch.cat([(w.T if transposed else w).float() for w, transposed in own], 1)
 
     refusal = EditError("not enough memory for the gradient of a single text; use a smaller dtype, or another method")
-    loss, gradient = 0.0, torch.zeros_like(memory.value, dtype=torch.float32)
-    memory.weight.requires_grad_(True)
+    loss, gradient = 0.0, torch.zeros_like(place.value, dtype=torch.float32)
+    for leaf in leaves.values():
+        leaf.requires_grad_(True)
     try:
         for rows in batches([len(e.ids) for e in texts], TOKENS):
             for lost, found in halving(part, rows, refusal):
                 loss, gradient = loss + lost, gradient + found
     finally:
-        memory.weight.requires_grad_(False)
+        for leaf in leaves.values():
+            leaf.requires_grad_(False)
     return loss, gradient
 
 

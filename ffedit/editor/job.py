@@ -10,6 +10,8 @@ from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.facts import Fact, by_subject
+from ffedit.feed_forward import FeedForward
+from ffedit.lowrank import LowRank
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments
 from ffedit.progress import Progress, silent
@@ -22,7 +24,7 @@ class Job:
     Attributes:
         editable: the model as it is; a method leaves it so, whether it returns or fails.
         facts: what to write.
-        layers: where, in rising order.
+        places: where: the memories of each layer, in rising order.
         config: all numbers.
         stats: second moments of the keys of these layers, for methods that use them.
         after: earlier edits, in the model already, whose keys are to give what they give.
@@ -31,7 +33,7 @@ class Job:
 
     editable: Editable
     facts: Sequence[Fact]
-    layers: Sequence[int]
+    places: Sequence[FeedForward]
     config: EditConfig
     stats: Mapping[Address, KeyMoments]
     after: Sequence[Edit] = ()
@@ -39,8 +41,8 @@ class Job:
 
     @property
     def memories(self) -> list[KeyValueMemory]:
-        """The memories of the layers."""
-        return [self.editable.memories[layer] for layer in self.layers]
+        """All memories that may change."""
+        return [part for place in self.places for part in place.parts]
 
     @property
     def groups(self) -> list[list[Fact]]:
@@ -48,12 +50,19 @@ class Job:
         return by_subject(self.facts)
 
 
+def write_(place: FeedForward, delta: LowRank) -> None:
+    """W ← W + Δ in the memories of a layer, for `delta` [d_model, Σ d_ff]."""
+    for part, right in zip(place.parts, place.split(delta.right, 1).values(), strict=True):
+        part.write_(LowRank(delta.left, right))
+
+
 @contextmanager
 def restored(memories: Sequence[KeyValueMemory]) -> Iterator[None]:
     """What the block writes into `memories` is gone afterwards, bit for bit."""
-    originals = [memory.value.clone() for memory in memories]
+    written = [memory for memory in memories if not memory.quantised]  # the others cannot be written to
+    originals = [memory.value.clone() for memory in written]
     try:
         yield
     finally:
-        for memory, original in zip(memories, originals, strict=True):
+        for memory, original in zip(written, originals, strict=True):
             memory.set_(original)

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from ffedit import algebra, replay
 from ffedit.anatomy import Editable
+from ffedit.blocks import Moment
 from ffedit.editor.wording import Wording
 from ffedit.errors import EditError
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import captured
-from ffedit.memory import KeyValueMemory
 from ffedit.room import halving
 from ffedit.tokens import Encoded, pad
+
+# How many directions are kept of what a key is in other texts.
+CONTEXTS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +44,34 @@ class Reading:
     same: Tensor
     beside: Tensor
 
-    def steadied(self, C: Tensor, weight: float) -> Tensor:
+    @property
+    def contexts(self) -> Tensor:
+        """How the key differs from text to text: the `CONTEXTS` largest principal components F of k_j − k*, 0 behind.
+
+        Returns:
+            [d_ff, CONTEXTS], float32; F Fᵀ is E[(k_j − k*)(k_j − k*)ᵀ] but for its smallest directions.
+        """
+        apart = (algebra.double(self.same) - self.k) / len(self.same) ** 0.5
+        vectors = torch.linalg.eigh(apart @ apart.T).eigenvectors
+        found: Tensor = apart.new_zeros(len(self.k), CONTEXTS)
+        largest = vectors[:, -CONTEXTS:].flip(1)
+        found[:, : largest.shape[1]] = apart.T @ largest
+        return found.float()
+
+    def steadied(self, C: Moment, weight: float) -> Moment:
         """C with the keys of these texts counted in (`algebra.steadied`), [d_ff, d_ff]."""
         return algebra.steadied(C, self.k, self.same, self.beside, weight) if weight else C
 
 
-def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Reading:
-    """Run the texts of `wording` up to the layer of `memory`, in parts where memory fails.
+def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
+    """Run the texts of `wording` up to a layer, in parts where memory fails; keys are those of its memories joined.
 
     Raises:
         EditError: there is no memory for a single text.
     """
     texts = [p.text for p in (*wording.prompts, *wording.essence, *wording.phrasings)]
     refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
-    parts = zip(*halving(partial(_run, editable, memory), texts, refusal), strict=True)
+    parts = zip(*halving(partial(_run, editable, place), texts, refusal), strict=True)
     same, stream, beside = (torch.cat(part) for part in parts)
     stated = torch.tensor([bool(e.target_ids) for e in texts])
     return Reading(
@@ -61,13 +79,12 @@ def read(editable: Editable, memory: KeyValueMemory, wording: Wording) -> Readin
     )
 
 
-def _run(editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
     """Of `texts`: keys and residual stream at each subject's last token, and the keys of all other tokens."""
-    ids, layer = pad([e.ids for e in texts]), memory.address.layer
-    block = {0: editable.layers[layer]}
-    with captured({0: memory.module}, inputs=True) as entering, captured(block) as leaving:
-        replay.run_to(editable, ids, layer)
-    keys, stream = (found[0].reshape(*ids.shape, -1) for found in (entering, leaving))
+    ids = pad([e.ids for e in texts])
+    with place.keys() as entering, captured({0: editable.layers[place.layer]}) as leaving:
+        replay.run_to(editable, ids, place.layer)
+    keys, stream = (found.reshape(*ids.shape, -1) for found in (entering(), leaving[0]))
     at = torch.arange(len(texts)), torch.tensor([e.subject_last for e in texts])
     beside = torch.arange(ids.shape[1]) < torch.tensor([len(e.ids) for e in texts])[:, None]
     beside[at] = False

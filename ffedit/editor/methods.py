@@ -16,13 +16,18 @@ from ffedit.editor.emmet import emmet
 from ffedit.editor.finetune import ft, ft_l
 from ffedit.editor.job import Job
 from ffedit.editor.memit import memit
+from ffedit.editor.places import places, routed
 from ffedit.editor.rome import rome
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError
 from ffedit.facts import Fact, by_subject
+from ffedit.feed_forward import FeedForward
+from ffedit.hooks import resting
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
+from ffedit.placement import device_of
 from ffedit.progress import Progress, silent
+from ffedit.quantised import gives_gradient
 from ffedit.room import enough_memory
 
 
@@ -112,6 +117,25 @@ def check_method(name: str) -> Method:
     return METHODS[name]
 
 
+def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedForward]) -> None:
+    """Refuse what would have to write to quantised weights on the way, or to pass gradients where none pass.
+
+    Raises:
+        EditError: the method, or the library that quantised the model, does not allow it.
+    """
+    if len(where) > 1 or not method.statistics:
+        raise EditError(
+            f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
+            f"{[place.layer for place in where]}; give one layer, and a method with key statistics (memit)"
+        )
+    with resting(editable.model):
+        if not all(gives_gradient(part.module, device_of(part.module)) for part in where[0].parts if part.quantised):
+            raise EditError(
+                f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
+                "a value needs; use another --device, or edit the model in 16 or 32 bits and export an adapter"
+            )
+
+
 def write(
     editable: Editable,
     facts: Sequence[Fact],
@@ -150,15 +174,19 @@ def write(
     for layer in layers:
         if not 0 <= layer < depth:
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
-    config = config or EditConfig()
+    config, groups = config or EditConfig(), by_subject(facts)
+    where = places(editable, sorted(layers), groups, config)
+    if any(part.quantised for place in where for part in place.parts):
+        _check_quantised(editable, chosen, where)
     moments: Mapping[Address, KeyMoments] = {}
     if chosen.statistics:
-        memories = [editable.memories[layer] for layer in sorted(layers)]
-        moments = moments_for(editable, memories, stats, len(by_subject(facts)), config.seed, progress)
+        memories = [part for place in where for part in place.parts]
+        moments = moments_for(editable, memories, stats, len(groups), config.seed, progress)
     counted = f"{len(facts)} fact{'' if len(facts) == 1 else 's'}"
     refusal = EditError(
         f"not enough memory to write {counted} by {method}: beside the model, some matrices of d_ff² float64 "
         "numbers are needed; write fewer facts or layers, or use another --device"
     )
     with enough_memory(refusal):
-        return chosen.run(Job(editable, facts, sorted(layers), config, moments, after, progress))
+        job = Job(editable, facts, where, config, moments, after, progress)
+        return routed(job, chosen.run(job))

@@ -18,8 +18,8 @@ from ffedit import replay
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.wording import Phrasing, Wording
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import replaced
-from ffedit.memory import KeyValueMemory
 from ffedit.readout import log_softmax
 from ffedit.room import room
 from ffedit.tokens import pad
@@ -61,15 +61,13 @@ class Objective:
 
     Args:
         editable: the model.
-        memory: where δ is added.
+        place: the layer that δ is added to.
         wordings: one for each value, n in all.
         config: weights.
     """
 
-    def __init__(
-        self, editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wording], config: EditConfig
-    ) -> None:
-        self.editable, self.memory, self.config, self.n = editable, memory, config, len(wordings)
+    def __init__(self, editable: Editable, place: FeedForward, wordings: Sequence[Wording], config: EditConfig) -> None:
+        self.editable, self.place, self.config, self.n = editable, place, config, len(wordings)
         self._ragged = editable.resumable and editable.ragged
         self._texts: list[Phrasing] = []
         about: list[tuple[int, int, int, int]] = []
@@ -87,6 +85,7 @@ class Objective:
         self._end = torch.tensor([_end(p) for p in self._texts])
         self._states = torch.tensor([bool(p.text.target_ids) for p in self._texts])
         self._swaps = [wording.swaps for wording in wordings]
+        self._facts = [wording.facts for wording in wordings]
         self._buckets = [self._record(rows) for rows in self._cut()]
 
     def _cut(self) -> Iterator[Tensor]:
@@ -131,7 +130,7 @@ class Objective:
         kept = torch.tensor([(row, at) for row, p in enumerate(texts) for at in p.kept], dtype=torch.long).reshape(
             -1, 2
         )
-        layer = self.memory.address.layer
+        layer = self.place.layer
         ids = pad([p.text.ids for p in texts])
         recording = replay.record(self.editable, ids, kept, only=(layer, int(starts.max())))
         before = log_softmax(recording.logits).exp()
@@ -194,10 +193,10 @@ class Objective:
         found = torch.zeros(len(taking))
         for bucket, some in self._batches(taking):
             found[bucket.rows[some]] = self._run(bucket, some, delta)[0].float().cpu()
-        result: list[list[list[float]]] = [[[] for _ in swaps] for swaps in self._swaps]
+        result: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
         first = [0]
-        for swaps in self._swaps:
-            first.append(first[-1] + len(swaps))
+        for count in self._facts:
+            first.append(first[-1] + count)
         for row in taking.nonzero()[:, 0].tolist():
             owner = int(self._owner[row])
             result[owner][int(self._fact[row]) - first[owner]].append(float(found[row]))
@@ -206,14 +205,14 @@ class Objective:
     def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
         """The texts that take part, [texts], as indices within a bucket, no more at once than there is room for."""
         most = room(self.editable, ROOM, SHARES)
-        layers = len(self.editable.layers) - self.memory.address.layer
+        layers = len(self.editable.layers) - self.place.layer
         for bucket in self._buckets:
             some = taking[bucket.rows].nonzero()[:, 0]
             if not len(some):
                 continue
             reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
             width = bucket.recording.ids.shape[1] - int(bucket.starts.min())
-            each = width * layers * ACTIVATIONS * self.memory.shape[0] + 3 * reads * bucket.before.shape[1]
+            each = width * layers * ACTIVATIONS * self.place.shape[0] + 3 * reads * bucket.before.shape[1]
             yield from ((bucket, part) for part in some.split(max(1, int(most // each))))
 
     def _run(self, bucket: _Bucket, some: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,7 +221,7 @@ class Objective:
         Returns:
             log-probability of each text's answer (0 without one) and the KL divergence summed along it, [texts], nats.
         """
-        editable, layer = self.editable, self.memory.address.layer
+        editable, layer = self.editable, self.place.layer
         rows, starts = bucket.rows[some], bucket.starts[some]
         width = int((self._end[rows] - starts).max())
         each, at = torch.arange(len(some)), self._at[rows]
@@ -241,7 +240,7 @@ class Objective:
         kept = bucket.kept[which]
         reads = torch.cat([said[:, :2], kept])
         reads = torch.stack([place[reads[:, 0]], reads[:, 1]], 1)
-        with replaced(self.memory.module, add):
+        with replaced(self.place.module, add):
             states = bucket.recording.states[layer]
             inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
             given = editable, bucket.recording, layer, states[some[:, None], inside], some
@@ -263,9 +262,9 @@ def _end(p: Phrasing) -> int:
     return max([*p.kept, *([len(p.text.ids) - 2] if p.text.target_ids else []), p.text.subject_last]) + 1
 
 
-def size(editable: Editable, memory: KeyValueMemory, wording: Wording) -> int:
+def size(editable: Editable, place: FeedForward, wording: Wording) -> int:
     """How many numbers an `Objective` keeps for a wording, about."""
-    width, layers = memory.shape[0], len(editable.layers) - memory.address.layer
+    width, layers = place.shape[0], len(editable.layers) - place.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     texts = (*wording.prompts, *wording.essence, *wording.phrasings)
     furthest = max(p.text.subject_last for p in texts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +14,13 @@ import transformers
 from torch import Tensor
 
 from ffedit.algebra import double
+from ffedit.blocks import Moment
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
 from ffedit.editor.target import Value
 from ffedit.editor.wording import Wording
 from ffedit.facts import Fact
+from ffedit.feed_forward import FeedForward
 from ffedit.fingerprint import fingerprint
 from ffedit.lowrank import Dense, LowRank, Update
 from ffedit.memory import Address, KeyValueMemory, identity
@@ -33,7 +36,10 @@ class Record:
         job: what it is to do.
 
     Attributes:
-        kept: per memory, the keys that `after` stored there, without those of subjects that are edited now, [d_ff, p].
+        kept: per layer, the keys that `after` stored there, without those of subjects that are edited now,
+            [Σ d_ff, p].
+        around: per layer and memory, F of what these keys are besides in other texts, whose second moment is F Fᵀ,
+            [d_ff, n].
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -42,44 +48,67 @@ class Record:
         self._updates: dict[Address, Update] = {}
         self._keys: dict[Address, Tensor] = {}
         self._values: dict[Address, Tensor] = {}
-        self.kept = {memory.address: _kept(memory, facts, after) for memory in memories}
+        self._contexts: dict[Address, Tensor] = {}
+        again = {fact.subject for fact in facts}
+        self.kept = {place.layer: _kept(place, again, after) for place in job.places}
+        self.around = {place.layer: _around(place, again, after) for place in job.places}
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
             "base": fingerprint(job.editable),
-            "dtype": str(memories[0].weight.dtype).removeprefix("torch."),
-            "layers": list(job.layers),
+            "chat": job.editable.chat,
+            "dtype": str(memories[0].dtype).removeprefix("torch."),
+            "layers": [place.layer for place in job.places],
             "after": [edit.fingerprint() for edit in after],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
             "norms": {str(memory.address): float(double(memory.value).norm()) for memory in memories},
             "subjects": {},
             "division": {},
             "config": asdict(job.config),
-            "statistics": {str(at): _statistics(job.stats[at]) for at in self.kept if at in job.stats},
+            "statistics": {
+                str(memory.address): _statistics(job.stats[memory.address])
+                for memory in memories
+                if memory.address in job.stats
+            },
             "versions": versions(),
         }
 
     def add(
         self,
-        memory: KeyValueMemory,
+        place: FeedForward,
         delta: LowRank,
         subjects: Sequence[str],
         keys: Tensor,
         values: Tensor,
+        contexts: Tensor,
         division: Sequence[float],
         guarantee: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Note the change of one memory: key [d_ff, n], value [d_model, n] and division factor of each subject.
+        """Note the change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
 
-        `guarantee` is what the method promises of it, and what came of that.
+        `contexts` [Σ d_ff, n, r] is what else is known of the keys (`keys.Reading`). Each memory of the layer is noted
+        with its own part of Δ and of the keys, and with values that sum to these. `guarantee` is what the method
+        promises of it, and what came of that.
         """
-        at = memory.address
-        self._about["subjects"][str(at)] = list(subjects)
-        self._updates[at] = delta.cpu()
-        self._keys[at], self._values[at] = keys.cpu(), values.cpu()
-        self._about["division"][str(at)] = list(division)
-        if guarantee:
-            self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
+        delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
+        rights, own, around = place.split(delta.right, 1), place.split(keys, 0), place.split(contexts.cpu(), 0)
+        for part in place.parts:
+            at = part.address
+            self._about["subjects"][str(at)] = list(subjects)
+            self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
+            self._contexts[at] = around[at]
+            self._about["division"][str(at)] = list(division)
+            if guarantee:
+                self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
+        if len(place.parts) == 1:
+            self._values[place.parts[0].address] = values
+            return
+        found = {
+            p.address: double(p.value).cpu() @ own[p.address] + self._updates[p.address] @ own[p.address]
+            for p in place.parts
+        }
+        missing = (values - sum(found.values())) / len(found)
+        self._values |= {at: given + missing for at, given in found.items()}
 
     def add_dense(self, memory: KeyValueMemory, delta: Tensor) -> None:
         """Note a change, [d_model, d_ff], that was not solved for."""
@@ -90,15 +119,15 @@ class Record:
         norms = self._about["norms"]
         ratio = max(delta.norm() / norms[str(at)] for at, delta in self._updates.items())
         about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
-        return Edit(self._updates, self._keys, self._values, self._facts, about)
+        return Edit(self._updates, self._keys, self._values, self._facts, about, self._contexts)
 
 
-def divisions(delta: LowRank, C: Tensor) -> list[float]:
+def divisions(delta: LowRank, C: Moment) -> list[float]:
     """1 / (u C uᵀ) of each row u of the right factor: of one fact written by equality, its division factor kᵀC⁻¹k.
 
     Among several facts, what of it no other key holds. Tiny factors make huge updates.
     """
-    found: list[float] = (1.0 / ((delta.right @ C) * delta.right).sum(1)).tolist()
+    found: list[float] = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
     return found
 
 
@@ -120,15 +149,37 @@ def how_solved(
     ]
 
 
-def _kept(memory: KeyValueMemory, facts: Sequence[Fact], after: Sequence[Edit]) -> Tensor:
-    """Keys that earlier edits stored in `memory`, but for subjects that are written anew, [d_ff, p]."""
-    again = {fact.subject for fact in facts}
-    found = [torch.empty(memory.d_ff, 0, dtype=torch.float64)]
-    for edit in after:
-        other = [i for i, subject in enumerate(edit.subjects(memory.address)) if subject not in again]
-        if other:
-            found.append(double(edit.keys[memory.address][:, other]))
-    return torch.cat(found, 1)
+def _around(place: FeedForward, again: Collection[str], after: Sequence[Edit]) -> list[Tensor]:
+    """F of what earlier edits know of their keys' contexts, but for subjects that are written anew, side by side."""
+    found = []
+    for part in place.parts:
+        columns = [torch.empty(part.d_ff, 0)]
+        for edit in after:
+            some = [i for i, subject in enumerate(edit.subjects(part.address)) if subject not in again]
+            if some:
+                columns.append(edit.contexts[part.address][:, some].flatten(1))
+        found.append(double(torch.cat(columns, 1)))  # products in float32 have negative eigenvalues
+    return found
+
+
+def _kept(place: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:
+    """Keys that earlier edits stored in a layer, but for subjects that are written anew, [Σ d_ff, p].
+
+    A key that did not pass through one of the memories is 0 there.
+    """
+    columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
+    for number, edit in enumerate(after):
+        for part in place.parts:
+            times: Counter[str] = Counter()
+            for i, subject in enumerate(edit.subjects(part.address)):
+                if subject not in again:
+                    name = number, subject, times[subject]
+                    columns.setdefault(name, {})[part.address] = double(edit.keys[part.address][:, i])
+                times[subject] += 1
+    if not columns:
+        return torch.empty(place.shape[1], 0, dtype=torch.float64)
+    silent = {part.address: torch.zeros(part.d_ff, dtype=torch.float64) for part in place.parts}
+    return torch.stack([torch.cat(list((silent | found).values())) for found in columns.values()], 1)
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from ffedit.algebra import check_exact, double, equality
+from ffedit.algebra import check_exact, equality
+from ffedit.blocks import diagonal
+from ffedit.editor.batch import joined
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored
+from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.keys import read
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target import choose_values
@@ -27,30 +29,32 @@ def rome(job: Job) -> Edit:
         EditError: nothing in the layer responds to a subject, or the loss is not finite.
     """
     editable, config, groups = job.editable, job.config, job.groups
-    (memory,) = job.memories
+    (place,) = job.places
     record = Record("rome", job)
-    kept, C = record.kept[memory.address], job.stats[memory.address].C
-    deltas, keys, factors, wordings, values = [], [], [], [], []
-    with restored([memory]):
+    kept, C = record.kept[place.layer], diagonal([job.stats[part.address].C for part in place.parts])
+    deltas, keys, contexts, factors, wordings, values = [], [], [], [], [], []
+    with restored(place.parts):
         for i, group in enumerate(groups):
             (wording,) = word(editable, [group], config)
-            reading = read(editable, memory, wording)
+            reading = read(editable, place, wording)
             k = reading.k[:, None]
             check_exact(k, kept)
-            (value,) = choose_values(editable, memory, [wording], k, config, _part(job.progress, i, len(groups)))
-            W = double(memory.value)
-            around = reading.steadied(C.to(W.device), config.steady)
+            (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
+            W = place.matrix
+            around = reading.steadied(joined(C.to(W.device), record.around[place.layer], config.steady), config.steady)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept.to(W.device))
             if i + 1 < len(groups):
-                memory.write_(delta)
+                write_(place, delta)
             deltas.append(delta)
             factors += divisions(delta, around)
             keys.append(k)
+            contexts.append(reading.contexts)
             wordings.append(wording)
             values.append(value)
     total = LowRank(torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas]))
     V = torch.stack([value.v for value in values], 1)
-    record.add(memory, total, [group[0].subject for group in groups], torch.cat(keys, 1), V, factors)
+    subjects, K = [group[0].subject for group in groups], torch.cat(keys, 1)
+    record.add(place, total, subjects, K, V, torch.stack(contexts, 1), factors)
     return record.edit(how_solved(groups, wordings, values))
 
 

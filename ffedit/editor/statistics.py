@@ -28,8 +28,8 @@ from ffedit.anatomy import Editable
 from ffedit.corpus import Corpus, given, identity, row_length, sampled, tokens_for
 from ffedit.editor.unfinished import resume_pass, save_pass
 from ffedit.errors import EditError
+from ffedit.feed_forward import FeedForward, Keys
 from ffedit.fingerprint import fingerprint
-from ffedit.hooks import fed, only_at
 from ffedit.interrupts import undivided
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments, MomentsFitter
@@ -70,7 +70,8 @@ def collect(
     if (corpus.tokens if ids is None else len(ids)) < 2:
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
-    marks = {memory.address: mark(editable, memory) for memory in memories}
+    layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
+    marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
     # A text that was read to its end serves where less would have done.
     whole = {address: _entry("moments", f"{marks[address]}:{text}:{corpus.weighting}") for address in marks}
     part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{tolerance}") for a in marks}
@@ -91,7 +92,7 @@ def collect(
                     texts=(beginning,),
                     model=editable.name,
                     address=str(at),
-                    dtype=str(memory.weight.dtype).removeprefix("torch."),
+                    dtype=str(memory.dtype).removeprefix("torch."),
                     weighting=corpus.weighting,
                     seconds=seconds,
                 )
@@ -140,9 +141,28 @@ def moments_for(
     if stats is None:
         stats = Corpus(tokens=tokens_for(subjects), seed=seed)
     if isinstance(stats, Corpus):
-        return collect(editable, memories, stats, progress)
+        found = collect(editable, memories, stats, progress)
+        check_reached(memories, found)
+        return found
     check_stats(editable, memories, stats)
+    check_reached(memories, stats)
     return stats
+
+
+def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
+    """Make sure that the text of `stats` came to each of `memories`.
+
+    Raises:
+        EditError: the router sent none of it to one of them.
+    """
+    for memory in memories:
+        moments = stats[memory.address]
+        if not moments.keys:
+            raise EditError(
+                f"expert {memory.address} of {moments.model}: none of the {moments.count:,} tokens of {moments.source} "
+                "came to it, so what to protect there is not known; collect over more text, or text that does "
+                "(`ffedit stats --tokens`, `--corpus`)"
+            )
 
 
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
@@ -166,7 +186,7 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
 
 def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:
     """What other precision, size or layer a memory has than statistics are of, in words; None where they agree."""
-    dtype = str(memory.weight.dtype).removeprefix("torch.")
+    dtype = str(memory.dtype).removeprefix("torch.")
     if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
         return None
     return f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
@@ -233,26 +253,39 @@ def _batch(
     rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
     rows.view(-1)[: len(ids)] = ids
     taken = dict.fromkeys(fitters, 0)
-    deepest, nowhere = memories[-1], torch.tensor([0])
+    places = by_layer(editable, fitters)
 
-    def take(address: Address, some: Sequence[int], keys: Tensor) -> Tensor:
-        now = slice(taken[address], min((some[-1] + 1) * length, len(ids)))
-        if now.start < now.stop:
-            new = keys.reshape(-1, keys.shape[-1])[now.start - some[0] * length : now.stop - some[0] * length]
-            last = now.stop == len(ids)
-            fitters[address].update(new, None if weights is None else weights[now], last)
-            taken[address] = now.stop
-        return keys
+    def take(some: Sequence[int], memory: KeyValueMemory, found: Keys) -> None:
+        now = slice(taken[memory.address], min((some[-1] + 1) * length, len(ids)))
+        if now.start >= now.stop:
+            return
+        first, last = now.start - some[0] * length, now.stop - some[0] * length
+        fitter, ends = fitters[memory.address], now.stop == len(ids)
+        if found.rows is None:
+            fitter.update(found.keys[first:last], None if weights is None else weights[now], ends)
+        else:
+            inside = (found.rows >= first) & (found.rows < last)
+            at = found.rows[inside].cpu() + some[0] * length
+            fitter.update(found.keys[inside], None if weights is None else weights[at], ends, last - first)
+        taken[memory.address] = now.stop
 
     def run(some: Sequence[int]) -> None:
         with ExitStack() as stack:
-            for memory in memories:
-                stack.enter_context(fed(memory.module, partial(take, memory.address, some)))
-            stack.enter_context(only_at(deepest.module, nowhere, nowhere))  # what it gives, nothing reads
-            replay.run_to(editable, rows[list(some)], deepest.address.layer)
+            for place in places:
+                stack.enter_context(place.watched(partial(take, some)))
+            stack.enter_context(places[-1].idle())
+            replay.run_to(editable, rows[list(some)], places[-1].layer)
 
     for _ in halving(run, range(len(rows)), _no_room(memories)):
         pass
+
+
+def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForward]:
+    """The layers that hold some memories, each with these alone, in rising order."""
+    wanted: dict[int, list[Address]] = {}
+    for at in sorted(addresses):
+        wanted.setdefault(at.layer, []).append(at)
+    return [editable.feed_forward[layer].only(some) for layer, some in wanted.items()]
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:

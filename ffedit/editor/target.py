@@ -27,8 +27,8 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.objective import ROOM, SHARES, Objective, size
 from ffedit.editor.wording import Wording
 from ffedit.errors import EditError
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import frozen
-from ffedit.memory import KeyValueMemory
 from ffedit.progress import Progress, silent
 from ffedit.room import halving, room
 
@@ -52,7 +52,7 @@ class Value:
 
 def choose_values(
     editable: Editable,
-    memory: KeyValueMemory,
+    place: FeedForward,
     wordings: Sequence[Wording],
     keys: Tensor,
     config: EditConfig,
@@ -62,7 +62,7 @@ def choose_values(
 
     Args:
         editable: the model; nothing in it changes.
-        memory: where the facts are to be written.
+        place: where the facts are to be written.
         wordings: what is to be said and what is to be kept, one for each subject.
         keys: k* of each, [d_ff, n].
         config: steps, weights and bounds.
@@ -74,28 +74,28 @@ def choose_values(
     refusal = EditError(
         "not enough memory to choose a single value; use fewer phrasings or contexts, or a smaller dtype"
     )
-    W = double(memory.value)
+    W = place.matrix
     current = (W @ keys.to(W.device)).T
     values: list[Value] = []
     with frozen(editable.model):
-        for first, last in _groups(editable, memory, wordings):
+        for first, last in _groups(editable, place, wordings):
 
             def advance(stage: str, done: int, total: int, first: int = first, count: int = last - first) -> None:
                 progress(stage, first * total + done * count, len(wordings) * total)
 
             def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
-                one = Objective(editable, memory, [wordings[i] for i in some], config)
+                one = Objective(editable, place, [wordings[i] for i in some], config)
                 return _optimise(one, current[list(some)], config, advance)
 
             values += [value for part in halving(choose, range(first, last), refusal) for value in part]
     return values
 
 
-def _groups(editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wording]) -> Iterator[tuple[int, int]]:
+def _groups(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Iterator[tuple[int, int]]:
     """Runs of wordings whose recordings fit into memory together."""
     most, first, held = room(editable, ROOM, SHARES), 0, 0
     for i, wording in enumerate(wordings):
-        one = size(editable, memory, wording)
+        one = size(editable, place, wording)
         if i > first and held + one > most:
             yield first, i
             first, held = i, 0
@@ -106,7 +106,7 @@ def _groups(editable: Editable, memory: KeyValueMemory, wordings: Sequence[Wordi
 def _optimise(objective: Objective, current: Tensor, config: EditConfig, progress: Progress) -> list[Value]:
     """Minimise each loss by Adam; `current` is W k* of each value, [n, d_model], float64."""
     device, n = objective.editable.device, len(current)
-    dtype = torch.promote_types(objective.memory.weight.dtype, torch.float32)
+    dtype = torch.promote_types(objective.place.dtype, torch.float32)
     scale = current.norm(dim=1)
     # δ = unit · z. Relative: an Adam step of size s on every entry of z moves δ by s · ‖W k*‖.
     unit = torch.ones_like(scale) if config.absolute else scale / current.shape[1] ** 0.5

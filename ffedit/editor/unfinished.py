@@ -25,7 +25,7 @@ def save_pass(path: Path, fitters: Mapping[Address, MomentsFitter], seconds: flo
     counts = {}
     for address, fitter in fitters.items():
         tensors |= {f"{address}/{i}": half.cpu() for i, half in enumerate(fitter.halves)}
-        counts[str(address)] = [fitter.batches, *fitter.counts]
+        counts[str(address)] = [fitter.batches, *fitter.counts, *fitter.reached]
         if fitter.probes is not None:
             tensors[f"{address}/probes"] = fitter.probes.cpu()
     about = {"pass": json.dumps({"counts": counts, "seconds": seconds})}
@@ -45,7 +45,8 @@ def resume_pass(path: Path, fitters: Mapping[Address, MomentsFitter]) -> float:
             about = json.loads(file.metadata()["pass"])
             names = set(file.keys())
             for address, fitter in fitters.items():
-                fitter.batches, *fitter.counts = about["counts"][str(address)]
+                fitter.batches, *counts = about["counts"][str(address)]
+                fitter.counts, fitter.reached = counts[:2], counts[2:]
                 fitter.halves = [file.get_tensor(f"{address}/{i}") for i in range(min(2, fitter.batches))]
                 fitter.probes = file.get_tensor(probes) if (probes := f"{address}/probes") in names else None
             return float(about["seconds"])

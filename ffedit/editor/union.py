@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.conflicts import check_facts
 from ffedit.corpus import Corpus
@@ -25,12 +25,14 @@ from ffedit.editor import alphaedit, emmet, memit
 from ffedit.editor.batch import Problem, Solver, read_all, store
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored
+from ffedit.editor.job import Job, restored, write_
+from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record
-from ffedit.editor.statistics import moments_for
+from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
 from ffedit.facts import Fact, by_subject
+from ffedit.feed_forward import FeedForward
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
 from ffedit.progress import Progress, silent
@@ -66,36 +68,56 @@ def combine(
     check_facts(facts)
     for edit in edits:
         edit.check(editable)
+        if edit.in_chat != editable.chat:
+            how = ("with", "inside") if edit.in_chat else ("without", "outside")
+            raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} chat")
         keyed = {subject for at in edit.updates for subject in edit.subjects(at)}
         lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
         if lost is not None:
             raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
     wordings = _wordings(editable, edits)
-    memories = [editable.memories[at] for at in sorted({at for edit in edits for at in edit.updates})]
+    places = by_layer(editable, {at for edit in edits for at in edit.updates})
+    memories = [part for place in places for part in place.parts]
     stats = moments_for(editable, memories, stats, len(wordings), config.seed, progress)
-    layers = [memory.address.layer for memory in memories]
-    record = Record(method, Job(editable, facts, layers, config, stats))
+    record = Record(method, Job(editable, facts, places, config, stats))
     with restored(memories):
-        for i, memory in enumerate(memories):
-            at, W = memory.address, double(memory.value)
-            some = [edit for edit in edits if edit.subjects(at)]
-            subjects = [subject for edit in some for subject in edit.subjects(at)]
+        for i, place in enumerate(places):
+            W = place.matrix
+            found = [_solved_in(edit, place) for edit in edits]
+            subjects = [subject for named, _, _ in found for subject in named]
             twice = next((subject for subject, count in Counter(subjects).items() if count > 1), None)
             if twice is not None:
                 raise EditError(
-                    f"{twice!r} is edited twice in layer {at} and has one key; write all its facts in one edit"
+                    f"{twice!r} is edited twice in layer {place.layer} and has one key; write all its facts in one edit"
                 )
-            V = torch.cat([edit.values[at].to(W.device) for edit in some], 1)
-            K = torch.cat([edit.keys[at].to(W.device) for edit in some], 1)
-            again, own = read_all(editable, memory, [wordings[subject] for subject in subjects], config.steady)
+            K = torch.cat([keys for _, keys, _ in found], 1).to(W)
+            V = torch.cat([values for _, _, values in found], 1).to(W)
+            some = [wordings[subject] for subject in subjects]
+            check_routes(editable, place, subjects, some)
+            again, own, contexts = read_all(editable, place, some, config.steady)
             if i:
                 V, K = W @ again + V - W @ K, again
-            problem = Problem(W, K, V, stats[at], own, record.kept[at].to(W.device), config)
-            memory.write_(store(record, memory, subjects, SOLVERS[method], problem))
-            progress("solving", i + 1, len(memories))
-    found = [one for edit in edits for one in _solved(edit)]
-    configs = {solved["from"]: numbers for solved, numbers in found}
-    return record.edit([solved for solved, _ in found]).noted(configs=configs)
+            moments = [stats[part.address] for part in place.parts]
+            problem = Problem(W, K, V, moments, own, record.kept[place.layer].to(W.device), config)
+            write_(place, store(record, place, subjects, SOLVERS[method], problem, contexts))
+            progress("solving", i + 1, len(places))
+    solutions = [one for edit in edits for one in _solved(edit)]
+    configs = {solved["from"]: numbers for solved, numbers in solutions}
+    return record.edit([solved for solved, _ in solutions]).noted(configs=configs)
+
+
+def _solved_in(edit: Edit, place: FeedForward) -> tuple[list[str], Tensor, Tensor]:
+    """What an edit solved in a layer: whose keys, the keys [Σ d_ff, n], and what they are to give together.
+
+    Experts that it did not write to go on giving what they give, which is no part of the values; keys are 0 there.
+    """
+    at = next((part.address for part in place.parts if edit.subjects(part.address)), None)
+    if at is None:
+        return [], torch.empty(place.shape[1], 0), torch.empty(place.shape[0], 0)
+    n = edit.keys[at].shape[1]
+    K = torch.cat([edit.keys.get(part.address, torch.zeros(part.d_ff, n)).double() for part in place.parts])
+    V = torch.stack([edit.values[part.address].double() for part in place.parts if part.address in edit.values]).sum(0)
+    return edit.subjects(at), K, V
 
 
 def _solved(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:

@@ -53,8 +53,9 @@ class Wording:
         prompts: each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first.
         phrasings: the model's own continuations of the subject.
         essence: essence prompts; the last position's distribution is to stay.
-        swaps: first tokens of the old and of the new object of each fact. Wherever the model would have begun to say
-            the old one, it is to begin the new one with the same probability; "to stay" means to stay but for that.
+        swaps: first tokens of the old and of the new object of each fact; in a chat, also as they stand in running
+            text. Wherever the model would have begun to say the old one, it is to begin the new one with the same
+            probability; "to stay" means to stay but for that.
         prefixes: the sampled prefixes, for the provenance.
     """
 
@@ -67,7 +68,7 @@ class Wording:
     @property
     def facts(self) -> int:
         """How many facts it words."""
-        return len(self.swaps)
+        return len({p.fact for p in self.prompts})
 
     @property
     def stated(self) -> tuple[Encoded, ...]:
@@ -121,26 +122,30 @@ def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfi
 def _word(
     editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], pool: _Pool | None, config: EditConfig
 ) -> Wording:
-    tokenizer, limit, subject = editable.tokenizer, editable.max_tokens, facts[0].subject
+    limit, subject = editable.max_tokens, facts[0].subject
     # The bare prompts come first: whatever is wrong with a fact shows here.
-    bare = [encode(tokenizer, fact.text, fact.new_object, fact.span, limit) for fact in facts]
+    bare = [editable.encode(fact.text, fact.new_object, fact.span, limit) for fact in facts]
     prompts = []
     for i, fact in enumerate(facts):
         moved = [_after(lead, fact.text, fact.span) for lead in leads]
-        longer = [encode(tokenizer, text, fact.new_object, span) for text, span in moved]
+        longer = [editable.encode(text, fact.new_object, span) for text, span in moved]
         prompts += [Phrasing(p, fact=i) for p in (bare[i], *longer) if len(p.ids) <= limit]
     essence = []
     for form in config.essence_prompts:
         start = form.index("{}")
-        text = encode(tokenizer, form.replace("{}", subject), span=(start, start + len(subject)))
+        text = editable.encode(form.replace("{}", subject), span=(start, start + len(subject)))
         if len(text.ids) <= limit:
             essence.append(Phrasing(text, (len(text.ids) - 1,)))
     objects = [(_old(editable, fact), new.target_ids) for fact, new in zip(facts, bare, strict=True)]
+    swaps = tuple((old[0], new[0]) for old, new in objects)
+    if editable.chat:  # the model's own text is plain, and an object in it may be other tokens than where a turn begins
+        objects = [_running(editable, fact, old) for fact, (old, _) in zip(facts, objects, strict=True)]
+        swaps += tuple((old[0], new[0]) for old, new in objects)
     return Wording(
         tuple(prompts),
         _phrasings(editable, subject, objects, pool, config) if pool is not None else (),
         tuple(essence),
-        tuple((old[0], new[0]) for old, new in objects),
+        swaps,
         leads,
     )
 
@@ -148,8 +153,17 @@ def _word(
 def _old(editable: Editable, fact: Fact) -> tuple[int, ...]:
     """The old object's token ids; where none is named, those of what the model says."""
     if fact.previous is not None:
-        return encode(editable.tokenizer, fact.text, fact.previous, fact.span).target_ids
-    return readout.with_own_answer(editable, encode(editable.tokenizer, fact.text, span=fact.span)).target_ids
+        return editable.encode(fact.text, fact.previous, fact.span).target_ids
+    return readout.with_own_answer(editable, editable.encode(fact.text, span=fact.span)).target_ids
+
+
+def _running(editable: Editable, fact: Fact, old: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids of the old and of the new object where no turn begins: after the prompt as plain text."""
+    said = fact.previous or readout.words(editable, old)
+    before, after = (
+        encode(editable.tokenizer, fact.text, answer, fact.span).target_ids for answer in (said, fact.new_object)
+    )
+    return before or old, after
 
 
 def _phrasings(

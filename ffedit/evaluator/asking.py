@@ -202,14 +202,14 @@ def _branched(
     reads = torch.tensor([(owner, n - 1) for owner, _, n in early], dtype=torch.long).reshape(-1, 2)
     ids = torch.tensor([family[0].ids[:stem] for family in families], device=editable.device)
     with replay.unembedding(editable, reads):
-        logits = editable.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        logits = editable.run(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
     if early:
         yield [row.ids[:n] for _, row, n in early], logits
     cache.batch_select_indices(torch.tensor([owner for owner, _ in rows]))  # on the CPU: layers may be anywhere
     late = [(i, row, n) for i, (_, row) in enumerate(rows) for n in row.reads if n > stem]
     with replay.unembedding(editable, torch.tensor([(i, n - 1) for i, _, n in late]), stem):
         tails = pad([row.ids[stem:] for _, row in rows]).to(editable.device)
-        logits = editable.model(input_ids=tails, past_key_values=cache, use_cache=True).logits[0]
+        logits = editable.run(input_ids=tails, past_key_values=cache, use_cache=True).logits[0]
     yield [row.ids[:n] for _, row, n in late], logits
 
 

@@ -154,6 +154,8 @@ def evaluate(
         raise EditError("an edit and an edited model were given; give one of them")
     if edited is not None:
         check_tokenizers(editable, edited)
+        if editable.chat != edited.chat:
+            raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     measured = edit is not None or edited is not None
     generic = GenericText(editable, text) if measured or text is not None else None
     usual = None if generic is None else generic.perplexity

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ffedit import readout
 from ffedit.anatomy import Editable
 from ffedit.facts import Fact, Probe
-from ffedit.tokens import Encoded, decode, encode, joined
+from ffedit.tokens import Encoded, decode, joined
 
 
 @dataclass(frozen=True)
@@ -95,19 +95,19 @@ def _own_answers(editable: Editable, facts: Sequence[Fact], edited: set[str]) ->
     limit, prompts = editable.max_tokens, {}
     for fact in facts:
         if fact.previous is None:
-            prompts[fact.text] = encode(editable.tokenizer, fact.text, span=fact.span, max_tokens=limit)
+            prompts[fact.text] = editable.encode(fact.text, span=fact.span, max_tokens=limit)
         for probe in (*fact.same_subject_probes, *fact.locality_probes):
             if probe.target is None and probe.prompt not in edited:
-                prompts.setdefault(probe.prompt, encode(editable.tokenizer, probe.prompt, max_tokens=limit))
+                prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
     said = readout.with_own_answers(editable, list(prompts.values()))
     return dict(zip(prompts, said, strict=True))
 
 
 def _questions(editable: Editable, fact: Fact, edited: set[str], own: dict[str, Encoded], full: bool) -> Questions:
-    tokenizer, limit, new = editable.tokenizer, editable.max_tokens, fact.new_object
+    limit, new = editable.max_tokens, fact.new_object
 
     def text(prompt: str, answer: str) -> Encoded:
-        return encode(tokenizer, prompt, answer, max_tokens=limit)
+        return editable.encode(prompt, answer, max_tokens=limit)
 
     def kept(probes: Sequence[Probe]) -> list[Probe]:
         return [probe for probe in probes if probe.prompt not in edited]
@@ -115,7 +115,7 @@ def _questions(editable: Editable, fact: Fact, edited: set[str], own: dict[str, 
     def answered(probe: Probe) -> Encoded:
         return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
 
-    old = fact.previous or decode(tokenizer, own[fact.text].target_ids).strip() or new
+    old = fact.previous or decode(editable.tokenizer, own[fact.text].target_ids).strip() or new
     neighbors = kept([replace(probe, target=probe.target or old) for probe in fact.neighbor_probes])
     return Questions(
         fact,
@@ -139,9 +139,7 @@ def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple
     pairs = []
     for probe in neighbors:
         prompt = sentence + probe.prompt
-        pair = Pair(
-            encode(editable.tokenizer, prompt, fact.new_object), encode(editable.tokenizer, prompt, probe.target or "")
-        )
+        pair = Pair(editable.encode(prompt, fact.new_object), editable.encode(prompt, probe.target or ""))
         if max(len(pair.new.ids), len(pair.true.ids)) <= editable.max_tokens:
             pairs.append(pair)
     return tuple(pairs)

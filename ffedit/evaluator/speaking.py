@@ -21,6 +21,7 @@ from ffedit import readout
 from ffedit.anatomy import Editable
 from ffedit.evaluator.asking import Answer, Context
 from ffedit.evaluator.metrics import exact_match
+from ffedit.readout import words
 from ffedit.tokens import Encoded, decode
 
 # What a person is shown of an answer.
@@ -67,11 +68,11 @@ class Spoken:
 
     def words(self, text: Encoded) -> str:
         """The same as text, white space normalised."""
-        return _words(self._editable, self.ids(text))
+        return words(self._editable, self.ids(text))
 
     def says(self, text: Encoded) -> bool:
         """Whether the answer of `text` is said, whole."""
-        return exact_match(self.words(text), _words(self._editable, text.target_ids))
+        return exact_match(self.words(text), words(self._editable, text.target_ids))
 
     def goes_on(self, text: Encoded) -> bool:
         """Whether the very tokens of the answer of `text` are said, whatever follows: for the model's own answers."""
@@ -82,8 +83,8 @@ class Spoken:
         if len(said) >= wanted.count:
             return True
         # The last character may be unfinished.
-        words = _words(self._editable, said).rstrip("\ufffd")
-        return wanted.settled and not _words(self._editable, wanted.text.target_ids).startswith(words)
+        begun = words(self._editable, said).rstrip("\ufffd")
+        return wanted.settled and not words(self._editable, wanted.text.target_ids).startswith(begun)
 
 
 def prompt_of(text: Encoded) -> Context:
@@ -91,12 +92,8 @@ def prompt_of(text: Encoded) -> Context:
     return text.ids[: text.answer]
 
 
-def _words(editable: Editable, ids: Sequence[int]) -> str:
-    return " ".join(decode(editable.tokenizer, ids, special=False).split())
-
-
 def sampled(editable: Editable, asked: Sequence[tuple[int, Encoded]], seed: int = 0) -> list[str]:
-    """Text that each prompt begins, with it, up to `SAMPLED_TOKENS` tokens.
+    """Text that each prompt begins, with it, up to `SAMPLED_TOKENS` tokens; in a chat, the assistant's turn alone.
 
     Args:
         editable: the model.
@@ -113,6 +110,8 @@ def sampled(editable: Editable, asked: Sequence[tuple[int, Encoded]], seed: int 
         numbers[i] = torch.from_numpy(np.random.default_rng(int.from_bytes(digest[:8], "big")).random(count))
     said = readout.continuations(editable, [prompt.ids for prompt in prompts], count, numbers=numbers, top=SAMPLED_TOP)
     kept = [max(1, SAMPLED_TOKENS - len(prompt.ids)) for prompt in prompts]
+    if editable.chat:
+        return [words(editable, ids[:some]) for ids, some in zip(said, kept, strict=True)]
     return [
         decode(editable.tokenizer, [*prompt.ids, *ids[:some]], special=False)
         for prompt, ids, some in zip(prompts, said, kept, strict=True)

@@ -10,6 +10,9 @@ section 5). GELU and gates leave nearly every coefficient a little off zero, and
 there a memory is *active by norm* where its strength is at least 1% of ‖o‖. The *effective number* needs no threshold:
 it is the participation ratio (Σ s_i²)² / Σ s_i⁴ of the strengths s, n where n memories are equally strong and the
 others silent.
+
+The memories of a mixture are those of all experts that the token goes to, m_i with the router's weight inside, and b
+what the router makes of the experts' biases.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ import torch
 from torch import Tensor
 
 from ffedit.inspector.view import View
-from ffedit.memory import KeyValueMemory
 
 # The share of the output's norm from which a memory counts as active.
 ACTIVE = 0.01
@@ -63,11 +65,17 @@ class Contributions:
 
 
 @torch.no_grad()
-def contributions(memory: KeyValueMemory, coefficients: Tensor) -> Contributions:
-    """Take a layer's output apart, o = W m + b, for coefficients m [d_ff] of one position; in float32 at least."""
+def contributions(value: Tensor, bias: Tensor | None, coefficients: Tensor) -> Contributions:
+    """Take a layer's output apart, o = W m + b, at one position; in float32 at least.
+
+    Args:
+        value: W [d_model, d_ff].
+        bias: b [d_model].
+        coefficients: m [d_ff].
+    """
     wide = torch.promote_types(coefficients.dtype, torch.float32)
-    m, value = coefficients.to(wide), memory.value.to(wide)
-    bias = torch.zeros_like(value[:, 0]) if memory.bias is None else memory.bias.to(wide)
+    m, value = coefficients.to(wide), value.to(wide)
+    bias = torch.zeros_like(value[:, 0]) if bias is None else bias.to(wide)
     output = value @ m + bias
     squared = float(output @ output)
     strengths = m.abs() * torch.linalg.vector_norm(value, dim=0)

@@ -66,7 +66,7 @@ def read_values(
     stack: Stack, layer: int, triggers: Triggers, store: RowStore, seed: int = 0, progress: Progress = silent
 ) -> Values:
     """Read every value of a layer, and where in it the token stands that follows the key's top trigger."""
-    memory = stack.memories[layer]
+    memory = stack.feed_forward[layer]
     top = triggers.places[:, 0].cpu()
     there = (top != NOTHING).nonzero()[:, 0]
     keys, following = triggers.index[there], store.next(top[there])
@@ -82,7 +82,7 @@ def read_values(
         sures.append(best.values.exp().cpu())
         own = asked[first : first + size].to(log_p.device)
         ranks.append(torch.stack([ranks_in(log_p, token) for token in own.unbind(1)], 1).cpu())
-        progress("reading values", layer * memory.d_ff + first + len(log_p), len(stack.memories) * memory.d_ff)
+        progress("reading values", layer * memory.d_ff + first + len(log_p), len(stack.feed_forward) * memory.d_ff)
     rank, dealt_rank = torch.cat(ranks)[keys].unbind(1)
     return Values(torch.cat(tops), torch.cat(sures), keys, following, rank, dealt, dealt_rank)
 

@@ -27,6 +27,7 @@ from ffedit.inspector.distributions import marked, prefix
 from ffedit.inspector.lookup import resolved
 from ffedit.inspector.rows import NOTHING, RowStore
 from ffedit.inspector.sheet import page
+from ffedit.inspector.slots import Slot
 from ffedit.inspector.stream import Pass
 from ffedit.inspector.view import View
 from ffedit.stacks import Stack
@@ -77,7 +78,8 @@ def write_sheets(stack: Stack, state: Pass, store: RowStore, target: Path, keys:
                 decode(stack.tokenizer, t.ids) if stack.causal else marked(prefix(stack.tokenizer, t.ids, t.at))
                 for t in resolved(store, triggers, row, TRIGGERS)
             ]
-            sheets.append({"memory": f"{layer}.{int(triggers.index[row])}", "triggers": texts, "patterns": []})
+            slot = Slot(*stack.feed_forward[layer].at(int(triggers.index[row])))
+            sheets.append({"memory": str(slot), "triggers": texts, "patterns": []})
     lines = "".join(json.dumps(sheet, ensure_ascii=False) + "\n" for sheet in sheets)
     title = f"{state.about['model']}, {state.about['corpus']}"
     write_text(target, page(sheets, title, last=stack.causal) if _html(target) else lines)

@@ -67,12 +67,13 @@ def report_cards(stack: Stack, report: ModelReport, state: Pass, store: RowStore
     surest = [Slot.parse(one["memory"]) for one in report.surest.examples]
     found: list[MemoryCard] = []
     for layer, kept in state.triggers.items():
-        memory, index = stack.memories[layer], kept.index.cpu()
-        norms = torch.linalg.vector_norm(memory.value.float(), dim=0).cpu()[index]
+        place, index = stack.feed_forward[layer], kept.index.cpu()
+        norms = torch.linalg.vector_norm(place.value.float(), dim=0).cpu()[index]
         rows = {int((kept.coefficients[:, 0].cpu() * norms).argmax())}
-        rows |= {index.tolist().index(slot.index) for slot in surest if slot.address.layer == layer}
+        mine = [place.column(slot.address, slot.index) for slot in surest if slot.address.layer == layer]
+        rows |= {index.tolist().index(column) for column in mine}
         for row in rows:
-            card = value_card(stack, Slot(memory.address, int(index[row])))
+            card = value_card(stack, Slot(*place.at(int(index[row]))))
             found.append(replace(card, triggers=_triggers(stack, card.slot, state, store, row)))
     return tuple(sorted(found, key=lambda card: card.slot))
 
@@ -88,9 +89,8 @@ def value_card(stack: Stack, slot: Slot) -> MemoryCard:
 
 def _triggers(stack: Stack, slot: Slot, state: Pass, store: RowStore, row: int) -> tuple[Trigger, ...]:
     """The first triggers of a key; `row` is the key's in those that the pass kept."""
-    layer = slot.address.layer
-    log_p = log_probabilities(stack, stack.memories[layer].value[:, slot.index][None])[0]
+    log_p = log_probabilities(stack, Memories(stack.memories)[slot.address].value[:, slot.index][None])[0]
     return tuple(
         Trigger.of(stack.tokenizer, Context(one.ids, one.at), one.coefficient, log_p, one.next)
-        for one in resolved(store, state.triggers[layer], row, TRIGGERS)
+        for one in resolved(store, state.triggers[slot.address.layer], row, TRIGGERS)
     )

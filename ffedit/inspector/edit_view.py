@@ -23,7 +23,7 @@ from ffedit.inspector.slots import Slot
 from ffedit.inspector.view import View
 from ffedit.inspector.virtual import Added, Change, added_memories, column_norms, columns
 from ffedit.lowrank import Update
-from ffedit.memory import Address
+from ffedit.memory import Address, Memories
 from ffedit.progress import Progress, silent
 from ffedit.stacks import Stack
 
@@ -77,7 +77,7 @@ class AddedMemory(View):
 
 @dataclass(frozen=True)
 class LayerChange(View):
-    """One layer that changed.
+    """One layer that changed, or one expert of a layer.
 
     Attributes:
         address: which.
@@ -103,7 +103,7 @@ class EditView(View):
     Attributes:
         model: the model's name.
         edit: the edit's fingerprint.
-        layers: what changed, layer by layer.
+        layers: what changed, layer by layer and expert by expert.
         corpus: which text was read.
         tokens: how many of its tokens.
         changed: the share of them after which the model predicts another token than before.
@@ -168,7 +168,7 @@ def inspect_edit(
 def _layer(
     stack: Stack, edit: Change, address: Address, added: Sequence[Added], found: Reread, top: int
 ) -> LayerChange:
-    memory = next(memory for memory in stack.memories if memory.address == address)
+    memory = Memories(stack.memories)[address]
     update, value = edit.updates[address].cpu(), memory.value
     return LayerChange(
         address=address,

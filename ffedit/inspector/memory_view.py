@@ -3,6 +3,9 @@
 The value is read as a distribution over the vocabulary; the key by its triggers, the prefixes of a text on which its
 coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4). They *agree* where the value's top token
 is the one that follows the top trigger.
+
+The coefficient of an expert's memory has its router's weight inside, k_e = g_e m_e: it is 0 at a token that the router
+does not send to the expert.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ffedit.anatomy import Editable
 from ffedit.corpus import Corpus
-from ffedit.hooks import fed
+from ffedit.feed_forward import FeedForward, Keys
 from ffedit.inspector.distributions import (
     Distribution,
     Prefix,
@@ -94,6 +97,7 @@ class MemoryView(View):
             triggers are no prefixes.
         stack: "decoder" or "encoder".
         note: what was read in another way than a causal decoder is, and what could not be measured; None of one.
+        sent: the share of the tokens that the router sends to the expert; None where no router chooses.
     """
 
     model: str
@@ -115,6 +119,7 @@ class MemoryView(View):
     removal: Removal | None
     stack: str = "decoder"
     note: str | None = None
+    sent: float | None = None
 
 
 def inspect_memory(
@@ -139,11 +144,12 @@ def inspect_memory(
     """
     stack = Stack.of(editable)
     slot, holder = find(Memories(stack.memories), memory)
+    place = stack.feed_forward[slot.address.layer].only([slot.address])
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), stack.tokenizer
     value = holder.value[:, slot.index]
     log_p = log_probabilities(stack, value[None])[0]
     positions = Positions.of(stack, corpus, progress)
-    coefficients = fired(stack, holder, slot.index, positions, progress)
+    coefficients, sent = fired(stack, place, slot.index, positions, progress)
     best = positions.largest(coefficients, top)
     seen = [positions.context(position) for position in best]
     triggers = tuple(
@@ -172,30 +178,45 @@ def inspect_memory(
         agrees=agreeing[0] if agreeing and follows else None,
         agreeing=sum(agreeing) / max(1, len(agreeing)) if follows else None,
         chance=float((followed == says).double().mean()) if follows else None,
-        removal=removals(stack, slot.address.layer, [slot.index], [prefixes])[0] if prefixes else None,
+        removal=removals(stack, place, [slot.index], [prefixes])[0] if prefixes else None,
         stack=stack.name,
         note=positions.reading.note,
+        sent=None if holder.slot is None else sent,
     )
 
 
 @torch.no_grad()
 def fired(
-    stack: Stack, memory: KeyValueMemory, index: int, positions: Positions, progress: Progress = silent
-) -> Tensor:
-    """The coefficient of one memory at every position of a text, [n] float32."""
-    found: list[Tensor] = []
+    stack: Stack, place: FeedForward, index: int, positions: Positions, progress: Progress = silent
+) -> tuple[Tensor, float]:
+    """One memory over a text.
 
-    def take(key: Tensor) -> Tensor:
-        found.append(key[..., index].float().cpu())
-        return key
+    Args:
+        stack: the layers.
+        place: the part of a layer that holds it.
+        index: which of the part's.
+        positions: of the text.
+        progress: told how far it is.
+
+    Returns:
+        Its coefficient at every position, [n] float32, and the share of the positions that go to its expert.
+    """
+    found: list[Tensor] = []
+    asked: list[Tensor] = []
+
+    def take(memory: KeyValueMemory, keys: Keys) -> None:
+        found.append(keys.whole[:, index].float().cpu())
+        asked.append(torch.full((keys.tokens,), keys.rows is None))
+        if keys.rows is not None:
+            asked[-1][keys.rows.cpu()] = True
 
     done = 0
-    with fed(memory.module, take):
+    with place.watched(take):
         for ids, inside, given in positions.batches(TOKENS_PER_BATCH):
-            stack.run_to(memory.address.layer, ids, *given)
-            found[-1] = found[-1].reshape(ids.shape)[inside]
+            stack.run_to(place.layer, ids, *given)
+            found[-1], asked[-1] = (one[-1].reshape(ids.shape)[inside] for one in (found, asked))
             progress("reading text", done := done + int(inside.sum()), len(positions))
-    return torch.cat(found)
+    return torch.cat(found), float(torch.cat(asked).double().mean())
 
 
 def _shallow(seen: list[Context], positions: Positions, vocabulary: int) -> Shallow | None:

@@ -24,6 +24,7 @@ from ffedit.inspector.reading import Context
 from ffedit.inspector.removal import REMOVED, removals
 from ffedit.inspector.report import Measure, ModelReport, Shift, Sureness
 from ffedit.inspector.rows import NOTHING, RowStore, rows_of
+from ffedit.inspector.slots import Slot
 from ffedit.inspector.stream import Pass, Settings, collect, resumed
 from ffedit.lock import claimed
 from ffedit.progress import Progress, silent
@@ -101,7 +102,7 @@ def analyse(
         progress: told how far it is.
     """
     removing, seed = removing or Removing(), state.settings.seed
-    triggers = [state.triggers[layer] for layer in range(len(stack.memories))]
+    triggers = [state.triggers[layer] for layer in range(len(stack.feed_forward))]
     values = [read_values(stack, layer, one, store, seed, progress) for layer, one in enumerate(triggers)]
     composed = compose(stack, state.sample.seen, [one.top for one in values])
     found: dict[str, list[Interval | None]] = {}
@@ -110,7 +111,7 @@ def analyse(
             **_shallow(store, one.places.cpu(), state, layer),
             **_removed(stack, layer, state, store, removing, progress),
             **_values(values[layer]),
-            **_composed(composed[layer], stack.memories[layer].d_ff),
+            **_composed(composed[layer], stack.feed_forward[layer].d_ff),
         }
         for name, number in numbers.items():
             found.setdefault(name, []).append(number)
@@ -123,7 +124,7 @@ def analyse(
         tokens=state.tokens,
         rows=state.rows,
         layers=len(triggers),
-        memories=tuple(memory.d_ff for memory in stack.memories),
+        memories=tuple(one.d_ff for one in stack.feed_forward),
         vocabulary=len(stack.unembedding),
         settings={**state.about["settings"], "removing": asdict(removing)},
         measures=tuple(Measure.of(name, found[name]) for name in report.DEFINITIONS),
@@ -171,8 +172,8 @@ def _removed(
     generator = torch.Generator().manual_seed(state.settings.seed + layer)
     rows = fired[torch.randperm(len(fired), generator=generator)[: removing.keys]]
     prefixes = [[t.ids for t in resolved(store, one, row, removing.triggers)] for row in rows.tolist()]
-    changes = removals(stack, layer, one.index[rows].tolist(), prefixes, state.settings.seed)
-    progress("removing tokens", layer + 1, len(stack.memories))
+    changes = removals(stack, stack.feed_forward[layer], one.index[rows].tolist(), prefixes, state.settings.seed)
+    progress("removing tokens", layer + 1, len(stack.feed_forward))
     return {
         f"removed_{name}": interval([getattr(change, name) for change in changes if change is not None])
         for name in REMOVED
@@ -226,7 +227,7 @@ def _surest(stack: Stack, state: Pass, store: RowStore, best: Surest, values: Se
         agreeing = next((t for t in resolved(store, one, row) if t.next == top), None)
         examples.append(
             {
-                "memory": f"{layer}.{index}",
+                "memory": str(Slot(*stack.feed_forward[layer].at(index))),
                 "token": decode(stack.tokenizer, [top]),
                 "probability": sure,
                 "trigger": None if agreeing is None else _text(stack, Context(agreeing.ids, agreeing.at)),

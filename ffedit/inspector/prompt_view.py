@@ -8,6 +8,9 @@ behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
 In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward side by
 side on one input (GPT-J, GPT-NeoX, Falcon), it is what the block would leave behind without its feed-forward layer: its
 input plus the attention's output, which the feed-forward layer has not seen.
+
+The memories of a mixture are those of all experts that the last token goes to, each with its router's weight inside the
+coefficient, k_e = g_e m_e: so what they add makes up the layer's output as in a dense layer.
 """
 
 from __future__ import annotations
@@ -21,16 +24,17 @@ from torch import Tensor
 from ffedit import replay
 from ffedit.anatomy import Editable
 from ffedit.errors import EditError, ModelError
+from ffedit.feed_forward import FeedForward
 from ffedit.hooks import captured, replaced
 from ffedit.inspector.activity import Activity, contributions
 from ffedit.inspector.distributions import Distribution, Said, distribution, log_probabilities, rank, said
 from ffedit.inspector.slots import Slot, checked_turns, turned
 from ffedit.inspector.turning import Promotion, next_log_probs, promote, token_after
 from ffedit.inspector.view import View
-from ffedit.memory import Address, KeyValueMemory
+from ffedit.memory import Address
 from ffedit.progress import Progress, silent
-from ffedit.stacks import Stack
-from ffedit.tokens import decode, encode
+from ffedit.stacks import Seen, Stack
+from ffedit.tokens import decode
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,23 @@ class Reading(View):
 
 
 @dataclass(frozen=True)
+class ExpertView(View):
+    """An expert that the last token goes to.
+
+    Attributes:
+        address: which.
+        weight: g_e, what the router scales it by; of an expert that all tokens share, what scales that.
+        share: of the layer's output, what its memories make up.
+        shared: whether all tokens go to it.
+    """
+
+    address: Address
+    weight: float
+    share: float
+    shared: bool
+
+
+@dataclass(frozen=True)
 class LayerView(View):
     """One feed-forward layer at the last token.
 
@@ -78,6 +99,7 @@ class LayerView(View):
         after: their sum.
         activity: how many memories are at work.
         firing: the strongest, the strongest first.
+        experts: those of a mixture that the token goes to, the largest weight first; none of a dense layer.
     """
 
     address: Address
@@ -86,6 +108,7 @@ class LayerView(View):
     after: Reading
     activity: Activity
     firing: tuple[Firing, ...]
+    experts: tuple[ExpertView, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,7 +171,7 @@ def inspect_prompt(
     if not prompt.strip():
         raise EditError("the prompt is empty; give some words")
     turns = checked_turns(editable.memories, scaled or {})
-    ids = torch.tensor([encode(editable.tokenizer, prompt, max_tokens=editable.max_tokens).ids])
+    ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
     wanted = None if promoted is None else token_after(editable, prompt, promoted)
     stack, tokenizer = Stack.of(editable), editable.tokenizer
     untouched = distribution(tokenizer, next_log_probs(editable, ids), top) if turns else None
@@ -173,7 +196,7 @@ def inspect_prompt(
         settles=settles,
         norm=editable.norm or None,
         parallel=side_by_side(editable, ids),
-        gated=_gated(stack.memories[0]),
+        gated=_gated(stack),
         promotion=None if wanted is None else promote(editable, ids, wanted, turns, 2 * top, progress),
     )
 
@@ -182,13 +205,14 @@ def inspect_prompt(
 def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
     """All layers at the last token of `ids` [1, n]; what all of them say is read at once."""
     vectors, partial = [], []
-    for memory, seen in zip(stack.memories, stack.run(ids), strict=True):
-        found = contributions(memory, seen.key[0, -1])
-        strongest = found.strengths.topk(min(top, memory.d_ff)).indices.tolist()
+    for seen in stack.run(ids):
+        layer, weights, m, bias = _reached(stack.feed_forward[seen.layer], seen)
+        found = contributions(layer.value, bias, m)
+        strongest = found.strengths.topk(min(top, layer.d_ff)).indices.tolist()
         streams = (at[0, -1].float() for at in (seen.before, seen.added, seen.total))
         signs = found.coefficients[strongest].sign()
-        vectors += [*streams, *(memory.value[:, strongest].float() * signs).T]
-        partial.append((memory.address, found, strongest))
+        vectors += [*streams, *(layer.value[:, strongest].float() * signs).T]
+        partial.append((layer, found, strongest, weights))
     log_probs = iter(log_probabilities(stack, torch.stack([vector.cpu() for vector in vectors])))
 
     def reading() -> Reading:
@@ -196,11 +220,11 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
         return Reading(said(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
 
     views = []
-    for address, found, strongest in partial:
+    for layer, found, strongest, weights in partial:
         before, output, after = reading(), reading(), reading()
         firing = tuple(
             Firing(
-                slot=Slot(address, i),
+                slot=Slot(*layer.at(i)),
                 coefficient=float(found.coefficients[i]),
                 strength=float(found.strengths[i]),
                 share=float(found.shares[i]),
@@ -208,8 +232,33 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
             )
             for i in strongest
         )
-        views.append(LayerView(address, before, output, after, found.activity, firing))
+        experts = _experts(layer, weights, found.shares)
+        views.append(LayerView(Address(layer.layer), before, output, after, found.activity, firing, experts))
     return tuple(views)
+
+
+def _reached(layer: FeedForward, seen: Seen) -> tuple[FeedForward, Tensor, Tensor, Tensor | None]:
+    """What a layer uses for the last token: its memories, with the weight of each part, their coefficients, and b."""
+    m = seen.key[0, -1]
+    if layer.mixture is None or seen.routed is None:
+        bias = layer.bias()
+        return layer, torch.ones(1), m, None if bias is None else bias[0]
+    last = seen.routed.at(torch.tensor([-1]))
+    weights, bias = layer.mixture.weights(last)[0], layer.bias(last)
+    parts = [part.address for part, g in zip(layer.parts, weights, strict=True) if g != 0]
+    used, pieces = layer.only(parts), layer.split(m, -1)
+    return used, weights[weights != 0], torch.cat([pieces[at] for at in parts]), None if bias is None else bias[0]
+
+
+def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[ExpertView, ...]:
+    """The experts that a token goes to, by weight, the shared ones behind the others."""
+    if layer.mixture is None:
+        return ()
+    found = [
+        ExpertView(at, g, float(share.sum()), at.expert in layer.mixture.shared)
+        for (at, share), g in zip(layer.split(shares, -1).items(), weights.tolist(), strict=True)
+    ]
+    return tuple(sorted(found, key=lambda one: (one.shared, -one.weight)))
 
 
 def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
@@ -217,10 +266,10 @@ def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
     return says.index(True), len(says) - [*says[::-1], False].index(False)
 
 
-def _gated(memory: KeyValueMemory) -> bool | None:
-    """Whether a layer has a gate; None where its keys are not recognised, which nothing else here needs."""
+def _gated(stack: Stack) -> bool | None:
+    """Whether the first layer has a gate; None where its keys are not recognised, which nothing else here needs."""
     try:
-        return memory.key_rows.gated
+        return stack.memories[0].key_rows.gated
     except ModelError:
         return None
 
@@ -237,7 +286,7 @@ def side_by_side(editable: Editable, ids: Tensor) -> bool | None:
     for silence in (False, True):
         with (
             replaced(editable.attention[0], torch.zeros_like if silence else lambda given: given),
-            captured({0: editable.memories[0].module}, inputs=True) as seen,
+            captured({0: editable.feed_forward[0].module}, inputs=True) as seen,
         ):
             replay.run_to(editable, ids, 0)
         keys.append(seen[0])

@@ -16,7 +16,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from ffedit.hooks import fed
+from ffedit.feed_forward import FeedForward
 from ffedit.inspector.rows import Row
 from ffedit.inspector.view import View
 from ffedit.stacks import Stack
@@ -59,14 +59,14 @@ def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, Row, Row] 
 
 
 def removals(
-    stack: Stack, layer: int, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
+    stack: Stack, layer: FeedForward, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
 ) -> list[Removal | None]:
     """Take tokens out of the triggers of some keys of one layer.
 
     Args:
         stack: of a causal decoder.
-        layer: whose keys.
-        keys: which of them.
+        layer: whose keys; a layer, or some of its memories.
+        keys: which of its columns.
         prefixes: the triggers of each.
         seed: of the random tokens.
 
@@ -77,7 +77,7 @@ def removals(
     work: list[tuple[int, Row]] = []
     counts = []
     for number, (key, rows) in enumerate(zip(keys, prefixes, strict=True)):
-        rng, count = Random(f"{seed}/{layer}/{key}"), 0
+        rng, count = Random(f"{seed}/{layer.layer}/{key}"), 0
         for ids in rows:
             if (less := shortened(ids, start, rng)) is not None:
                 work += [(number, one) for one in (ids, *less)]
@@ -94,25 +94,13 @@ def removals(
 
 
 @torch.no_grad()
-def last_coefficients(stack: Stack, layer: int, rows: Sequence[Row], keys: Tensor) -> Tensor:
+def last_coefficients(stack: Stack, layer: FeedForward, rows: Sequence[Row], keys: Tensor) -> Tensor:
     """The coefficient of the key `keys[i]` of a layer at the last token of `rows[i]`, [n] float32."""
     result = torch.empty(len(rows))
-    module = stack.memories[layer].module
     for members in batches([len(ids) for ids in rows], TOKENS_PER_BATCH):
         ids = pad([rows[i] for i in members])
         ends = torch.arange(len(members)) * ids.shape[1] + torch.tensor([len(rows[i]) - 1 for i in members])
-
-        def take(key: Tensor, ends: Tensor = ends, members: list[int] = members) -> Tensor:
-            result[members] = key.reshape(-1, key.shape[-1])[ends, keys[members]].float().cpu()
-            raise _Seen
-
-        with fed(module, take):
-            try:
-                stack.forward(ids)
-            except _Seen:
-                continue
+        with layer.keys() as seen:
+            stack.run_to(layer.layer, ids)
+        result[members] = seen()[ends, keys[members]].float().cpu()
     return result
-
-
-class _Seen(Exception):
-    """What a pass was for has been seen: what follows need not run."""

@@ -224,7 +224,7 @@ class ModelReport(View):
         tokens: how many positions were run.
         rows: in how many rows.
         layers: how many layers.
-        memories: of each layer, d_ff.
+        memories: of each layer, d_ff; of a mixture, of all its experts together.
         vocabulary: how many tokens there are.
         settings: of the pass and the analyses.
         measures: by layer.

@@ -5,7 +5,8 @@ Two passes over the same rows, a few numbers for each position. Only the passage
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from ffedit.hooks import captured
 from ffedit.inspector.distributions import MOST_LOGITS, Prefix, Said, named, prefix
 from ffedit.inspector.positions import Positions
 from ffedit.inspector.view import View
-from ffedit.inspector.virtual import Added, Change, relative_change
+from ffedit.inspector.virtual import Added, Change
 from ffedit.memory import Address
 from ffedit.progress import Progress, silent
 from ffedit.readout import log_softmax
@@ -32,7 +33,7 @@ class Passage(View):
     Attributes:
         prefix: the text; its last token is where it is read.
         coefficient: of the added memory, w·m; None where it stands for none.
-        change: the largest ‖Δ m‖ / ‖W m + b‖ over the layers: how much of a layer's output is new.
+        change: the largest ‖Δ m‖ / ‖o‖ over the layers: how much of a layer's output o is new.
         before: the next token.
         after: the next token with the edit.
         kept: the probability that is left to the token before.
@@ -54,7 +55,7 @@ class Reread:
         positions: which.
         added: the memories that were asked for.
         coefficients: of each at each position, [added][n], float64.
-        change: the largest ‖Δ m‖ / ‖W m + b‖ over the layers, [n].
+        change: the largest ‖Δ m‖ / ‖o‖ over the layers, [n].
         before: the most probable next token, [n], and its probability, [n].
         after: the same with the edit.
         kept: p after of the token `before`, [n].
@@ -92,16 +93,15 @@ def reread(
     coefficients: list[list[Tensor]] = [[] for _ in added]
     changes, before, after, kept, done = [], [], [], [], 0
     for ids, inside, _ in positions.batches(size):
-        log_probs, keys = _read(editable, ids, inside, edit.updates)
+        log_probs, keys, outputs = _read(editable, ids, inside, edit.updates)
         for one, found in zip(added, coefficients, strict=True):
             found.append(double(keys[one.address]) @ one.key)
-        relative = [relative_change(editable.memories[a], edit.updates[a].cpu(), m) for a, m in keys.items()]
-        changes.append(torch.stack(relative).amax(0))
+        changes.append(_relative(edit, keys, outputs))
         before.append(log_probs.max(-1))
         progress("reading text", done := done + len(log_probs), 2 * len(positions))
     with edit.applied(editable):
         for (ids, inside, _), old in zip(positions.batches(size), before, strict=True):
-            log_probs, _ = _read(editable, ids, inside, {})
+            log_probs, _, _ = _read(editable, ids, inside, ())
             after.append(log_probs.max(-1))
             kept.append(log_probs.gather(-1, old.indices[:, None])[:, 0].exp())
             progress("reading text", done := done + len(log_probs), 2 * len(positions))
@@ -118,12 +118,40 @@ def reread(
 
 @torch.no_grad()
 def _read(
-    editable: Editable, ids: Tensor, inside: Tensor, layers: Iterable[Address]
-) -> tuple[Tensor, dict[Address, Tensor]]:
-    """log p [n, vocabulary] and the coefficients [n, d_ff] of `layers` at the positions `inside` of ids [rows, t]."""
-    with captured({address: editable.memories[address].module for address in layers}, inputs=True) as keys:
-        logits = editable.model(input_ids=ids.to(editable.device), use_cache=False).logits
-    return log_softmax(logits).cpu()[inside], {a: m.reshape(*ids.shape, -1).cpu()[inside] for a, m in keys.items()}
+    editable: Editable, ids: Tensor, inside: Tensor, changed: Iterable[Address]
+) -> tuple[Tensor, dict[Address, Tensor], dict[int, Tensor]]:
+    """What is seen at the positions `inside` of ids [rows, t].
+
+    Returns:
+        log p [n, vocabulary], the coefficients [n, d_ff] of the memories `changed`, and the outputs [n, d_model] of
+        their layers.
+    """
+    some = frozenset(changed)
+    places = [editable.feed_forward[layer].only(some) for layer in sorted({address.layer for address in some})]
+    with ExitStack() as stack:
+        seen = [stack.enter_context(place.keys()) for place in places]
+        outputs = stack.enter_context(captured({place.layer: place.module for place in places}))
+        logits = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits
+
+    def there(found: Tensor) -> Tensor:
+        return found.reshape(*ids.shape, -1).cpu()[inside]
+
+    keys = [place.split(there(joined()), -1) for place, joined in zip(places, seen, strict=True)]
+    return (
+        log_softmax(logits).cpu()[inside],
+        {address: key for some in keys for address, key in some.items()},
+        {layer: there(output) for layer, output in outputs.items()},
+    )
+
+
+def _relative(edit: Change, keys: Mapping[Address, Tensor], outputs: Mapping[int, Tensor]) -> Tensor:
+    """The largest ‖Δ m‖ / ‖o‖ over the layers, [n]: Δ m of a mixture is the sum over its experts."""
+    changes = {layer: torch.zeros_like(double(output)) for layer, output in outputs.items()}
+    for address, key in keys.items():
+        changes[address.layer] += (edit.updates[address].cpu() @ double(key).T).T
+    norms = [torch.linalg.vector_norm(changes[layer], dim=1) for layer in outputs]
+    sizes = [torch.linalg.vector_norm(double(output), dim=1) for output in outputs.values()]
+    return torch.stack([norm / size for norm, size in zip(norms, sizes, strict=True)]).amax(0)
 
 
 def passage(

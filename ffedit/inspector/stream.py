@@ -24,7 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ffedit import placement
 from ffedit.errors import EditError
+from ffedit.feed_forward import FeedForward
 from ffedit.folders import placed
 from ffedit.inspector.activity import ACTIVE
 from ffedit.inspector.reading import Reading
@@ -33,7 +35,6 @@ from ffedit.inspector.sample import Sample, ranks_of
 from ffedit.inspector.shallow import PAIRS, Frequencies, pair_hash
 from ffedit.inspector.triggers import Triggers, mixed, prefix_hashes
 from ffedit.interrupts import undivided
-from ffedit.memory import KeyValueMemory
 from ffedit.progress import Progress, silent
 from ffedit.stacks import Seen, Stack
 from ffedit.tokens import pad
@@ -135,12 +136,12 @@ def started(stack: Stack, about: dict[str, Any]) -> Pass:
     """A pass that has seen nothing yet, with `about["settings"]`; see `Pass.about`."""
     settings = Settings(**about["settings"])
     triggers = {}
-    for layer, memory in enumerate(stack.memories):
+    for layer, one in enumerate(stack.feed_forward):
         keys = None
-        if settings.keys is not None and settings.keys < memory.d_ff:
+        if settings.keys is not None and settings.keys < one.d_ff:
             generator = torch.Generator().manual_seed(settings.seed + layer)
-            keys = torch.randperm(memory.d_ff, generator=generator)[: settings.keys].sort().values
-        triggers[layer] = Triggers.none(memory.d_ff if keys is None else len(keys), settings.top, keys)
+            keys = torch.randperm(one.d_ff, generator=generator)[: settings.keys].sort().values
+        triggers[layer] = Triggers.none(one.d_ff if keys is None else len(keys), settings.top, keys)
     counts = torch.zeros(len(stack.unembedding), dtype=torch.int64), torch.zeros(PAIRS, dtype=torch.int64)
     return Pass(about, triggers, Sample(settings.positions), *counts)
 
@@ -178,8 +179,8 @@ def collect(
             folder cannot be written.
     """
     store = RowStore(folder, reading=Reading.of(stack))
-    for triggers, memory in ((one, stack.memories[layer]) for layer, one in state.triggers.items()):
-        triggers.to_(memory.weight.device)
+    for layer, triggers in state.triggers.items():
+        triggers.to_(placement.device_of(stack.feed_forward[layer].parts[0].module))
     try:
         for number, rows in enumerate(chunks(iter(text))):
             done = state.rows - number * CHUNK
@@ -242,7 +243,7 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
             mine = mine if len(once) == len(mine) else mine[once.to(key.device)]
             triggers.update(mine, places[once].to(key.device), hashes[once].to(key.device))
         if len(chosen):
-            found = _look(stack.memories[seen.layer], seen, chosen.to(key.device))
+            found = _look(stack.feed_forward[seen.layer], seen, chosen.to(key.device))
             looked.update({f"{seen.layer}/{name}": tensor for name, tensor in found.items()})
 
     stack.stream(ids, see, *given)
@@ -270,11 +271,12 @@ def _once(hashes: Tensor, real: Tensor) -> Tensor:
     return real[order.indices[first]].sort().values
 
 
-def _look(memory: KeyValueMemory, seen: Seen, at: Tensor) -> dict[str, Tensor]:
+def _look(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
     """What is kept of a layer at the flat positions `at`; see `Pass.sample`."""
     key, output = seen.key.flatten(0, 1)[at].float(), seen.output.flatten(0, 1)[at].float()
     total, added, after = (state.flatten(0, 1)[at].float() for state in (seen.total, seen.added, seen.after))
-    strengths = key.abs() * torch.linalg.vector_norm(memory.value.float(), dim=0)
+    norms = torch.cat([torch.linalg.vector_norm(part.value.float(), dim=0) for part in layer.parts])
+    strengths = key.abs() * norms
     energy = strengths.double().square()
     effective = (energy.sum(1).square() / energy.square().sum(1)).nan_to_num()
     by_norm = (strengths >= ACTIVE * torch.linalg.vector_norm(output, dim=1, keepdim=True)).sum(1)

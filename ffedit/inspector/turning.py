@@ -4,11 +4,12 @@ Give every memory one factor s_i for its coefficient, in every position of the p
 
     log p(T | s) ≈ log p(T | 1) + Σ_i g_i (s_i − 1)        g_i = ∂ log p(T) / ∂s_i  at s = 1
 
-and one backward pass gives all g_i exactly. The gradient is used, not the direct logit attribution m_i v_i·E_T: it
-sees what the layers above, the attention and the final norm make of a memory, and its unit is the one of the measured
-effect. It is true for small turns only: turning off (s = 0) and up (s = 3, Geva et al. 2022, arXiv 2203.14680) are
-large ones, so the effect of each of the first ones is measured, alone and together with those before it. If these are
-not enough to make T the prediction, more of them are turned together, twice as many each time.
+and one backward pass gives all g_i exactly: with o the layer's output, g_i = Σ m_i v_i·∂ log p(T) / ∂o over the tokens
+of the prompt. The gradient is used, not the direct logit attribution m_i v_i·E_T: it sees what the layers above, the
+attention and the final norm make of a memory, and its unit is the one of the measured effect. It is true for small
+turns only: turning off (s = 0) and up (s = 3, Geva et al. 2022, arXiv 2203.14680) are large ones, so the effect of each
+of the first ones is measured, alone and together with those before it. If these are not enough to make T the
+prediction, more of them are turned together, twice as many each time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,14 +25,15 @@ from torch import Tensor
 from ffedit import replay
 from ffedit.anatomy import Editable
 from ffedit.errors import EditError, FactError
-from ffedit.hooks import fed, frozen
+from ffedit.feed_forward import Keys
+from ffedit.hooks import frozen, replaced
 from ffedit.inspector.distributions import Said, rank, said
 from ffedit.inspector.slots import Slot, turned
 from ffedit.inspector.view import View
-from ffedit.memory import Address
+from ffedit.memory import Address, KeyValueMemory
 from ffedit.progress import Progress, silent
 from ffedit.readout import log_softmax
-from ffedit.tokens import decode, encode
+from ffedit.tokens import decode
 
 OFF, UP = 0.0, 3.0
 # Turned together, at most.
@@ -86,7 +89,7 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
         EditError: it is unknown to the tokenizer, or several tokens.
     """
     try:
-        ids = encode(editable.tokenizer, prompt, token, max_tokens=editable.max_tokens).target_ids
+        ids = editable.encode(prompt, token, max_tokens=editable.max_tokens).target_ids
     except FactError as error:
         raise EditError(f"the token {token!r} cannot be promoted: {error}") from error
     if not ids:
@@ -164,16 +167,36 @@ def next_log_probs(editable: Editable, ids: Tensor) -> Tensor:
 
 def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]:
     """g = ∂ log p(token) / ∂s of each layer's factors, [d_ff], nats: one pass and one backward pass."""
-    factors = {address: torch.ones(memory.d_ff, requires_grad=True) for address, memory in editable.memories.items()}
+    received: dict[Address, Keys] = {}
+    beside: dict[int, Tensor] = {}
+
+    def take(memory: KeyValueMemory, keys: Keys) -> None:
+        received[memory.address] = keys._replace(keys=keys.keys.clone())
+
+    def moved(layer: int, output: Tensor) -> Tensor:
+        beside[layer] = torch.zeros_like(output, requires_grad=True)
+        return output + beside[layer]
+
     last = torch.tensor([[0, ids.shape[1] - 1]])
     with ExitStack() as stack:
         stack.enter_context(frozen(editable.model))
         stack.enter_context(torch.enable_grad())
-        for address, memory in editable.memories.items():
-            stack.enter_context(fed(memory.module, lambda key, s=factors[address]: key * s.to(key)))  # type: ignore[misc]
+        for layer in editable.feed_forward:
+            stack.enter_context(layer.watched(take))
+            stack.enter_context(replaced(layer.module, partial(moved, layer.layer)))
         log_p = log_softmax(replay.forward(editable, ids, last))[0, token]
-        found = torch.autograd.grad(log_p, list(factors.values()))
-    return dict(zip(factors, found, strict=True))
+        found = dict(zip(beside, torch.autograd.grad(log_p, list(beside.values())), strict=True))
+    return {
+        at: _slope(editable.memories[at], keys, found[at.layer].reshape(keys.tokens, -1)).cpu()
+        for at, keys in received.items()
+    }
+
+
+def _slope(memory: KeyValueMemory, seen: Keys, gradient: Tensor) -> Tensor:
+    """Σ m ⊙ Wᵀ ∂/∂o over the tokens, [d_ff]."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    here = gradient if seen.rows is None else gradient[seen.rows]
+    return (seen.keys.to(wide) * (here.to(wide) @ memory.value.to(wide))).sum(0)
 
 
 def _ranked(found: Mapping[Address, Tensor]) -> list[tuple[Slot, float]]:

@@ -22,7 +22,7 @@ from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.facts import Fact
 from ffedit.lowrank import LowRank, Update
-from ffedit.memory import Address, KeyValueMemory
+from ffedit.memory import Address
 
 
 class Change(Protocol):
@@ -123,13 +123,3 @@ def columns(update: Update, indices: Sequence[int]) -> Tensor:
     if isinstance(update, LowRank):
         return (double(update.left) @ double(update.right[:, list(indices)])).T
     return double(update.dense[:, list(indices)]).T
-
-
-def relative_change(memory: KeyValueMemory, update: Update, keys: Tensor) -> Tensor:
-    """‖Δ m‖ / ‖W m + b‖ [n] for coefficients m [n, d_ff]: how much of a layer's output is new."""
-    output = keys.float() @ memory.value.cpu().float().T
-    if memory.bias is not None:
-        output = output + memory.bias.cpu().float()
-    change = update @ double(keys).T
-    relative: Tensor = torch.linalg.vector_norm(change, dim=0) / torch.linalg.vector_norm(output.double(), dim=1)
-    return relative

@@ -2,6 +2,7 @@
 
 from ffedit.locator.aggregate import Aggregate, aggregate
 from ffedit.locator.corruption import Corruption, noise_scale
+from ffedit.locator.experts import subject_routes
 from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet, span_of
 from ffedit.locator.trace import locate
 
@@ -17,4 +18,5 @@ __all__ = [
     "locate",
     "noise_scale",
     "span_of",
+    "subject_routes",
 ]

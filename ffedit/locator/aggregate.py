@@ -124,8 +124,10 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
         seed: of the bootstrap.
 
     Raises:
-        FactError: the model knows none of the facts.
+        FactError: the model knows none of the facts, or only some layers were traced.
     """
+    if any(np.isnan(trace.effects).any() for trace in traces.traces):
+        raise FactError("only some layers were traced; averages are over all layers: trace without layers")
     known = [trace for trace in traces.traces if trace.known]
     unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
     if not known:

@@ -17,7 +17,7 @@ from ffedit.hooks import replaced
 from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
 from ffedit.room import room
-from ffedit.tokens import Encoded, encode, pad
+from ffedit.tokens import Encoded, pad
 
 # How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
 # feed-forward layer (tokens × d_ff): on a CPU this fills the matrix products; a GPU wants more, and its free memory is
@@ -38,6 +38,7 @@ class Run:
         metric: what is measured.
         seed: of the corruption.
         exact: measured; False estimates to first order.
+        layers: where something is restored; None: everywhere.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Run:
     metric: Metric
     seed: int
     exact: bool = True
+    layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -59,6 +61,8 @@ class Run:
                 raise FactError(f"{name} {value!r} is not known; there is {', '.join(map(str, known))}")
         if self.sever and not self.exact:
             raise FactError("severed parts have no first-order estimate; trace exactly, or without severing")
+        if self.layers is not None and not self.exact:
+            raise FactError("an estimate gives the effects of all layers at once; trace exactly, or without layers")
         if self.samples < 1:
             raise FactError(f"at least one corrupted run is needed, found {self.samples}")
 
@@ -125,18 +129,18 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
     Raises:
         FactError: a prompt or object does not fit, or a fact lacks what the run needs.
     """
-    tokenizer, limit = editable.tokenizer, editable.max_tokens
+    limit = editable.max_tokens
     chosen = [facts[i] for i in wanted]
     unanswered = [fact for fact in chosen if fact.previous is None]
-    prompts = [encode(tokenizer, fact.text, span=fact.span, max_tokens=limit) for fact in unanswered]
+    prompts = [editable.encode(fact.text, span=fact.span, max_tokens=limit) for fact in unanswered]
     own = iter(readout.with_own_answers(editable, prompts))
     subjects = sorted({fact.subject for fact in facts})
     cases = []
     for fact in chosen:
-        old = next(own) if fact.previous is None else encode(tokenizer, fact.text, fact.previous, fact.span, limit)
+        old = next(own) if fact.previous is None else editable.encode(fact.text, fact.previous, fact.span, limit)
         answers: tuple[Encoded, ...] = (old,)
         if run.metric == "logit_difference":
-            answers = (old, encode(tokenizer, fact.text, fact.new_object, fact.span, limit))
+            answers = (old, editable.encode(fact.text, fact.new_object, fact.span, limit))
             if answers[1].ids[: answers[1].answer] != old.ids[: old.answer]:
                 raise FactError(
                     f"{fact.text!r} falls into other tokens before {fact.target!r} than before the old object, so that "
@@ -156,7 +160,7 @@ def at_once(editable: Editable) -> int:
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
     """Indices of cases that go through together: of similar length, and no more than fit."""
-    most = at_once(editable) // (editable.memories[0].shape[0] * len(editable.layers))
+    most = at_once(editable) // (editable.d_model * len(editable.layers))
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
     some: list[int] = []
     for i in order:
@@ -189,7 +193,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
             if noise is None:
                 ids[row + 1 : row + 1 + case.samples, start:end] = torch.tensor(case.others)
             else:
-                d_model = editable.memories[0].shape[0]
+                d_model = editable.d_model
                 drawn.append((row, start, end, noise.draw(case.samples, end - start, d_model, run.seed)))
 
     def corrupt(embedded: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.errors import FactError
 from ffedit.facts import Fact
-from ffedit.tokens import Encoded, encode
+from ffedit.tokens import Encoded
 
 # How much of the vocabulary is embedded at a time.
 ROWS = 1024
@@ -129,7 +129,7 @@ def replacements(
     for subject in subjects:
         first = fact.span[0]
         text = fact.text[:first] + subject + fact.text[fact.span[1] :]
-        other = encode(editable.tokenizer, text, span=(first, first + len(subject)))
+        other = editable.encode(text, span=(first, first + len(subject)))
         rest = other.ids[:start] + other.ids[end:]
         if other.subject == (start, end) and rest == encoded.ids[:start] + encoded.ids[end : encoded.answer]:
             found[other.ids[start:end]] = None

@@ -26,7 +26,7 @@ class Journal:
     def __init__(self, editable: Editable, run: Run, facts: list[Fact]) -> None:
         # Another subject in a fact's place is drawn from the subjects of all facts.
         others = sorted({fact.subject for fact in facts}) if run.corruption.name == "replacement" else []
-        mark = json.dumps([__version__, fingerprint(editable), asdict(run), others])
+        mark = json.dumps([__version__, fingerprint(editable), editable.chat, asdict(run), others])
         self.path: Path = cache.path("traces", hashlib.sha256(mark.encode()).hexdigest()[:24], ".jsonl")
         self._kept: dict[str, Trace] = {}
         try:

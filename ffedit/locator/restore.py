@@ -85,7 +85,7 @@ def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tu
         places.append((case, layer, place))
 
     for index, case in enumerate(batch.cases):
-        for layer in range(depth):
+        for layer in range(depth) if run.layers is None else run.layers:
             for position in range(case.subject[0], case.encoded.answer):
                 add(index, layer, position, run.window, position)
             if run.window > 1:
@@ -118,7 +118,7 @@ def restore(
         by_layer[one.first].append(one)
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     waiting: list[Final] = []
-    done, most = 0, max(FEWEST, at_once(editable) // editable.memories[0].d_ff)
+    done, most = 0, max(FEWEST, at_once(editable) // editable.feed_forward[0].parts[0].d_ff)
     for first in sorted(by_layer):
         for group in _groups(batch, by_layer[first], most):
             for final in _run_group(editable, batch, run, first, group):

@@ -24,7 +24,8 @@ class Trace:
 
     Attributes:
         effects: indirect effects, [layers, tokens], in units of `metric`; row l of a state trace is the output of
-            block l, and of the others the window around l. Positive where the fact comes back.
+            block l, and of the others the window around l. Positive where the fact comes back, NaN in layers where
+            nothing was restored.
         errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample, 0 where nothing can
             change.
         alone: indirect effect of each layer without a window at the subject's last token, [layers].
@@ -133,7 +134,7 @@ class TraceSet:
 
     def best_within(self, allowed: range) -> int:
         """The layer to edit among those `allowed`: `layer` where it is one of them, else the strongest alone."""
-        return self.layer if self.layer in allowed else max(allowed, key=lambda layer: float(self.alone[layer]))
+        return self.layer if self.layer in allowed else strongest(self.alone, allowed)
 
 
 def span_of(layer: int, window: int, depth: int) -> range:
@@ -151,5 +152,9 @@ def best_layer(
     A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so
     that the window's middle may be a layer that holds nothing.
     """
-    inside = span_of(int(at_subject.argmax()), window, len(at_subject))
-    return max(inside, key=lambda layer: float(alone[layer]))
+    return strongest(alone, span_of(int(np.nanargmax(at_subject)), window, len(at_subject)))
+
+
+def strongest(effects: LayerEffects, layers: range) -> int:
+    """The layer of the largest effect among `layers`; where nothing was restored, there is none."""
+    return layers[0] + int(np.nan_to_num(effects[layers[0] : layers[-1] + 1], nan=-np.inf).argmax())

@@ -53,6 +53,7 @@ def locate(
     metric: Metric = ...,
     seed: int = ...,
     approximate: bool = ...,
+    layers: Sequence[int] | None = ...,
     resume: bool = ...,
     progress: Progress = ...,
 ) -> Trace: ...
@@ -69,6 +70,7 @@ def locate(
     metric: Metric = ...,
     seed: int = ...,
     approximate: bool = ...,
+    layers: Sequence[int] | None = ...,
     resume: bool = ...,
     progress: Progress = ...,
 ) -> TraceSet: ...
@@ -84,6 +86,7 @@ def locate(
     metric: Metric = "probability",
     seed: int = 0,
     approximate: bool = False,
+    layers: Sequence[int] | None = None,
     resume: bool = False,
     progress: Progress = silent,
 ) -> Trace | TraceSet:
@@ -105,6 +108,8 @@ def locate(
             log P(new) (the logits' difference where both are one token; the new object is the fact's target).
         seed: of the corruption.
         approximate: estimate the effects from one gradient (`attribution`) instead of measuring them.
+        layers: where something is restored, for states the layers behind which they stand; None: everywhere. Effects
+            elsewhere are NaN.
         resume: keep every fact's trace in the cache as soon as it is done, and take from there what is kept.
         progress: told how far it is.
 
@@ -125,6 +130,7 @@ def locate(
         metric=metric,
         seed=seed,
         exact=not approximate,
+        layers=None if layers is None else resolve_layers(len(editable.layers), layers),
     )
     journal = Journal(editable, run, some) if resume else None
     traces = {i: kept for i, fact in enumerate(some) if journal and (kept := journal.find(fact))}
@@ -147,6 +153,18 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
     if not 1 <= window <= depth:
         raise FactError(f"a window of {window} layers was asked for, but the model has {depth}; give 1 to {depth}")
     return window
+
+
+def resolve_layers(depth: int, layers: Sequence[int]) -> tuple[int, ...]:
+    """The layers asked for, in rising order.
+
+    Raises:
+        FactError: there are none, or the model does not have one.
+    """
+    wanted = tuple(sorted(set(layers)))
+    if not wanted or not set(wanted) <= set(range(depth)):
+        raise FactError(f"layers {list(layers)} were asked for, but the model has layers 0 to {depth - 1}")
+    return wanted
 
 
 def trace_all(
@@ -209,8 +227,9 @@ def _trace(
     effect = changes.mean(1)
     error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(places), np.nan)
     depth = len(editable.layers)
-    effects, errors = (np.zeros((depth, case.encoded.answer)) for _ in range(2))
-    alone = np.zeros(depth)
+    alone = np.full(depth, np.nan)
+    alone[list(range(depth) if run.layers is None else run.layers)] = 0.0
+    effects, errors = (np.repeat(alone[:, None], case.encoded.answer, axis=1) for _ in range(2))
     for i, (_, layer, position) in enumerate(places):
         if position < 0:
             alone[layer] = effect[i]

@@ -25,7 +25,7 @@ from ffedit.inspector.report import ModelReport
 from ffedit.inspector.view import View
 from ffedit.pages import charts, words
 from ffedit.picture import number
-from ffedit.render_inspect import share
+from ffedit.render_inspect import placed, share
 from ffedit.render_model import annotated_columns, columns, sentences
 
 KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
@@ -89,6 +89,7 @@ def _templates() -> jinja2.Environment:
         "end": words.end,
         "start": words.start,
         "tenths": words.tenths,
+        "placed": placed,
     }
     found.globals |= {"charts": charts, "columns": columns, "sentences": sentences, "ACTIVE": ACTIVE}
     return found

@@ -33,7 +33,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         revision: of a hub id.
 
     Raises:
-        EditError: an update is dense.
+        EditError: an update is dense, or of an expert among others in one tensor.
     """
     ranks: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}
@@ -45,6 +45,11 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
                 "delta (--format)"
             )
         about = matrix(edit, address)
+        if about["parameter"].endswith("]"):
+            raise EditError(
+                f"the edit writes to expert {address}, one matrix of a tensor of several, for which an adapter has no "
+                "place of its own; export a checkpoint or a delta (--format)"
+            )
         path = about["parameter"].removesuffix(".weight")
         left, right = balanced(update)
         ranks[path] = len(right)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ffedit.anatomy import Editable
 from ffedit.card import adapter_card, delta_card, model_card
-from ffedit.checkpoint import cached_folder, load, local_folder
+from ffedit.checkpoint import EMBEDDED, cached_folder, load, local_folder
 from ffedit.conflicts import check_facts
 from ffedit.editor import Edit
 from ffedit.errors import EditError
@@ -103,6 +103,9 @@ def ship(
         # Edits of before matrices were described are recognised by the model's fingerprint only.
         model = load(model, revision=revision, trust_remote_code=trust_remote_code)
     base = find_base(model, edit, revision)
+    if format == "checkpoint" and base.editable is not None:
+        for address in edit.updates:
+            base.editable.memories[address].check_writable()
     with written(Path(out), force) as folder:
         moved = WRITERS[format](base, folder, originals)
         kind = "memory" if format == "checkpoint" and base.folder is None else format
@@ -145,7 +148,7 @@ class Base:
     @property
     def reference(self) -> str:
         """How others load it: a hub id, or the full path of a folder."""
-        local = Path(self.name).exists() or self.name == "atlas"
+        local = Path(self.name).exists() or self.name in EMBEDDED
         return str(self.folder.absolute()) if local and self.folder is not None else self.name
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import shorten
 
@@ -14,12 +15,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ffedit.anatomy import Editable, probe_ids
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError
 from ffedit.memory import SAMPLE
 from ffedit.placement import fetched_from, is_offloaded, parameters
+from ffedit.saved_names import saved
 from ffedit.shipping.plan import file_name
 from ffedit.shipping.tensors import FLOATS, Matrix, Stored, contents, sample_of
 
@@ -46,7 +49,7 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
     matrices: dict[str, Matrix] = {}
     for at, value in originals.items():
         memory = memories[at]
-        name = file_name(stored, memory.parameter)
+        name = file_name(stored, memory.parameter, memory.saved_as)
         if name is not None:
             weight = (value.T if memory.stored_transposed else value).to(memory.saved_dtype).cpu()
             matrices[name] = (weight.dtype, tuple(weight.shape), [weight])
@@ -82,7 +85,7 @@ def _set_dtype(config: Path, dtype: torch.dtype) -> None:
 def expect(editable: Editable, place: Path) -> None:
     """Write down, for a fresh process to compare: probe ids, the model's logits on them, and a hash of each weight."""
     ids = probe_ids(editable, min(32, editable.max_tokens)).to(editable.device)
-    logits = editable.model(input_ids=ids, use_cache=False).logits
+    logits = editable.run(input_ids=ids, use_cache=False).logits
     saved = next(iter(editable.memories.values())).saved_dtype
     about = {
         "hashes": json.dumps({name: digest(weight, saved) for name, weight in editable.model.state_dict().items()}),
@@ -107,11 +110,20 @@ def is_on_disk(editable: Editable, folder: Path) -> bool:
     """
     tensors = contents(folder)
     model = editable.model
-    return all(_is_stored(fetched_from(model, name), tensors, name) for name, _ in parameters(model))
+    return all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model))
 
 
-def _is_stored(weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
+def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
     known = file_name(tensors, name)
-    if known is None or tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
+    if known is None:
+        held = saved(model, name, weight)
+        parts = {own: part for path, tensor in held.items() for own, part in _matrices(path, tensor)}
+        return name not in parts and all(_is_stored(model, part, tensors, own) for own, part in parts.items())
+    if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
         return False
     return torch.equal(tensors[known].sample(SAMPLE), sample_of(weight, SAMPLE))
+
+
+def _matrices(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor as `contents` names it: of three dimensions, each of its matrices."""
+    yield from ((f"{name}[{i}]", part) for i, part in enumerate(tensor)) if tensor.ndim == 3 else ((name, tensor),)

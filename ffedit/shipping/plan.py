@@ -30,11 +30,13 @@ class Rewrite:
         source: the matrix that the updates are added to.
         updates: Δ [d_out, d_in] each, in order.
         transposed: the matrix is stored as [d_in, d_out].
+        parameter: what the loaded model calls it (`KeyValueMemory.parameter`).
     """
 
     source: Stored
     updates: tuple[Update, ...]
     transposed: bool
+    parameter: str
 
     def blocks(self) -> Iterator[Tensor]:
         """The new matrix in its stored orientation and dtype, some rows at a time.
@@ -76,7 +78,7 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
         EditError: a matrix is not there, or has another shape.
     """
     return {
-        name: Rewrite(tensors[name], (edit.updates[address],), transposed)
+        name: Rewrite(tensors[name], (edit.updates[address],), transposed, matrix(edit, address)["parameter"])
         for name, (address, transposed) in touched(tensors, edit).items()
     }
 
@@ -90,7 +92,7 @@ def touched(tensors: Mapping[str, Stored], edit: Edit) -> dict[str, tuple[Addres
     found = {}
     for address, update in edit.updates.items():
         about = matrix(edit, address)
-        name = file_name(tensors, about["parameter"])
+        name = file_name(tensors, about["parameter"], about.get("saved_as", ""))
         shape = tuple(reversed(update.shape)) if about["transposed"] else update.shape
         if name is None or tensors[name].shape != shape:
             seen = "which is not in it" if name is None else f"which is {list(tensors[name].shape)} in it"
@@ -101,11 +103,16 @@ def touched(tensors: Mapping[str, Stored], edit: Edit) -> dict[str, tuple[Addres
     return found
 
 
-def file_name(tensors: Iterable[str], parameter: str) -> str | None:
-    """A parameter's name in the files, where the base model's prefix may be missing or come on top."""
+def file_name(tensors: Iterable[str], parameter: str, saved_as: str = "") -> str | None:
+    """A parameter's name in the files, where the base model's prefix may be missing or come on top.
+
+    With `saved_as`, that name may stand there instead (`KeyValueMemory.saved_as`).
+    """
     names = list(tensors)
     if parameter in names:
         return parameter
+    if saved_as in names:
+        return saved_as
     alike = [name for name in names if name.endswith(f".{parameter}") or parameter.endswith(f".{name}")]
     return alike[0] if len(alike) == 1 else None
 

@@ -75,7 +75,7 @@ def remember(editable: Editable, folder: Path) -> None:
     found: dict[Address, Tensor] = {}
     for at in {at for edit in edits for at in edit.updates}:
         memory = editable.memories.get(at)
-        name = None if memory is None else file_name(kept, memory.parameter)
+        name = None if memory is None else file_name(kept, memory.parameter, memory.saved_as)
         if memory is None or name is None or kept[name].shape != tuple(memory.weight.shape):
             return
         original = torch.cat(list(kept[name].blocks())).to(device_of(memory.module), memory.weight.dtype)

@@ -62,6 +62,16 @@ class Stored:
             )
         return FLOATS[self.kind]
 
+    def matrices(self, name: str) -> dict[str, Stored]:
+        """By name: the tensor itself, or of three dimensions (experts) each of its matrices."""
+        if len(self.shape) != 3 or not all(self.shape):
+            return {name: self}
+        size = self.size // self.shape[0]
+        return {
+            f"{name}[{i}]": Stored(self.file, self.start + i * size, size, self.kind, self.shape[1:])
+            for i in range(self.shape[0])
+        }
+
     def rows(self, first: int, last: int) -> Tensor:
         """Rows `first` to `last` (excluded) of a matrix, [last - first, columns]."""
         width = self.shape[1] * self.dtype.itemsize
@@ -132,7 +142,7 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file.
+    """The tensors of one safetensors file; the matrices of one that holds several are `name[0]`, `name[1]`, …
 
     Raises:
         ModelError: the file is not there, or is damaged.
@@ -145,12 +155,13 @@ def read_header(path: Path) -> dict[str, Stored]:
                 raise ValueError("its header is longer than the file")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        found = {}
+        found: dict[str, Stored] = {}
         for name, about in header.items():
             first, last = about["data_offsets"]
             if not 0 <= first <= last <= size - 8 - length:
                 raise ValueError(f"{name} lies outside the file")
-            found[name] = Stored(path, 8 + length + first, last - first, about["dtype"], tuple(about["shape"]))
+            stored = Stored(path, 8 + length + first, last - first, about["dtype"], tuple(about["shape"]))
+            found |= stored.matrices(name)
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: no safetensors file that can be read ({error}); fetch it anew") from error
@@ -172,7 +183,7 @@ def contents(folder: Path) -> dict[str, Stored]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: cannot be read ({error}); fetch the checkpoint anew") from error
         found = {name: stored for file in files for name, stored in read_header(folder / file).items()}
-        if lost := sorted(shards.keys() - found.keys()):
+        if lost := sorted(name for name in shards if name not in found and f"{name}[0]" not in found):
             raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")
         return found
     if (folder / SINGLE).is_file():

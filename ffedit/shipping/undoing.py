@@ -20,7 +20,7 @@ from ffedit.folders import check_free, written
 from ffedit.lowrank import Dense, LowRank, Update
 from ffedit.shipping.exporting import Shipped
 from ffedit.shipping.fresh import Task, check_fresh, check_how
-from ffedit.shipping.plan import Plan, Rewrite, touched
+from ffedit.shipping.plan import Plan, Rewrite, matrix, touched
 from ffedit.shipping.record import history, keep, originals
 from ffedit.shipping.streaming import stream
 from ffedit.shipping.tensors import Stored, contents
@@ -119,11 +119,11 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
     tensors, kept = contents(folder), originals(folder)
     plan, guessed = {}, set()
     for name, (address, transposed) in touched(tensors, edits[number]).items():
-        source = kept.get(name)
+        source, parameter = kept.get(name), matrix(edits[number], address)["parameter"]
         if source is not None and _leads_to(source, updates_of(tensors, edits, name), transposed, tensors[name]):
-            plan[name] = Rewrite(source, updates_of(tensors, left, name), transposed)
+            plan[name] = Rewrite(source, updates_of(tensors, left, name), transposed, parameter)
         elif inexact:
-            plan[name] = Rewrite(tensors[name], (_negative(edits[number].updates[address]),), transposed)
+            plan[name] = Rewrite(tensors[name], (_negative(edits[number].updates[address]),), transposed, parameter)
             guessed.add(name)
         else:
             why = "its original was left out" if source is None else "it was changed by something else than its edits"
@@ -147,7 +147,7 @@ def _leads_to(source: Stored, updates: tuple[Update, ...], transposed: bool, sto
     """Whether an original and all edits give the matrix that is there, bit for bit."""
     if (source.kind, source.shape) != (stored.kind, stored.shape):
         return False
-    rebuilt = Rewrite(source, updates, transposed).blocks()
+    rebuilt = Rewrite(source, updates, transposed, "").blocks()
     return all(torch.equal(a, b) for a, b in zip(rebuilt, stored.blocks(), strict=True))
 
 

@@ -149,13 +149,14 @@ def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
 def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     """Write a plan into a model's parameters; what they were."""
     weights = dict(model.named_parameters())
-    before = {}
+    before: dict[str, Tensor] = {}
     for name, rewrite in plan.items():
-        known = file_name(weights, name)
+        parameter, _, slot = rewrite.parameter.removesuffix("]").partition("[")
+        known = file_name(weights, parameter)
         if known is None:
             raise CheckError(f"{name} is no parameter of the loaded model")
-        before[known] = weights[known].clone()
-        weights[known].copy_(torch.cat(list(rewrite.blocks())))
+        before.setdefault(known, weights[known].clone())
+        (weights[known][int(slot)] if slot else weights[known]).copy_(torch.cat(list(rewrite.blocks())))
     return before
 
 
@@ -241,7 +242,14 @@ def check_adapter(task: Task) -> Checked:
     was = written_into(model, export_plan(before, edit))
     expected = logits_of(model)
     model.load_state_dict(was, strict=False)
-    found = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, task.folder).eval()
+    except Exception as error:  # PEFT may fail on a model in any way
+        raise CheckError(
+            f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
+            "(--format)"
+        ) from error
+    found = logits_of(adapted)
     _equal(expected, found, 1e-4 if model.dtype == torch.float32 else 5e-2)
     return Checked(len(edit.updates), True, peft=True)
 

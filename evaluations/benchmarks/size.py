@@ -1,0 +1,157 @@
+"""What a model of GPT-2 XL's shape costs in memory: 1.56 billion random weights in bfloat16, on a CPU, in shards.
+
+    python evaluations/benchmarks/size.py --out evaluations/size
+
+Everything that `ffedit apply` does is done in one fresh process: load, trace (states, two samples, some layers),
+collect statistics, edit one fact, evaluate, export. Of each step the most memory that was resident at any moment is
+written down (VmHWM of Linux, mapped files included) and held against 1.25 times the weights and 1.5 GB. The process
+that verifies the export is told apart. Weights are random, so that effects and scores mean nothing, and the steps of
+the optimisation, which repeat the same work, are few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from export import LAYERS, VOCABULARY, write_base
+from measuring import forget_peak, load_before, machine, peak, timed
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import ffedit
+from ffedit.cli.options import parse_layers
+from ffedit.shipping import ship
+
+FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
+CONFIG = ffedit.EditConfig(steps=5, attempts=1)
+FACTOR, BESIDE = 1.25, 1.5e9
+
+
+def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """What is done, in order: its name, and a function that does it and says what it was."""
+    model: ffedit.Editable
+    stats: dict[ffedit.Address, ffedit.KeyMoments]
+    edit: ffedit.Edit
+
+    def load() -> str:
+        nonlocal model
+        model = ffedit.load(folder)
+        return f"{model.model.num_parameters():,} weights"
+
+    def locate() -> str:
+        layers = parse_layers(traced, len(model.layers))
+        trace = ffedit.locate(model, FACT, "state", samples=2, layers=layers)
+        return f"states after layers {traced}, 2 samples, {len(trace.tokens)} tokens"
+
+    def collect() -> str:
+        nonlocal stats
+        stats = ffedit.stats(model, [layer], ffedit.Corpus(tokens=tokens))
+        return f"layer {layer}, {tokens:,} tokens that the model samples first"
+
+    def write() -> str:
+        nonlocal edit
+        edit = ffedit.edit(model, [FACT], "memit", [layer], CONFIG, stats)
+        stats.clear()
+        return f"memit, layer {layer}, {CONFIG.phrasings} own phrasings, {CONFIG.steps} steps"
+
+    def evaluate() -> str:
+        ffedit.evaluate(model, [FACT], edit)
+        return "one fact with a paraphrase, before and after; drift"
+
+    def export() -> str:
+        checked = ship(model, edit, folder.parent / "out", verify="tensors").checked
+        return f"{checked.tensors} tensors; the process that verifies them: {checked.peak / 1e6:,.0f} MB"
+
+    yield from {
+        "load": load, "locate": locate, "statistics": collect, "edit": write, "evaluate": evaluate, "export": export,
+    }.items()  # fmt: skip
+
+
+def child(folder: Path, traced: str, layer: int, tokens: int) -> None:
+    """Do everything in this process, and print a line of JSON for each step."""
+    print(json.dumps({"step": "import", "what": "ffedit, torch, transformers", "seconds": 0.0, "peak": peak()}))
+    for step, work in steps(folder, traced, layer, tokens):
+        before = forget_peak()
+        seconds, what = timed(work)
+        print(
+            json.dumps({"step": step, "what": what, "seconds": seconds, "before": before, "peak": peak()}), flush=True
+        )
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    rows = ["| step | what | seconds | resident before, MB | at most, MB |", "|---|---|---:|---:|---:|"]
+    for row in report["steps"]:
+        before = f"{row['before'] / 1e6:,.0f}" if "before" in row else ""
+        rows.append(f"| {row['step']} | {row['what']} | {row['seconds']:,.1f} | {before} | {row['peak'] / 1e6:,.0f} |")
+    most = max(row["peak"] for row in report["steps"])
+    kept = "kept" if most <= report["bound"] else "BROKEN"
+    return "\n".join(rows) + (
+        f"\n\nWeights: {report['weights'] / 1e6:,.0f} MB in bfloat16. Bound: 1.25 × the weights + 1.5 GB = "
+        f"{report['bound'] / 1e6:,.0f} MB. At most {most / 1e6:,.0f} MB were resident: {kept}.\n"
+    )
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), help="Results as OUT.json and OUT.md.")
+@click.option("--layers", "traced", default="12-23", show_default=True, help="Layers to trace, N or A-B.")
+@click.option("--layer", default=17, show_default=True, type=click.IntRange(0, LAYERS - 1), help="Layer to edit.")
+@click.option("--tokens", default=2048, show_default=True, type=click.IntRange(2), help="For the key statistics.")
+@click.option("--base", type=click.Path(path_type=Path), help="Folder of the checkpoint, if it is there already.")
+@click.option("--in-this-process", is_flag=True, hidden=True)
+def main(out: Path | None, traced: str, layer: int, tokens: int, base: Path | None, in_this_process: bool) -> None:
+    """Measure every step; exits with 1 where the bound is broken."""
+    if in_this_process:
+        assert base is not None
+        return child(base, traced, layer, tokens)
+    load, threads = load_before(torch.get_num_threads()), torch.get_num_threads()
+    report: dict[str, Any] = {"layers": traced, "layer": layer, "tokens": tokens, "steps": []}
+    with tempfile.TemporaryDirectory() as place:
+        folder = base or Path(place) / "base"
+        if not folder.exists():
+            folder.mkdir()
+            write_base(folder)
+            write_tokenizer(folder)
+        report["weights"] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        report["bound"] = FACTOR * report["weights"] + BESIDE
+        words = [sys.executable, __file__, "--in-this-process", "--base", folder, "--layers", traced]
+        words += ["--layer", layer, "--tokens", tokens]
+        environment = {**os.environ, "FFEDIT_CACHE": f"{place}/cache", "OMP_NUM_THREADS": str(threads)}
+        with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                report["steps"].append(row := json.loads(line))
+                print(
+                    f"{row['step']:<11}{row['seconds']:>8.1f} s {row['peak'] / 1e6:>8,.0f} MB  {row['what']}",
+                    flush=True,
+                )
+        if process.returncode:
+            raise SystemExit(process.returncode)
+    report |= {**machine(threads, load), "dtype": "bfloat16"}
+    print(text := table(report))
+    if out is not None:
+        command = f"python evaluations/benchmarks/size.py --out {out}"
+        out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        head = f"# Memory and time at GPT-2 XL's shape\n\n`{command}`, {threads} thread(s), {report['cpu']}.\n\n"
+        out.with_suffix(".md").write_text(head + text, encoding="utf-8")
+    sys.exit(max(row["peak"] for row in report["steps"]) > report["bound"])
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer with one word for each id of the model."""
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="w0", eos_token="w0").save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

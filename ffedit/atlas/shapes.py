@@ -1,0 +1,85 @@
+"""The shapes an Atlas can have: each a few lines of numbers for an architecture that transformers knows.
+
+A shape says where layers see only what is near, if it can (GPT-Neo); of the others, training hides the rest (see
+`recipe.regularised`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from ffedit.atlas.recipe import Recipe
+
+
+def gpt_neo(recipe: Recipe, ids: Mapping[str, Any]) -> PreTrainedConfig:
+    """LayerNorm, learned positions, GELU; local and global attention."""
+    return GPTNeoConfig(
+        **ids,
+        hidden_size=recipe.width,
+        intermediate_size=recipe.memory,
+        num_layers=recipe.local + recipe.whole,
+        num_heads=recipe.heads,
+        attention_types=[[["local"], recipe.local], [["global"], recipe.whole]],
+        window_size=recipe.window,
+        max_position_embeddings=recipe.context,
+        activation_function="gelu_pytorch_tanh",
+        attention_dropout=0.0,
+        embed_dropout=0.0,
+        resid_dropout=0.0,
+    )
+
+
+def llama(recipe: Recipe, ids: Mapping[str, Any]) -> PreTrainedConfig:
+    """RMSNorm, rotary positions, SwiGLU, heads that share keys and values."""
+    return LlamaConfig(**ids, **_rotary(recipe))
+
+
+def mixtral(recipe: Recipe, ids: Mapping[str, Any]) -> PreTrainedConfig:
+    """The same with sparse experts, each of them a SwiGLU of `memory` memories."""
+    return MixtralConfig(**ids, **_rotary(recipe), num_local_experts=recipe.experts, num_experts_per_tok=recipe.chosen)
+
+
+def _rotary(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "hidden_size": recipe.width,
+        "intermediate_size": recipe.memory,
+        "num_hidden_layers": recipe.local + recipe.whole,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.groups,
+        "head_dim": recipe.head,
+        "max_position_embeddings": recipe.context,
+        "initializer_range": recipe.scale,
+        "tie_word_embeddings": True,
+    }
+
+
+SHAPES: Mapping[str, Callable[[Recipe, Mapping[str, Any]], PreTrainedConfig]] = {
+    "gpt_neo": gpt_neo,
+    "llama": llama,
+    "mixtral": mixtral,
+}
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A fresh model, the same for the same seed."""
+    torch.manual_seed(recipe.seed)
+    special = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in special}}
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(SHAPES[recipe.shape](recipe, ids))
+    for embedding in model.modules():
+        if isinstance(embedding, nn.Embedding):
+            nn.init.normal_(embedding.weight, std=recipe.scale)
+    return model

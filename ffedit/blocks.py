@@ -1,0 +1,64 @@
+"""A block-diagonal matrix, kept as its blocks.
+
+The keys of a mixture of experts stand one below the other, and their second moment has a block for each expert. What
+lies off the blocks (that two experts fire at one token) is left out: an inverse, a product and a projection are then
+taken expert by expert, at the size of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """diag(B_1, …, B_p).
+
+    Attributes:
+        blocks: of any shapes, in order.
+    """
+
+    blocks: tuple[Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[Σ rows, Σ columns]."""
+        return sum(len(block) for block in self.blocks), sum(block.shape[1] for block in self.blocks)
+
+    def to(self, device: torch.device) -> Blocks:
+        """The same on another device."""
+        return Blocks(tuple(block.to(device) for block in self.blocks))
+
+    @property
+    def T(self) -> Blocks:
+        """The transpose."""
+        return Blocks(tuple(block.T for block in self.blocks))
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """The product with `columns` [Σ columns, n]."""
+        parts = columns.split([block.shape[1] for block in self.blocks])
+        return torch.cat([block @ part for block, part in zip(self.blocks, parts, strict=True)])
+
+
+Moment: TypeAlias = Tensor | Blocks
+
+
+def blocks_of(matrix: Moment) -> tuple[Tensor, ...]:
+    """The blocks of a matrix; one that is no `Blocks` is its own only block."""
+    return matrix.blocks if isinstance(matrix, Blocks) else (matrix,)
+
+
+def diagonal(blocks: Sequence[Tensor]) -> Moment:
+    """The matrix of these blocks: a single one as it is."""
+    return blocks[0] if len(blocks) == 1 else Blocks(tuple(blocks))
+
+
+def split(rows: Tensor, matrix: Moment) -> tuple[Tensor, ...]:
+    """`rows` [n, Σ rows of the blocks] cut as the blocks are."""
+    pieces: tuple[Tensor, ...] = rows.split([len(block) for block in blocks_of(matrix)], -1)
+    return pieces
