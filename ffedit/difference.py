@@ -120,8 +120,8 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
             same += 1
         elif a.shape != b.shape:
             reshaped.append(f"{name}: {list(a.shape)} → {list(b.shape)}")
-        elif found := list(_compared(name, a, b, rank)):
-            changes += found
+        elif found := _compared(name, a, b, rank):
+            changes.append(found)
         elif a.kind != b.kind:
             retyped.append(f"{name}: {a.kind} → {b.kind}")
         else:  # zeros of either sign
@@ -154,22 +154,21 @@ def _folder(name: str | Path) -> Path:
     return Path(config).parent
 
 
-def _compared(name: str, a: Stored, b: Stored, rank: int | None) -> Iterator[Change]:
-    """The changed matrices of one tensor; none where only the dtype differs."""
-    many = range(a.shape[0]) if len(a.shape) > 2 else (None,)
-    for i in many:
-        ours, theirs = (_read(stored, name, i) for stored in (a, b))
-        coarse = max(ours.dtype, theirs.dtype, key=_eps)
-        if torch.equal(ours.to(coarse), theirs.to(coarse)):
-            continue
-        kind = a.kind if a.kind == b.kind else f"{a.kind} → {b.kind}"
-        yield _change(name if i is None else f"{name}[{i}]", kind, ours, theirs, coarse, rank)
+def _compared(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:
+    """The change of one tensor; none where only the dtype differs."""
+    ours, theirs = (_read(stored, name) for stored in (a, b))
+    coarse = max(ours.dtype, theirs.dtype, key=_eps)
+    if torch.equal(ours.to(coarse), theirs.to(coarse)):
+        return None
+    return _change(name, a.kind if a.kind == b.kind else f"{a.kind} → {b.kind}", ours, theirs, coarse, rank)
 
 
-def _read(stored: Stored, name: str, part: int | None) -> Tensor:
+def _read(stored: Stored, name: str) -> Tensor:
+    """A tensor by the name that `contents` gives it: `name[2]` is one matrix of several."""
+    whole, _, part = name.removesuffix("]").partition("[")
     try:
         with safe_open(stored.file, framework="pt") as file:
-            found: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+            found: Tensor = file.get_slice(whole)[int(part)] if part else file.get_tensor(name)
     except SafetensorError as error:
         raise ModelError(f"{stored.file}: {name} cannot be read ({error}); fetch the checkpoint anew") from error
     return found

@@ -260,7 +260,7 @@ class MomentsFitter:
             return None
 
         def C(total: Tensor, count: int) -> Tensor:
-            return second_moment(_mirrored(total), count, RIDGE)
+            return second_moment(_mirror_(total.clone()), count, RIDGE)
 
         found = [solved(C(half, count), self.probes) for half, count in zip(self.halves, self.counts, strict=True)]
         return disagreement(found[0], found[1], C(self.halves[0] + self.halves[1], self.count), self.probes)
@@ -285,8 +285,10 @@ class MomentsFitter:
         if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
             raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
         convergence = self.convergence()
-        total = _mirrored(self.halves[0] if len(self.halves) == 1 else self.halves[0] + self.halves[1])
-        self.halves.clear()  # large, and of no more use
+        total = self.halves.pop(0)
+        while self.halves:  # in place: each is large
+            total += self.halves.pop()
+        _mirror_(total)
         found = {
             "convergence": convergence,
             "probes": None if self.probes is None else self.probes.cpu(),
@@ -297,15 +299,14 @@ class MomentsFitter:
         return KeyMoments(total.cpu(), self.count, source, fingerprint, **found)
 
 
-def _mirrored(upper: Tensor) -> Tensor:
-    """The symmetric matrix whose blocks on and above the diagonal are those of `upper`."""
-    whole = upper.clone()
-    for first in range(0, len(whole), BLOCK):  # by blocks: a triangle of its own would take as much memory again
-        last = min(first + BLOCK, len(whole))
-        block = whole[first:last, first:last]
+def _mirror_(upper: Tensor) -> Tensor:
+    """Make a matrix symmetric whose blocks on and above the diagonal are there, in place."""
+    for first in range(0, len(upper), BLOCK):
+        last = min(first + BLOCK, len(upper))
+        block = upper[first:last, first:last]
         block.copy_(block.triu() + block.triu(1).T)
-        whole[last:, first:last] = whole[first:last, last:].T
-    return whole
+        upper[last:, first:last] = upper[first:last, last:].T
+    return upper
 
 
 def _some(keys: Tensor, weights: Tensor | None) -> Tensor:

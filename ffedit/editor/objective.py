@@ -86,7 +86,7 @@ class Objective:
         self._states = torch.tensor([bool(p.text.target_ids) for p in self._texts])
         self._swaps = [wording.swaps for wording in wordings]
         self._facts = [wording.facts for wording in wordings]
-        self._buckets = [self._record(rows) for rows in self._cut()]
+        self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
 
     def _cut(self) -> Iterator[Tensor]:
         """Buckets of least cost: rows × positions that are run, and so much for each; indices of texts.
@@ -117,6 +117,13 @@ class Objective:
             # Sorted, so that most parts of a large bucket begin at one position, which needs no mask.
             yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
             last = first
+
+    def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
+        """A bucket in parts of which the keys and values of all layers have room, while they are recorded."""
+        longest = max(len(self._texts[row].text.ids) for row in rows.tolist())
+        each = 2 * longest * len(self.editable.layers) * self.editable.d_model
+        parts: tuple[Tensor, ...] = rows.split(max(1, room(self.editable, ROOM, SHARES) // each))
+        return parts
 
     def _record(self, rows: Tensor) -> _Bucket:
         texts = [self._texts[row] for row in rows.tolist()]
