@@ -278,7 +278,7 @@ def null_space(W: Tensor, K: Tensor, V: Tensor, U: Moment, ridge: float, kept: T
     Raises:
         EditError: a key is zero or has no part along U; with ridge 0 all that `equality` raises, for keys UᵀK.
     """
-    W, K, V = double(W), double(K), double(V)
+    W, K, V, U = double(W), double(K), double(V), diagonal([double(block) for block in blocks_of(U)])
     inside, total = (U.T @ K).square().sum(0), K.square().sum(0)
     lost = inside < ROUNDING * total
     if bool(lost.any()):
