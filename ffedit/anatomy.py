@@ -150,7 +150,7 @@ def dissect(
         saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
 
     Raises:
-        ModelError: the model is no causal decoder, is quantised, holds NaN, or a part cannot be recognised or verified.
+        ModelError: the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
     """
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
     if not isinstance(model, PreTrainedModel):

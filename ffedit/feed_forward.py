@@ -70,7 +70,7 @@ class FeedForward:
     @property
     def shape(self) -> tuple[int, int]:
         """(d_model, Σ d_ff)."""
-        return self.parts[0].shape[0], sum(self.sizes)
+        return self.parts[0].shape[0], self.d_ff
 
     @property
     def d_ff(self) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ffedit import replay
 from ffedit.anatomy import Editable
-from ffedit.experts import Routed
+from ffedit.experts import Experts, Routed
 from ffedit.tokens import Encoded, batches, pad
 
 # Tokens in a batch.
@@ -72,15 +73,14 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
             for layer in layers:
                 mixture = editable.feed_forward[layer].mixture
                 assert mixture is not None
-
-                def note(found: Routed, layer: int = layer, at: Tensor = at) -> None:
-                    experts = editable.feed_forward[layer].mixture
-                    assert experts is not None
-                    there = at.to(found.x.device)
-                    seen[layer].append(experts.experts.weights(Routed(*(t[there] for t in found))).float().cpu())
-
+                note = partial(_note, mixture.experts, at, seen[layer])
                 stack.enter_context(mixture.watched(routes=note))
             replay.run_to(editable, ids, max(layers))
         order += rows
     back = torch.tensor(order).argsort()
     return {layer: Routes(torch.cat(found)[back]) for layer, found in seen.items()}
+
+
+def _note(experts: Experts, at: Tensor, seen: list[Tensor], found: Routed) -> None:
+    """Add what the router gave each expert at tokens `at`, [texts, experts]."""
+    seen.append(experts.weights(found.at(at)).float().cpu())

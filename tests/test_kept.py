@@ -9,7 +9,7 @@ import pytest
 import torch
 import zoo
 from shell import shell
-from storing import BARE, EXACT, SOLVING, THIRD, outputs, write
+from storing import AGAIN, BARE, EXACT, SOLVING, THIRD, outputs, write
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
@@ -149,3 +149,29 @@ def test_later_edits_leave_an_earlier_one_alone_in_all_its_texts(method: str) ->
         later = write(editable, [SECOND], method, after=[kept], **numbers)
         moved.append(float((later.updates[at] @ keys).norm()) / later.norms()[at])
     assert moved[0] < 0.7 * moved[1]
+
+
+def test_a_sequence_that_keeps_its_keys_is_one_batch() -> None:
+    """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both: of smallest C-norm with the same solution."""
+    editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
+    numbers = {**BARE, "steady": 0.0}
+    batch = write(editable, [FACT, SECOND], "emmet", **numbers).updates[at].dense
+    first = write(editable, [FACT], "emmet", **numbers)
+    first.apply_(editable)
+    apart = []
+    for unburdened in (True, False):
+        later = write(editable, [SECOND], "emmet", after=[first], **numbers, unburdened=unburdened)
+        apart.append(float((first.updates[at].dense + later.updates[at].dense - batch).norm() / batch.norm()))
+    assert apart[0] < 1e-6 < apart[1]
+
+
+def test_earlier_edits_of_the_same_subject_stay_while_a_value_is_chosen() -> None:
+    """What its other facts say now is to be kept, not what they said first."""
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    first = write(editable, [FACT], "memit", **BARE)
+    first.apply_(editable)
+    before = editable.memories[at].value.clone()
+    other = dataclasses.replace(FACT, prompt=AGAIN.prompt, target=AGAIN.target)
+    found = [write(editable, [other], "memit", after=[first], **BARE, unburdened=one) for one in (True, False)]
+    assert torch.equal(*(edit.updates[at].dense for edit in found))
+    assert torch.equal(editable.memories[at].value, before)

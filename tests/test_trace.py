@@ -125,11 +125,11 @@ def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
         assert np.abs(trace.effects).max() > 1e-4, "a trace of zeros would agree with anything"
 
 
-@pytest.mark.parametrize("family", zoo.HYBRIDS)
+@pytest.mark.parametrize("family", [*zoo.HYBRIDS, *zoo.MIXTURES])
 @pytest.mark.parametrize("kind", ["state", "feed_forward"])
-def test_so_it_does_where_layers_keep_more_than_keys_and_values(family: str, kind: Any) -> None:
+def test_so_it_does_with_experts_and_where_layers_keep_more_than_keys_and_values(family: str, kind: Any) -> None:
     editable = zoo.shared(family)
-    assert not editable.resumable
+    assert editable.resumable == (family not in zoo.HYBRIDS)
     trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2)  # type: ignore[call-overload]
     agrees(trace, Reference(editable, FACT), 2)
     assert np.abs(trace.effects).max() > 1e-4

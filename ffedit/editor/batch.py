@@ -101,31 +101,30 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     """
     editable, config, groups, places = job.editable, job.config, job.groups, job.places
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
-    wordings = word(editable, groups, config)
-    last = places[-1]
-    spread = len(places) > 1
-    # A layer that works alone is read once: nothing below it changes.
-    K, own, contexts = read_all(editable, last, wordings, 0.0 if spread else config.steady)
-    gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
-    for place in places if solver.exact else ():
-        keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
-        check_exact(keys, record.kept[place.layer].to(keys.device))
-    values = choose_values(editable, last, wordings, K, config, job.progress)
-    deltas = torch.stack([value.delta for value in values], 1)
-    before = _streams(editable, last, wordings) if spread else None
+    last, spread = places[-1], len(places) > 1
+    with job.unburdened():
+        wordings = word(editable, groups, config)
+        # A layer that works alone is read once: nothing below it changes.
+        K, own, contexts = read_all(editable, last, wordings, 0.0 if spread else config.steady)
+        gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
+        for place in places if solver.exact else ():
+            keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
+            check_exact(keys, record.kept[place.layer].to(keys.device))
+        values = choose_values(editable, last, wordings, K, config, job.progress)
+        before = _streams(editable, last, wordings) if spread else None
+    V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, place in enumerate(places):
             W = place.matrix
-            R = deltas.to(W.device)
             if before is not None:
                 check_routes(editable, place, subjects, wordings)
                 K, own, contexts = read_all(editable, place, wordings, config.steady)
-                reached = (_streams(editable, last, wordings) - before).to(R.device) / gain
-                R = (R - reached) / (len(places) - i)
+                reached = (_streams(editable, last, wordings) - before) / gain
+                V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
             moments = [job.stats[part.address] for part in place.parts]
             own = joined(own, record.around[place.layer], config.steady)
-            problem = Problem(W, K, W @ K + R, moments, own, kept, config)
+            problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
             delta = store(record, place, subjects, solver, problem, contexts)
             if place is not last:
                 write_(place, delta)

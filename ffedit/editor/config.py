@@ -50,6 +50,8 @@ class EditConfig:
         give_up: share of its residual that a fact alone gives up to ordinary text in least squares and in the null
             space: λ relative to the keys' own weight.
         null_share: largest share of trace(C) that the null space of `alphaedit` holds.
+        unburdened: values are chosen as if earlier edits of other subjects were not there (`job.Job.unburdened`); not
+            in `rome`, which writes its own facts on top of each other too.
         tune_steps: Adam steps of `ft` and `ft-l`.
         tune_rate: their step size relative to the root mean square of W.
         tune_bound: largest change of an entry of W in `ft-l`, relative to the same.
@@ -80,6 +82,7 @@ class EditConfig:
     steady: float = 0.03
     give_up: float = 0.01
     null_share: float = 0.1
+    unburdened: bool = True
     tune_steps: int = 25
     tune_rate: float = 0.02
     tune_bound: float = 0.05
@@ -125,6 +128,7 @@ PAPER = EditConfig(
     essence=0.0625,
     swap=False,
     steady=0.0,
+    unburdened=False,
 )
 
 # Those of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Where theirs is

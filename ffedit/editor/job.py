@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
+from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
@@ -48,6 +51,24 @@ class Job:
     def groups(self) -> list[list[Fact]]:
         """The facts, those of one subject together."""
         return by_subject(self.facts)
+
+    @contextmanager
+    def unburdened(self) -> Iterator[None]:
+        """In the block, earlier edits of other subjects are out of the memories that may change.
+
+        Each edit moves a little what other subjects read. A value chosen on top of that has to overcome it, which moves
+        them more, and so on: over a sequence, δ grows without end. Chosen here it is what a single edit would choose,
+        and a sequence that keeps its keys is what one batch of all its facts would be.
+        """
+        subjects = {fact.subject for fact in self.facts}
+        others = [e for e in self.after if self.config.unburdened and subjects.isdisjoint(f.subject for f in e.facts)]
+        changes = {m: [e.updates[m.address] for e in others if m.address in e.updates] for m in self.memories}
+        changed = {memory: found for memory, found in changes.items() if found}
+        with restored(list(changed)):
+            for memory, found in changed.items():
+                W = double(memory.value)
+                memory.set_(W - reduce(add, found).dense.to(W))
+            yield
 
 
 def write_(place: FeedForward, delta: LowRank) -> None:
