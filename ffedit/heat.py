@@ -14,15 +14,14 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from ffedit.locator import Trace, TraceSet, span_of
+from ffedit.locator import CLEAR, Trace, TraceSet, span_of
 from ffedit.picture import NEGATIVE, PARTS, UNITS, Picture, Row, colour, number, picture, quoted
 
 SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"
 LABEL_CELLS = 14
 MOST_CELLS = 4
-# Below these the trace names no site at the subject: the share of the total effect that one layer brings
-# back there, and the total effect itself, in probability or in nats (0.05 nats: a twentieth of the probability).
-WEAK_SHARE, WEAK_TOTAL = 0.1, 0.05
+# A total effect, in probability or in nats (0.05 nats: a twentieth of the probability), below which nothing is known.
+WEAK_TOTAL = 0.05
 
 
 @dataclass(frozen=True)
@@ -146,20 +145,20 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
     """
     traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
     one = traces[0]
-    best, at_subject = trace.layer, trace.at_subject
-    peak = int(np.nanargmax(at_subject))
-    layers = span_of(peak, one.window, len(at_subject))
+    best, site = trace.layer, trace.site
+    peak = int(np.nanargmax(site.effects))
+    layers = span_of(peak, one.window, len(site.effects))
     if one.kind == "state":
         what = f"the hidden state after layer {peak}"
     elif len(layers) > 1:
         what = f"the {PARTS[one.kind]} outputs of layers {layers[0]}–{layers[-1]}"
     else:
         what = f"the {PARTS[one.kind]} output of layer {peak}"
-    where = "the subject's last token"
+    where = "the subject's last token" if site.last else "the token of the subject that brings back most"
     if len(traces) == 1:
-        where += f" ({quoted(one.tokens[one.subject_last])})"
+        where += f" ({quoted(one.tokens[one.subject_last if site.last else one.strongest_token])})"
     average = f", on average over {len(traces)} facts" if len(traces) > 1 else ""
-    shown = number(float(at_subject[peak]))
+    shown = number(float(site.effects[peak]))
     unit = "" if one.metric == "probability" else f" {UNITS[one.metric]}"
     share = f"{shown} of the {number(trace.total)}{unit} that {_corruption(one)} destroys{average}"
     why = f"restoring {what} at {where} brings back {share}"
@@ -167,7 +166,9 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
         why = f"with the {PARTS[one.sever]} layers severed, {why}"
     if not one.exact:
         why = f"by a first-order estimate, {why}"
-    if one.kind != "state" and len(layers) > 1:
+    if not site.last:
+        why += f"; its last token, where the key is read, brings back {number(float(np.nanmax(trace.at_subject)))}"
+    elif one.kind != "state" and len(layers) > 1:
         why += f"; of these, layer {best} alone brings back most, {number(float(trace.alone[best]))}"
     line = Text(f"Layer {chosen}: ", style="bold")
     if chosen != best:
@@ -187,14 +188,14 @@ def _corruption(trace: Trace) -> str:
 def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
     """Where the trace says little, in words that say what to do."""
     notes = []
-    largest = float(np.nanmax(trace.at_subject))
+    largest = float(np.nanmax(trace.site.effects))
     others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
     if trace.total < WEAK_TOTAL:
         notes.append(
             f"{_corruption(traces[0]).capitalize()} hardly changes the answer (total effect {number(trace.total)}), "
             f"so the trace says little about where it is recalled; name a layer yourself ({others})."
         )
-    elif largest < WEAK_SHARE * trace.total:
+    elif largest < CLEAR * trace.total:
         end = float(np.mean([np.nanmax(one.effects[:, -1]) for one in traces]))
         notes.append(
             f"The trace shows no clear site at the subject: at most {number(largest)} comes back at its last "

@@ -230,6 +230,26 @@ def test_a_weak_trace_says_so() -> None:
     assert "no clear site" not in words(render.layer_choice(peaked(), 2))
 
 
+def test_a_name_that_is_known_before_its_last_word_is_recalled_there() -> None:
+    """At its last token no layer brings anything back, and which one harms least means nothing."""
+    effects = np.zeros((6, 5))
+    effects[:, 2] = [-0.03, -0.03, -0.03, -0.02, 0.01, 0.04]
+    effects[1, 1], effects[0, 4] = 0.5, 0.6
+    early = trace(effects)
+    assert not early.site.last and early.layer == 1
+    text = words(render.layer_choice(early, 1))
+    assert text.startswith(
+        "Layer 1: restoring the feed-forward outputs of layers 0–2 at the token of the subject that brings back most "
+        "(“Eiffel”)"
+    )
+    assert "brings back 0.50 of the 0.87" in text and "its last token, where the key is read, brings back 0.04" in text
+    assert "no clear site" not in text and "alone" not in text
+    several = TraceSet((early, early))
+    assert several.layer == 1 and several.best_within(range(2, 4)) == 2
+    assert TraceSet((early, peaked(), peaked())).layer == 2, "what shows at the last tokens on average decides"
+    assert trace(effects * 0.1).site.last, "nothing shows anywhere in the subject"
+
+
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:
     unknown = trace(peaked().effects, known=False)
     assert "does not answer “Paris” by itself" in words(render.layer_choice(unknown, 2))

@@ -3,10 +3,11 @@
 from ffedit.locator.aggregate import Aggregate, aggregate
 from ffedit.locator.corruption import Corruption, noise_scale
 from ffedit.locator.experts import subject_routes
-from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet, span_of
+from ffedit.locator.result import CLEAR, Kind, Metric, Part, Trace, TraceSet, span_of
 from ffedit.locator.trace import locate
 
 __all__ = [
+    "CLEAR",
     "Aggregate",
     "Corruption",
     "Kind",

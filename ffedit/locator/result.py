@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,21 @@ Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
 Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"]
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+# Share of the total effect below which a token shows no site.
+CLEAR = 0.1
+
+
+class Site(NamedTuple):
+    """Where in the subject a fact is recalled.
+
+    Attributes:
+        effects: indirect effects there, [layers].
+        last: there is the subject's last token.
+    """
+
+    effects: LayerEffects
+    last: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +99,25 @@ class Trace:
         return np.asarray(self.effects[:, self.subject_last])
 
     @property
+    def strongest_token(self) -> int:
+        """Position of the subject's token that brings back most."""
+        first, end = self.subject
+        return first + int(np.nanmax(self.effects[:, first:end], axis=0).argmax())
+
+    @property
+    def at_strongest(self) -> LayerEffects:
+        """Effects there, [layers]."""
+        return np.asarray(self.effects[:, self.strongest_token])
+
+    @property
+    def site(self) -> Site:
+        """See `site_of`."""
+        return site_of(self)
+
+    @property
     def layer(self) -> int:
         """The layer to edit: see `best_layer`."""
-        return best_layer(self.at_subject, self.alone, self.window)
+        return best_layer(self.site, self.alone, self.window)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, in full precision."""
@@ -118,6 +149,16 @@ class TraceSet:
         return np.asarray(np.mean([trace.at_subject for trace in self.traces], axis=0))
 
     @property
+    def at_strongest(self) -> LayerEffects:
+        """Average effect at the token of each subject that brings back most, [layers]."""
+        return np.asarray(np.mean([trace.at_strongest for trace in self.traces], axis=0))
+
+    @property
+    def site(self) -> Site:
+        """See `site_of`."""
+        return site_of(self)
+
+    @property
     def alone(self) -> LayerEffects:
         """Average effect of each layer without a window at the subject's last token, [layers]."""
         return np.asarray(np.mean([trace.alone for trace in self.traces], axis=0))
@@ -130,11 +171,12 @@ class TraceSet:
     @property
     def layer(self) -> int:
         """The layer to edit: see `best_layer`."""
-        return best_layer(self.at_subject, self.alone, self.traces[0].window)
+        return best_layer(self.site, self.alone, self.traces[0].window)
 
     def best_within(self, allowed: range) -> int:
-        """The layer to edit among those `allowed`: `layer` where it is one of them, else the strongest alone."""
-        return self.layer if self.layer in allowed else strongest(self.alone, allowed)
+        """The layer to edit among those `allowed`: `layer` where it is one of them, else the strongest."""
+        site = self.site
+        return self.layer if self.layer in allowed else strongest(self.alone if site.last else site.effects, allowed)
 
 
 def span_of(layer: int, window: int, depth: int) -> range:
@@ -142,17 +184,27 @@ def span_of(layer: int, window: int, depth: int) -> range:
     return range(max(0, layer - window // 2), min(depth, layer - window // 2 + window))
 
 
-def best_layer(
-    at_subject: LayerEffects,
-    alone: LayerEffects,
-    window: int,
-) -> int:
+def site_of(trace: Trace | TraceSet) -> Site:
+    """The subject's last token; where it shows no site and another of the subject's tokens does, that one.
+
+    A name that is known before its last word (Pera Museum) is recalled before it: of such a fact, the last token brings
+    nothing back in any layer, and which of them it brings back least in means nothing.
+    """
+    last, other = np.nanmax(trace.at_subject), np.nanmax(trace.at_strongest)
+    if last < CLEAR * trace.total <= other:
+        return Site(trace.at_strongest, False)
+    return Site(trace.at_subject, True)
+
+
+def best_layer(site: Site, alone: LayerEffects, window: int) -> int:
     """Which single layer recalls the fact: the strongest alone, within the window that brings back most.
 
     A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so
-    that the window's middle may be a layer that holds nothing.
+    that the window's middle may be a layer that holds nothing. Single layers are measured at the subject's last token
+    only; where the site is elsewhere it is the window's middle, the lowest of those that tie.
     """
-    return strongest(alone, span_of(int(np.nanargmax(at_subject)), window, len(at_subject)))
+    peak = int(np.nanargmax(site.effects))
+    return strongest(alone, span_of(peak, window, len(alone))) if site.last else peak
 
 
 def strongest(effects: LayerEffects, layers: range) -> int:
