@@ -22,7 +22,7 @@ from ffedit.errors import ModelError
 from ffedit.lowrank import LowRank
 from ffedit.progress import Progress, silent
 from ffedit.rounding import INDEPENDENT, noise_floor, recover
-from ffedit.shipping.tensors import Stored, contents
+from ffedit.shipping.tensors import Stored, contents, of_expert
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ def _compared(name: str, a: Stored, b: Stored, rank: int | None) -> Change | Non
 
 def _read(stored: Stored, name: str) -> Tensor:
     """A tensor by the name that `contents` gives it: `name[2]` is one matrix of several."""
-    whole, _, part = name.removesuffix("]").partition("[")
+    whole, expert = of_expert(name)
     try:
         with safe_open(stored.file, framework="pt") as file:
-            found: Tensor = file.get_slice(whole)[int(part)] if part else file.get_tensor(name)
+            found: Tensor = file.get_tensor(whole) if expert is None else file.get_slice(whole)[expert]
     except SafetensorError as error:
         raise ModelError(f"{stored.file}: {name} cannot be read ({error}); fetch the checkpoint anew") from error
     return found

@@ -253,9 +253,10 @@ def identity(memory: KeyValueMemory) -> dict[str, Any]:
     """What tells one stored matrix from all others, in another precision too, without loading the model.
 
     Returns:
-        Plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `transposed`, `shape`
-        as it is stored, and `sample`: up to `SAMPLE` entries at a fixed stride of max(1, entries // SAMPLE) in the
-        stored order.
+        Plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how many
+        share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
+        it is stored, and `sample`: up to `SAMPLE` entries at a fixed stride of max(1, entries // SAMPLE) in the stored
+        order.
     """
     weight = memory.stored
     flat = weight.reshape(-1)
@@ -263,10 +264,15 @@ def identity(memory: KeyValueMemory) -> dict[str, Any]:
     return {
         "parameter": memory.parameter,
         **({"saved_as": memory.saved_as} if memory.saved_as else {}),
+        **({} if memory.slot is None else _experts(memory)),
         "transposed": memory.stored_transposed,
         "shape": list(weight.shape),
         "sample": sample.float().tolist(),
     }
+
+
+def _experts(memory: KeyValueMemory) -> dict[str, Any]:
+    return {"experts": len(memory.leaf), "declared": bool(getattr(memory.module, "is_transposed", False))}
 
 
 class Memories(Mapping[Address, KeyValueMemory]):

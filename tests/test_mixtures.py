@@ -19,8 +19,10 @@ from ffedit.editor import Corpus, EditConfig, by_subject, collect, read, word, w
 from ffedit.editor.places import check_routes, places
 from ffedit.errors import EditError
 from ffedit.hooks import captured
-from ffedit.memory import Address
+from ffedit.memory import Address, identity
 from ffedit.replay import run_to
+from ffedit.shipping.adapter import WEIGHTS, read_factors, write_adapter
+from ffedit.shipping.tensors import read_header
 from ffedit.tokens import pad
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
@@ -198,8 +200,26 @@ def test_a_checkpoint_with_edited_experts_is_streamed_reopened_and_undone(family
     assert zoo.unchanged(again, zoo.snapshot(editable)), "the originals came along"
     ffedit.undo(tmp_path / "out", tmp_path / "back")
     assert zoo.unchanged(ffedit.load(str(tmp_path / "back")), zoo.snapshot(editable))
-    with pytest.raises(EditError, match="an adapter has no place"):
-        ffedit.export(str(tmp_path / "base"), edit, tmp_path / "adapter", format="adapter")
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4"])
+def test_an_adapter_holds_each_expert_and_zeros_for_the_others(family: str, tmp_path: Path) -> None:
+    """In one orientation, in the other, and in the other where the module does not say so."""
+    editable = zoo.build(family)
+    edit = edited(editable, facts=(FACT,))
+    write_adapter(tmp_path, "base", edit)
+    stored, zeros = read_header(tmp_path / WEIGHTS), 0
+    for memory in editable.memories.values():
+        if memory.slot is None or memory.address.layer not in edit.layers:
+            continue
+        left, right = read_factors(stored, identity(memory))
+        if memory.address in edit.updates:
+            wanted = edit.updates[memory.address].dense
+            torch.testing.assert_close(left @ right, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+        else:
+            assert not left.any() and not right.any()
+            zeros += 1
+    assert zeros
 
 
 def test_a_saved_edit_of_experts_is_the_same_edit(tmp_path: Path) -> None:

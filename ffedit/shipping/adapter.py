@@ -3,13 +3,18 @@
 The folder is PEFT's (arXiv 2106.09685), so that anything that loads LoRA adapters can put the edit on the base, a
 quantised one too. Each layer has its own rank, alpha equals the rank (scale 1), and modules are named by their full
 paths: `c_proj` alone would also be GPT-2's attention.
+
+Experts that share one parameter have their factors in one pair of matrices too, one expert's rows of A [E r, d_ff]
+after the other's, and the columns of B [d_model, r E] in turn. All have the same rank; those that were not edited hold
+zeros. Beside them all is named by its parameter: a module called `down_proj` PEFT takes for the experts of old.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,9 +23,12 @@ from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.lowrank import LowRank
 from ffedit.shipping.plan import matrix
-from ffedit.shipping.tensors import write
+from ffedit.shipping.tensors import Stored, of_expert, write
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+Factors: TypeAlias = tuple[Tensor, Tensor]
 
 
 def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = None) -> None:
@@ -33,10 +41,11 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         revision: of a hub id.
 
     Raises:
-        EditError: an update is dense, or of an expert among others in one tensor.
+        EditError: an update is dense, or matrices do not fit into one adapter.
     """
-    ranks: dict[str, int] = {}
-    tensors: dict[str, Tensor] = {}
+    modules: dict[str, Factors] = {}
+    shared: dict[str, dict[int, Factors]] = {}
+    experts: dict[str, int] = {}
     transposed = set()
     for address, update in edit.updates.items():
         if not isinstance(update, LowRank):
@@ -45,19 +54,22 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
                 "delta (--format)"
             )
         about = matrix(edit, address)
-        if about["parameter"].endswith("]"):
-            raise EditError(
-                f"the edit writes to expert {address}, one matrix of a tensor of several, for which an adapter has no "
-                "place of its own; export a checkpoint or a delta (--format)"
-            )
-        path = about["parameter"].removesuffix(".weight")
-        left, right = balanced(update)
-        ranks[path] = len(right)
-        transposed.add(about["transposed"])
-        tensors[f"base_model.model.{path}.lora_A.weight"] = right.float()
-        tensors[f"base_model.model.{path}.lora_B.weight"] = left.float()
+        parameter, expert = of_expert(about["parameter"])
+        if expert is None:
+            modules[parameter.removesuffix(".weight")] = balanced(update)
+            transposed.add(about["transposed"])
+        elif "experts" in about:
+            factors = balanced(update)
+            shared.setdefault(parameter, {})[expert] = turned(factors) if unknown_to_peft(about) else factors
+            experts[parameter] = about["experts"]
+            transposed.add(False)
+        else:
+            raise EditError(f"the edit does not say beside how many experts {address} is kept; make it anew")
     if len(transposed) > 1:
         raise EditError("the edit changes matrices of both orientations, which one adapter cannot hold; export a delta")
+    joined = {name: _side_by_side(found, experts[name]) for name, found in shared.items()}
+    ranks = {name: len(right) // experts[name] for name, (_, right) in joined.items()}
+    ranks |= {path + (".weight" if joined else ""): len(right) for path, (_, right) in modules.items()}
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -69,15 +81,53 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         "r": max(ranks.values()),
         "lora_alpha": max(ranks.values()),
         "lora_dropout": 0.0,
-        "target_modules": sorted(ranks),
+        **({"target_modules": [], "target_parameters": sorted(ranks)} if joined else {"target_modules": sorted(ranks)}),
         "rank_pattern": ranks,
         "alpha_pattern": ranks,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors: dict[str, Tensor] = {}
+    for path, (left, right) in {**modules, **{n.rpartition(".")[0]: pair for n, pair in joined.items()}}.items():
+        tensors[f"{PREFIX}{path}.lora_A.weight"], tensors[f"{PREFIX}{path}.lora_B.weight"] = right.float(), left.float()
     write(folder / WEIGHTS, {name: (t.dtype, tuple(t.shape), [t]) for name, t in tensors.items()})
 
 
-def balanced(update: LowRank) -> tuple[Tensor, Tensor]:
+def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Factors:
+    """What a written adapter adds to the matrix that `about` tells of: [d_out, r] and [r, d_in], float64."""
+    parameter, expert = of_expert(about["parameter"])
+    path = parameter.removesuffix(".weight") if expert is None else parameter.rpartition(".")[0]
+    right, left = (stored[f"{PREFIX}{path}.lora_{side}.weight"] for side in "AB")
+    b = left.rows(0, left.shape[0]).double()
+    if expert is None:
+        return b, right.rows(0, right.shape[0]).double()
+    rank = right.shape[0] // about["experts"]
+    found = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
+    return turned(found) if unknown_to_peft(about) else found
+
+
+def unknown_to_peft(about: Mapping[str, Any]) -> bool:
+    """PEFT takes experts for transposed where their module says so; Llama 4's are, and it does not."""
+    return bool(about["transposed"]) and not about["declared"]
+
+
+def turned(factors: Factors) -> Factors:
+    """Those of the transposed product."""
+    left, right = factors
+    return right.T, left.T
+
+
+def _side_by_side(found: Mapping[int, Factors], experts: int) -> Factors:
+    """The factors of all experts of a parameter, zeros where there are none: [d_out, r E] and [E r, d_in]."""
+    rank = max(len(right) for _, right in found.values())
+    left, right = next(iter(found.values()))
+    b = left.new_zeros(len(left), rank, experts)
+    a = right.new_zeros(experts, rank, right.shape[1])
+    for expert, (left, right) in found.items():
+        b[:, : len(right), expert], a[expert, : len(right)] = left, right
+    return b.flatten(1), a.flatten(0, 1)
+
+
+def balanced(update: LowRank) -> Factors:
     """Factors of one size: Δ = U S Vᵀ as (U √S) (√S Vᵀ), so that 16 bits lose little of either.
 
     Returns:

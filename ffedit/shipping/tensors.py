@@ -120,6 +120,12 @@ class Stored:
         return all(a == b for a, b in zip(self.chunks(), other.chunks(), strict=True))
 
 
+def of_expert(parameter: str) -> tuple[str, int | None]:
+    """`name[3]` as name and 3; a name that is of no expert, and None."""
+    name, _, expert = parameter.removesuffix("]").partition("[")
+    return name, int(expert) if expert else None
+
+
 def sample_of(tensor: Tensor, count: int) -> Tensor:
     """What `Stored.sample` gives, of a tensor in memory."""
     flat = tensor.reshape(-1)

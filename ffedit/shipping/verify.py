@@ -30,7 +30,7 @@ from ffedit.shipping.fresh import DIFFERS, Checked, Task, peak
 from ffedit.shipping.from_memory import digest
 from ffedit.shipping.plan import Plan, export_plan, file_name, matrix, rows_of
 from ffedit.shipping.record import history, originals
-from ffedit.shipping.tensors import Stored, contents, read_header
+from ffedit.shipping.tensors import Stored, contents, of_expert, read_header
 from ffedit.shipping.undoing import plan_undo
 
 TOKENS = 32
@@ -151,12 +151,12 @@ def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     weights = dict(model.named_parameters())
     before: dict[str, Tensor] = {}
     for name, rewrite in plan.items():
-        parameter, _, slot = rewrite.parameter.removesuffix("]").partition("[")
+        parameter, expert = of_expert(rewrite.parameter)
         known = file_name(weights, parameter)
         if known is None:
             raise CheckError(f"{name} is no parameter of the loaded model")
         before.setdefault(known, weights[known].clone())
-        (weights[known][int(slot)] if slot else weights[known]).copy_(torch.cat(list(rewrite.blocks())))
+        (weights[known] if expert is None else weights[known][expert]).copy_(torch.cat(list(rewrite.blocks())))
     return before
 
 
@@ -225,12 +225,11 @@ def check_adapter(task: Task) -> Checked:
     (edit,) = history(task.folder)
     stored = read_header(Path(task.folder) / adapter.WEIGHTS)
     for address, update in edit.updates.items():
-        module = matrix(edit, address)["parameter"].removesuffix(".weight")
-        right, left = (stored[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB")
-        a, b = right.rows(0, right.shape[0]).double(), left.rows(0, left.shape[0]).double()
+        about = matrix(edit, address)
+        b, a = adapter.read_factors(stored, about)
         gap = sum(float((rows_of(update, i, i + 1, False) - b[i : i + 1] @ a).square().sum()) for i in range(len(b)))
         if not gap**0.5 <= 1e-5 * update.norm():
-            raise CheckError(f"the adapter's product for {module} differs from the edit's by {gap**0.5:.1e}")
+            raise CheckError(f"the adapter's product for {address} differs from the edit's by {gap**0.5:.1e}")
     if importlib.util.find_spec("peft") is None:
         return Checked(len(edit.updates), False, peft=False)
     before = contents(Path(task.base)) if task.base else {}
