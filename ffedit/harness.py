@@ -105,7 +105,7 @@ class Harness:
                     raise EditError(f"the task {task} cannot be read: {_brief(error)}") from error
 
     def measure(self, editable: Editable) -> dict[str, Any]:
-        """Run the tasks on a model as it is.
+        """Run the tasks on a model as it is, each prompt as the user's turn where it is asked in its chat template.
 
         Returns:
             What the harness reports, by its own names: `results`, `higher_is_better`, `n-samples`, `n-shot`,
@@ -128,7 +128,12 @@ class Harness:
             wrapped._device = editable.device
             try:
                 found = lm_eval.simple_evaluate(
-                    wrapped, tasks=self.tasks, task_manager=self._manager, limit=self.limit, log_samples=False
+                    wrapped,
+                    tasks=self.tasks,
+                    task_manager=self._manager,
+                    limit=self.limit,
+                    log_samples=False,
+                    apply_chat_template=editable.chat,
                 )
             except Exception as error:  # a task's code may fail in any way
                 raise EditError(f"the harness failed on {editable.name}: {_brief(error)}") from error

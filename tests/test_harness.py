@@ -96,6 +96,21 @@ def test_a_path_names_a_task_a_limit_holds_and_an_offloaded_model_gives_the_same
 
 
 @needed
+@pytest.mark.parametrize("chat", [False, True])
+def test_in_a_chat_every_prompt_is_the_users_turn(chat: bool, tasks: Path) -> None:
+    editable = zoo.trained("gpt2", True)
+    editable.tokenizer.chat_template = "{% for m in messages %}Madrid {{ m['content'] }} {% endfor %}"
+    editable.chat = chat
+    seen: list[list[int]] = []
+    editable.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.extend((args[0] if args else kwargs["input_ids"]).tolist()), with_kwargs=True
+    )
+    Harness(["where"], tasks, quiet=True).measure(editable)
+    turn = editable.tokenizer.convert_tokens_to_ids("Madrid")
+    assert seen and all((turn in row) == chat for row in seen)
+
+
+@needed
 @pytest.mark.usefixtures("verified_here")
 def test_the_command_compares_an_edit_and_the_checkpoint_that_holds_it(
     tasks: Path, tmp_path: Path, empty: Path, capsys: pytest.CaptureFixture[str]

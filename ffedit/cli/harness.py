@@ -11,7 +11,7 @@ import click
 import ffedit
 from ffedit.anatomy import Editable
 from ffedit.checkpoint import local_folder
-from ffedit.cli.options import FILE, Surface, model_options, output_options
+from ffedit.cli.options import FILE, Surface, asking_options, output_options
 from ffedit.errors import EditError
 from ffedit.folders import check_free
 from ffedit.harness import Harness, Measured
@@ -25,7 +25,7 @@ from ffedit.shipping import history
 @click.option("--include-path", type=FILE, metavar="DIR", help="A folder with tasks of your own.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many examples of each task.")
 @click.option("--batch-size", default=8, show_default=True, type=click.IntRange(1), help="Examples at once.")
-@model_options
+@asking_options
 @click.option("--out", type=FILE, metavar="DIR", help="Write report.json and report.md.")
 @click.option("--force", is_flag=True, help="Replace DIR.")
 @output_options
