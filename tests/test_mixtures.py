@@ -34,7 +34,7 @@ METHODS = ("rome", "emmet", "memit", "alphaedit")
 
 
 def edited(editable: Editable, method: str = "rome", facts: tuple[Fact, ...] = (FACT,), **numbers: Any) -> ffedit.Edit:
-    config = dataclasses.replace(BARE, null_share=0.5, give_up=1e-9, **numbers)
+    config = dataclasses.replace(BARE, null_share=0.5, give_up=1e-9, null_give_up=1e-9, **numbers)
     return write(editable, facts, method, [len(editable.layers) - 2], config, TEXT)
 
 

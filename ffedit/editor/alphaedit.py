@@ -27,7 +27,7 @@ def solve(problem: Problem) -> LowRank:
         own = blocks_of(problem.own)
         ridge = RIDGE * torch.cat([block.diagonal() for block in own]).mean()
         kept = torch.cat([kept, torch.block_diag(*(factor(b + ridge * torch.eye(len(b)).to(b)) for b in own))], 1)
-    return null_space(problem.W, problem.K, problem.V, problem.unused, problem.config.give_up, kept)
+    return null_space(problem.W, problem.K, problem.V, problem.unused, problem.config.null_give_up, kept)
 
 
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:

@@ -47,9 +47,10 @@ class EditConfig:
         own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
         steady: how much each fact's own texts count, against all ordinary text, when the change is spread over the
             keys: so that it is the same in every context of the subject, and nothing beside it.
-        give_up: share of its residual that a fact alone gives up to ordinary text in least squares and in the null
-            space: λ relative to the keys' own weight.
+        give_up: share of its residual that a fact alone gives up to ordinary text in least squares: λ relative to the
+            keys' own weight.
         null_share: largest share of trace(C) that the null space of `alphaedit` holds.
+        null_give_up: what it gives up there to the size of Δ: λ relative to the keys' part in the null space.
         unburdened: values are chosen as if earlier edits of other subjects were not there (`job.Job.unburdened`); not
             in `rome`, which writes its own facts on top of each other too.
         tune_steps: Adam steps of `ft` and `ft-l`.
@@ -82,6 +83,7 @@ class EditConfig:
     steady: float = 0.03
     give_up: float = 0.01
     null_share: float = 0.1
+    null_give_up: float = 0.001
     unburdened: bool = True
     tune_steps: int = 25
     tune_rate: float = 0.02
@@ -99,7 +101,7 @@ class EditConfig:
         for name in ("step_size", "clamp"):
             if not getattr(self, name) > 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; a number above 0 was expected")
-        for name in ("weight_decay", "essence", "keep", "own", "steady", "give_up", "null_share"):
+        for name in ("weight_decay", "essence", "keep", "own", "steady", "give_up", "null_share", "null_give_up"):
             if not getattr(self, name) >= 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; 0 or more was expected")
 
