@@ -15,7 +15,6 @@ from __future__ import annotations
 import families
 import pytest
 import torch
-import zoo
 from families import FAMILIES, NEAR
 
 pytest.importorskip("peft")

@@ -16,7 +16,7 @@ import ffedit
 from ffedit import Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import by_subject, collect, read, word
-from ffedit.editor.keys import CONTEXTS
+from ffedit.editor.surroundings import surroundings
 from ffedit.memory import Address
 
 Written = tuple[Editable, tuple[Fact, ...], int]
@@ -123,32 +123,35 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
     assert "2 kept keys by" in said and "guarantee" not in write(editable, [THIRD], "memit", **BARE).provenance
 
 
-def test_the_contexts_of_a_key_are_its_principal_components() -> None:
-    """F Fᵀ = E[(k_j − k*)(k_j − k*)ᵀ], where all directions are kept."""
-    editable = zoo.trained("gpt2", True, torch.float64)
-    (wording,) = word(editable, [[FACT]], quick(contexts=4, phrasings=6))
-    reading = read(editable, editable.feed_forward[1], wording)
-    assert 4 < len(reading.same) <= CONTEXTS
-    apart = reading.same - reading.k
-    F = reading.contexts.double()
-    torch.testing.assert_close(F @ F.T, apart.T @ apart / len(apart), rtol=1e-4, atol=1e-6)
-    sizes = F.norm(dim=0)
-    assert bool((sizes.diff() <= 1e-6).all()) and float(sizes[0]) > 0, "the largest first"
-
-
-@pytest.mark.parametrize("method", ["alphaedit", "memit"])
+@pytest.mark.parametrize("method", SOLVING)
 def test_later_edits_leave_an_earlier_one_alone_in_all_its_texts(method: str) -> None:
-    """Not at its mean key only."""
-    editable, at = zoo.trained("gpt2", True), Address(1)
-    numbers = {**BARE, "contexts": 4, "steady": 1.0, "null_share": 0.5}
-    first = write(editable, [FACT], method, **numbers)
-    (wording,) = word(editable, [[FACT]], quick(**numbers))
-    keys = read(editable, editable.feed_forward[1], wording).same.double().T
-    moved = []
-    for kept in (first, dataclasses.replace(first, contexts={})):
-        later = write(editable, [SECOND], method, after=[kept], **numbers)
-        moved.append(float((later.updates[at] @ keys).norm()) / later.norms()[at])
-    assert moved[0] < 0.7 * moved[1]
+    """Not at its mean key only: there, and at the words beside the subject."""
+    at, numbers = Address(1), {**BARE, "contexts": 4, "steady": 1.0, "null_share": 0.5}
+    moved: list[list[float]] = []
+    for told in (True, False):
+        editable = zoo.trained("gpt2", True)
+        first = write(editable, [FACT], method, **numbers)
+        (wording,) = word(editable, [[FACT]], quick(**numbers))
+        reading = read(editable, editable.feed_forward[1], wording)
+        first.apply_(editable)
+        kept = first if told else first.noted(solved=[])
+        delta = write(editable, [SECOND], method, after=[kept], **numbers).updates[at]
+        texts = (reading.same.double(), reading.beside.double())
+        moved.append([float((delta @ keys.T).norm()) / delta.norm() for keys in texts])
+    assert all(now < 0.8 * before for now, before in zip(*moved, strict=True)), moved
+
+
+def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_for() -> None:
+    editable = zoo.build("gpt2", bos=True)
+    edits = [write(editable, [fact], "memit", contexts=2, phrasings=4) for fact in (FACT, SECOND, THIRD)]
+    place = editable.feed_forward[1]
+    grown = [surroundings(editable, place, edits[:n], 0.1) for n in (1, 2, 3)]
+    again = zoo.build("gpt2", bos=True)
+    whole = surroundings(again, again.feed_forward[1], edits, 0.1)
+    assert torch.equal(grown[-1], whole) and float(grown[0].trace()) < float(grown[1].trace())
+    assert torch.equal(surroundings(editable, place, edits[:1], 0.1), grown[0]), "another sequence begins anew"
+    assert torch.equal(surroundings(editable, place, edits[:1], 0.2), 2 * grown[0])
+    assert not surroundings(editable, place, edits, 0.0).any()
 
 
 def test_a_sequence_that_keeps_its_keys_is_one_batch() -> None:

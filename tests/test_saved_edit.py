@@ -66,7 +66,7 @@ def test_an_edit_is_saved_and_loaded_exactly(tmp_path: Path) -> None:
         assert torch.equal(again.values[address], edit.values[address])
     assert again.provenance == edit.provenance and again.fingerprint() == edit.fingerprint()
     assert (again.layers, again.rank, again.base) == ([0, 2], 2, "0" * 16)
-    assert json.loads((tmp_path / "rome.edit" / "manifest.json").read_text())["format"] == disk.FORMAT == 3
+    assert json.loads((tmp_path / "rome.edit" / "manifest.json").read_text())["format"] == disk.FORMAT == 2
     assert {p.name for p in tmp_path.iterdir()} == {"rome.edit"}
     assert {p.name for p in (tmp_path / "rome.edit").iterdir()} == {"edit.safetensors", "manifest.json"}
 

@@ -25,6 +25,7 @@ from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.keys import read
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
+from ffedit.editor.surroundings import added, surroundings
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
@@ -46,7 +47,8 @@ class Problem:
         K: keys, [Σ d_ff, n].
         V: values that they should give, [d_model, n].
         moments: second moment of the keys of other text, of each memory.
-        own: that of the facts' own texts, by the weight they have (`algebra.steadied`), [Σ d_ff, Σ d_ff].
+        own: that of the facts' own texts, and of earlier edits', by the weight they have (`algebra.steadied`),
+            [Σ d_ff, Σ d_ff].
         kept: keys of earlier edits, [Σ d_ff, p].
         config: weights.
     """
@@ -105,63 +107,53 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     with job.unburdened():
         wordings = word(editable, groups, config)
         # A layer that works alone is read once: nothing below it changes.
-        K, own, contexts = read_all(editable, last, wordings, 0.0 if spread else config.steady)
+        K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady)
         gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
         for place in places if solver.exact else ():
             keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
             check_exact(keys, record.kept[place.layer].to(keys.device))
         values = choose_values(editable, last, wordings, K, config, job.progress)
         before = _streams(editable, last, wordings) if spread else None
+        around = [surroundings(editable, place, job.after, config.steady, job.progress) for place in places]
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, place in enumerate(places):
             W = place.matrix
             if before is not None:
                 check_routes(editable, place, subjects, wordings)
-                K, own, contexts = read_all(editable, place, wordings, config.steady)
+                K, own = read_all(editable, place, wordings, config.steady)
                 reached = (_streams(editable, last, wordings) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
             moments = [job.stats[part.address] for part in place.parts]
-            own = joined(own, record.around[place.layer], config.steady)
-            problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
-            delta = store(record, place, subjects, solver, problem, contexts)
+            problem = Problem(W, K, V.to(W.device), moments, added(own, around[i]), kept, config)
+            delta = store(record, place, subjects, solver, problem)
             if place is not last:
                 write_(place, delta)
             job.progress("solving", i + 1, len(places))
     return record.edit(how_solved(groups, wordings, values))
 
 
-def joined(own: Moment, around: Sequence[Tensor], weight: float) -> Moment:
-    """The second moment of the facts' own texts, and by the same weight that of earlier facts' (`Record.around`)."""
-    pairs = ((one, F.to(one.device)) for one, F in zip(blocks_of(own), around, strict=True))
-    return diagonal([torch.addmm(one, F, F.T, alpha=weight) if F.shape[1] else one for one, F in pairs])
-
-
-def store(
-    record: Record, place: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem, contexts: Tensor
-) -> LowRank:
+def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
     """Solve for one layer and note it: the change, which is not written."""
     delta = solver.solve(problem)
     told = divisions(delta, problem.C)
-    record.add(place, delta, subjects, problem.K, problem.V, contexts, told, solver.guarantee(problem, delta))
+    record.add(place, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
     return delta
 
 
 def read_all(
     editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
-) -> tuple[Tensor, Moment, Tensor]:
-    """k* of each wording, [Σ d_ff, n], `weight` times the second moment of their texts, where W is, and contexts."""
+) -> tuple[Tensor, Moment]:
+    """k* of each wording, [Σ d_ff, n], and `weight` times the second moment of their texts, where W is."""
     device = place.bench
     keys: list[Tensor] = []
-    contexts: list[Tensor] = []
     own = diagonal([torch.zeros(size, size, dtype=torch.float64, device=device) for size in place.sizes])
     for wording in wordings:
         reading = read(editable, place, wording)
         keys.append(reading.k.to(device))
-        contexts.append(reading.contexts)
         own = reading.steadied(own, weight)
-    return torch.stack(keys, 1), own, torch.stack(contexts, 1)
+    return torch.stack(keys, 1), own
 
 
 def _streams(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Tensor:

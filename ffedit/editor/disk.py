@@ -27,7 +27,7 @@ from ffedit.memory import Address
 if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
 
-FORMAT = 3
+FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
 
 
@@ -54,7 +54,7 @@ def save(edit: Edit, path: str | Path, force: bool = False) -> None:
 
 
 def load(kind: type[Edit], path: str | Path) -> Edit:
-    """Read what `save` wrote, in this format or the ones before it (1: low rank only, provenance unguarded).
+    """Read what `save` wrote, in this format or the one before it (low rank only, provenance unguarded).
 
     Raises:
         EditError: there is no edit, or it is damaged, changed by hand, or of another format.
@@ -122,8 +122,6 @@ def _parts(delta: Update) -> dict[str, Tensor]:
 def _tensors(edit: Edit) -> Iterable[tuple[str, Tensor]]:
     for address, delta in edit.updates.items():
         solved = {"keys": edit.keys[address], "values": edit.values[address]}
-        if edit.contexts[address].shape[2]:
-            solved["contexts"] = edit.contexts[address]
         for name, tensor in {**_parts(delta), **solved}.items():
             yield f"{address}/{name}", tensor
 
@@ -135,7 +133,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _assembled(kind: type[Edit], tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> Edit:
     updates: dict[Address, Update] = {}
-    keys, values, contexts = {}, {}, {}
+    keys, values = {}, {}
     for text in {name.split("/")[0] for name in tensors}:
         layer, _, expert = text.partition(".")
         address = Address(int(layer), int(expert) if expert else None)
@@ -144,10 +142,8 @@ def _assembled(kind: type[Edit], tensors: Mapping[str, Tensor], manifest: Mappin
         else:
             updates[address] = LowRank(tensors[f"{text}/left"], tensors[f"{text}/right"])
         keys[address], values[address] = tensors[f"{text}/keys"], tensors[f"{text}/values"]
-        if f"{text}/contexts" in tensors:
-            contexts[address] = tensors[f"{text}/contexts"]
     facts = tuple(Fact.from_dict(fact) for fact in manifest["facts"])
-    return kind(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"], contexts)
+    return kind(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"])
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

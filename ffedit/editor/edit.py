@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,8 +60,6 @@ class Edit:
         provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
             weights that the edit was computed on; by address, `matrices` tells the original matrices
             (`memory.identity`) and `norms` their ‖W‖.
-        contexts: how each key differs from text to text, per memory, [d_ff, n, r]: the principal components of the
-            keys around k* (`editor.keys`), so that later edits can leave these alone too; r = 0 where nothing is known.
     """
 
     updates: Mapping[Address, Update]
@@ -69,7 +67,6 @@ class Edit:
     values: Mapping[Address, Tensor]
     facts: tuple[Fact, ...]
     provenance: Mapping[str, Any]
-    contexts: Mapping[Address, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sides = {address: delta.shape for address, delta in self.updates.items()}
@@ -77,8 +74,6 @@ class Edit:
             solved: Mapping[Address, Tensor] = getattr(self, name)
             whole = {at: solved.get(at, torch.empty(shape[side], 0)) for at, shape in sides.items()}
             object.__setattr__(self, name, whole)
-        known = {at: self.contexts.get(at, torch.empty(*keys.shape, 0)) for at, keys in self.keys.items()}
-        object.__setattr__(self, "contexts", known)
 
     @property
     def layers(self) -> list[int]:
@@ -277,17 +272,7 @@ def added(a: Edit, b: Edit) -> Edit:
         {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
         for sides in ((a.keys, b.keys), (a.values, b.values))
     )
-    return Edit(updates, keys, values, a.facts + b.facts, _joined(a, b, updates), _contexts(a, b))
-
-
-def _contexts(a: Edit, b: Edit) -> dict[Address, Tensor]:
-    """Those of both, where both know as many directions."""
-    found = {}
-    for at in a.contexts.keys() | b.contexts.keys():
-        sides = [edit.contexts[at] for edit in (a, b) if at in edit.contexts and edit.contexts[at].shape[1]]
-        if len({side.shape[2] for side in sides}) == 1:
-            found[at] = torch.cat(sides, 1)
-    return found
+    return Edit(updates, keys, values, a.facts + b.facts, _joined(a, b, updates))
 
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:

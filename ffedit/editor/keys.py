@@ -23,9 +23,6 @@ from ffedit.hooks import captured
 from ffedit.room import halving
 from ffedit.tokens import Encoded, pad
 
-# How many directions are kept of what a key is in other texts.
-CONTEXTS = 16
-
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -43,20 +40,6 @@ class Reading:
     stream: Tensor
     same: Tensor
     beside: Tensor
-
-    @property
-    def contexts(self) -> Tensor:
-        """How the key differs from text to text: the `CONTEXTS` largest principal components F of k_j − k*, 0 behind.
-
-        Returns:
-            [d_ff, CONTEXTS], float32; F Fᵀ is E[(k_j − k*)(k_j − k*)ᵀ] but for its smallest directions.
-        """
-        apart = (algebra.double(self.same) - self.k) / len(self.same) ** 0.5
-        vectors = torch.linalg.eigh(apart @ apart.T).eigenvectors
-        found: Tensor = apart.new_zeros(len(self.k), CONTEXTS)
-        largest = vectors[:, -CONTEXTS:].flip(1)
-        found[:, : largest.shape[1]] = apart.T @ largest
-        return found.float()
 
     def steadied(self, C: Moment, weight: float) -> Moment:
         """C with the keys of these texts counted in (`algebra.steadied`), [d_ff, d_ff]."""

@@ -38,8 +38,6 @@ class Record:
     Attributes:
         kept: per layer, the keys that `after` stored there, without those of subjects that are edited now,
             [Σ d_ff, p].
-        around: per layer and memory, F of what these keys are besides in other texts, whose second moment is F Fᵀ,
-            [d_ff, n].
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -48,10 +46,8 @@ class Record:
         self._updates: dict[Address, Update] = {}
         self._keys: dict[Address, Tensor] = {}
         self._values: dict[Address, Tensor] = {}
-        self._contexts: dict[Address, Tensor] = {}
         again = {fact.subject for fact in facts}
         self.kept = {place.layer: _kept(place, again, after) for place in job.places}
-        self.around = {place.layer: _around(place, again, after) for place in job.places}
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
@@ -80,23 +76,20 @@ class Record:
         subjects: Sequence[str],
         keys: Tensor,
         values: Tensor,
-        contexts: Tensor,
         division: Sequence[float],
         guarantee: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Note the change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
 
-        `contexts` [Σ d_ff, n, r] is what else is known of the keys (`keys.Reading`). Each memory of the layer is noted
-        with its own part of Δ and of the keys, and with values that sum to these. `guarantee` is what the method
-        promises of it, and what came of that.
+        Each memory of the layer is noted with its own part of Δ and of the keys, and with values that sum to these.
+        `guarantee` is what the method promises of it, and what came of that.
         """
         delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
-        rights, own, around = place.split(delta.right, 1), place.split(keys, 0), place.split(contexts.cpu(), 0)
+        rights, own = place.split(delta.right, 1), place.split(keys, 0)
         for part in place.parts:
             at = part.address
             self._about["subjects"][str(at)] = list(subjects)
             self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
-            self._contexts[at] = around[at]
             self._about["division"][str(at)] = list(division)
             if guarantee:
                 self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
@@ -119,7 +112,7 @@ class Record:
         norms = self._about["norms"]
         ratio = max(delta.norm() / norms[str(at)] for at, delta in self._updates.items())
         about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
-        return Edit(self._updates, self._keys, self._values, self._facts, about, self._contexts)
+        return Edit(self._updates, self._keys, self._values, self._facts, about)
 
 
 def divisions(delta: LowRank, C: Moment) -> list[float]:
@@ -147,19 +140,6 @@ def how_solved(
         }
         for facts, wording, value in zip(groups, wordings, values, strict=True)
     ]
-
-
-def _around(place: FeedForward, again: Collection[str], after: Sequence[Edit]) -> list[Tensor]:
-    """F of what earlier edits know of their keys' contexts, but for subjects that are written anew, side by side."""
-    found = []
-    for part in place.parts:
-        columns = [torch.empty(part.d_ff, 0)]
-        for edit in after:
-            some = [i for i, subject in enumerate(edit.subjects(part.address)) if subject not in again]
-            if some:
-                columns.append(edit.contexts[part.address][:, some].flatten(1))
-        found.append(double(torch.cat(columns, 1)))  # products in float32 have negative eigenvalues
-    return found
 
 
 def _kept(place: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:

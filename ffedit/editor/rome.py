@@ -11,11 +11,11 @@ import torch
 
 from ffedit.algebra import check_exact, equality
 from ffedit.blocks import diagonal
-from ffedit.editor.batch import joined
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.keys import read
 from ffedit.editor.provenance import Record, divisions, how_solved
+from ffedit.editor.surroundings import added, surroundings
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import word
 from ffedit.lowrank import LowRank
@@ -31,8 +31,10 @@ def rome(job: Job) -> Edit:
     editable, config, groups = job.editable, job.config, job.groups
     (place,) = job.places
     record = Record("rome", job)
+    with job.unburdened():
+        earlier = surroundings(editable, place, job.after, config.steady, job.progress)
     kept, C = record.kept[place.layer], diagonal([job.stats[part.address].C for part in place.parts])
-    deltas, keys, contexts, factors, wordings, values = [], [], [], [], [], []
+    deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):
         for i, group in enumerate(groups):
             (wording,) = word(editable, [group], config)
@@ -41,20 +43,19 @@ def rome(job: Job) -> Edit:
             check_exact(k, kept)
             (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
             W = place.matrix
-            around = reading.steadied(joined(C.to(W.device), record.around[place.layer], config.steady), config.steady)
+            around = reading.steadied(added(C.to(W.device), earlier), config.steady)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept.to(W.device))
             if i + 1 < len(groups):
                 write_(place, delta)
             deltas.append(delta)
             factors += divisions(delta, around)
             keys.append(k)
-            contexts.append(reading.contexts)
             wordings.append(wording)
             values.append(value)
     total = LowRank(torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas]))
     V = torch.stack([value.v for value in values], 1)
     subjects, K = [group[0].subject for group in groups], torch.cat(keys, 1)
-    record.add(place, total, subjects, K, V, torch.stack(contexts, 1), factors)
+    record.add(place, total, subjects, K, V, factors)
     return record.edit(how_solved(groups, wordings, values))
 
 
