@@ -319,3 +319,17 @@ def test_the_public_names_are_all_there() -> None:
     assert homes | {"__version__"} == set(ffedit.__all__) <= set(dir(ffedit))
     with pytest.raises(AttributeError, match="no_such"):
         _ = ffedit.no_such
+
+
+def test_of_several_processes_the_first_tells_a_mistake_that_all_see(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others wait to be ended by the launcher, and tell theirs if they are not."""
+    waited: list[float] = []
+    monkeypatch.setattr("ffedit.cli.time.sleep", waited.append)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        ran = shell(capsys, "show", "nowhere")
+        assert ran.code == 1 and "nowhere" in ran.err
+        assert len(waited) == int(rank)

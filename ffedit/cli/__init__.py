@@ -7,7 +7,9 @@ cannot be measured; 4 a check of ffedit's own failed; 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import time
 from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Any
@@ -18,6 +20,7 @@ from rich.console import Console
 from ffedit.errors import CheckError, FFEditError, RequirementError
 from ffedit.version import __version__
 
+OTHERS_WAIT = 5.0  # seconds
 COMMANDS = {
     "apply": "Write facts into a model: locate, edit, measure, export.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
@@ -103,6 +106,10 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _show(message: str) -> None:
+    from ffedit.processes import launched
     from ffedit.render import error_line
 
+    if launched() and os.environ["RANK"] != "0":
+        # A mistake that all processes see is told by the first: meanwhile the launcher ends the others.
+        time.sleep(OTHERS_WAIT)
     Console(stderr=True).print(error_line(message), soft_wrap=True)
