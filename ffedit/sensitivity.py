@@ -1,4 +1,4 @@
-"""How much does a token count in key statistics? As much as what the model says hangs on the layer there, say.
+"""How much of what a model says hangs on a layer, token by token?
 
 A change Δ of a value matrix moves what the layer gives at token t by Δ k_t. On text of the model's own this costs, to
 second order and in nats, half of E (g_tᵀ Δ k_t)², with g_t the gradient of log P(text) by the layer's output there: the
@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ffedit.anatomy import Editable
-from ffedit.corpus import Corpus, row_length
 from ffedit.errors import EditError
 from ffedit.hooks import frozen, replaced
 from ffedit.progress import Progress, silent
@@ -27,39 +26,6 @@ from ffedit.room import halving
 # Logits of a batch.
 LOGITS = 2**26
 NO_TOKEN = -100  # cross_entropy leaves it out
-
-
-def token_weights(
-    editable: Editable, corpus: Corpus, ids: Tensor, layers: Sequence[int], progress: Progress = silent
-) -> dict[int, Tensor]:
-    """How much each token of a text counts in each layer's statistics (`Corpus.weighting`).
-
-    Args:
-        editable: the model.
-        corpus: where the text is from.
-        ids: the text, [tokens].
-        layers: in rising order.
-        progress: told how many tokens are done.
-
-    Returns:
-        By layer, [tokens], float64, 1 in the mean; empty: all count the same.
-
-    Raises:
-        EditError: there is no memory for a gradient, or nothing hangs on a layer.
-    """
-    if corpus.weighting == "tokens":
-        return {}
-    counts = ids.bincount().double()
-    types = len(ids) / counts.count_nonzero() / counts[ids.long()]
-    if corpus.weighting == "types":
-        return dict.fromkeys(layers, types)
-    found = {}
-    for layer, squares in sensitivity(editable, ids, row_length(editable), layers, progress).items():
-        weights = types * squares
-        if not float(weights.sum()) > 0:
-            raise EditError(f"nothing of {corpus} hangs on layer {layer} of {editable.name}; use another weighting")
-        found[layer] = weights / weights.mean()
-    return found
 
 
 def sensitivity(

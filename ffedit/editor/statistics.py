@@ -36,7 +36,7 @@ from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments, MomentsFitter
 from ffedit.progress import Progress, silent
 from ffedit.room import enough_memory, halving
-from ffedit.sensitivity import token_weights
+from ffedit.sensitivity import sensitivity
 
 # A few thousand keys: enough for full speed of their products, few enough for float32.
 ROWS_PER_BATCH = 64
@@ -212,8 +212,7 @@ def _pass(
 ) -> tuple[dict[Address, MomentsFitter], float]:
     """The sums of all `memories` over `ids`, and the seconds it took; goes on from `unfinished`."""
     length = row_length(editable)
-    layers = sorted({memory.address.layer for memory in memories})
-    weights = token_weights(editable, corpus, ids, layers, progress)
+    weights = _weights(editable, corpus, ids, by_layer(editable, [m.address for m in memories]), progress)
     # A short text makes two batches nonetheless, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: MomentsFitter() for memory in memories}
@@ -309,3 +308,27 @@ def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> boo
         fitter.batches.bit_count() == 1 and (found := fitter.convergence()) is not None and found <= tolerance
         for fitter in fitters
     )
+
+
+def _weights(
+    editable: Editable, corpus: Corpus, ids: Tensor, places: Sequence[FeedForward], progress: Progress
+) -> dict[int, Tensor]:
+    """How much each token counts in each layer, 1 in the mean, [n], float64; empty: all count the same.
+
+    Raises:
+        EditError: there is no memory for a gradient, or nothing hangs on a layer.
+    """
+    if corpus.weighting == "tokens":
+        return {}
+    layers = [place.layer for place in places]
+    counts = ids.bincount().double()
+    types = len(ids) / counts.count_nonzero() / counts[ids.long()]
+    if corpus.weighting == "types":
+        return dict.fromkeys(layers, types)
+    found = {}
+    for layer, squares in sensitivity(editable, ids, row_length(editable), layers, progress).items():
+        weights = types * squares
+        if not float(weights.sum()) > 0:
+            raise EditError(f"nothing of {corpus} hangs on layer {layer} of {editable.name}; use another weighting")
+        found[layer] = weights / weights.mean()
+    return found
