@@ -18,7 +18,6 @@ from common import HERE, SHOWN, configured, facts_of, keep, number, table
 
 import ffedit
 from ffedit.choice import by_trace
-from ffedit.corpus import Weighting
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Scores, mean_scores
 
@@ -33,7 +32,6 @@ KEPT_EVERY = 10
 @click.option("--layer", default="auto", show_default=True)
 @click.option("--method", default="memit", show_default=True)
 @click.option("--corpus", help="Text for the key statistics.")
-@click.option("--weighting", default="types", show_default=True, help="How its tokens count.")
 @click.option("--set", "settings", multiple=True, help="NAME=VALUE of EditConfig.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Report, without suffix.")
 def main(
@@ -44,20 +42,19 @@ def main(
     layer: str,
     method: str,
     corpus: str | None,
-    weighting: Weighting,
     settings: tuple[str, ...],
     out: Path,
 ) -> None:
     """Edit, measure, undo, for each fact of the split."""
     editable, config = ffedit.load(model), configured(settings)
     facts, place = facts_of(split, limit, data or HERE / f"{model}-counterfact.json"), out.with_suffix(".json")
-    asked = {"model": model, "split": split, "method": method, "layer": layer, "corpus": corpus, "weighting": weighting}
+    asked = {"model": model, "split": split, "method": method, "layer": layer, "corpus": corpus}
     asked = json.loads(json.dumps({**asked, "config": asdict(config)}))
     report = json.loads(place.read_text()) if place.exists() else {}
     if {name: report.get(name) for name in asked} != asked:
         report = {**asked, "versions": versions(), "cases": []}
     cases = report["cases"]
-    stats = ffedit.Corpus(corpus, weighting=weighting)
+    stats = ffedit.Corpus(corpus)
     for fact in facts[len(cases) :]:
         started = time.perf_counter()
         chosen = by_trace(editable, [fact], config.seed).layer if layer == "auto" else int(layer)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -53,9 +53,6 @@ def tokens_for(subjects: int) -> int:
     return min(MOST, FEWEST * (1 + subjects // 8))
 
 
-Weighting: TypeAlias = Literal["types", "tokens", "fisher"]
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Where the text comes from, and how its tokens count.
@@ -65,14 +62,13 @@ class Corpus:
             the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; None for text that the model samples.
         tokens: how many tokens to use, at most.
         seed: of the sampling.
-        weighting: "types" (each occurrence weighs one over its token's frequency), "tokens" (all weigh the same), or
-            "fisher" (as types, times how much of the text hangs on the layer there, `ffedit.sensitivity`).
+        weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
     """
 
     path: Path | str | None = None
     tokens: int = FEWEST
     seed: int = 0
-    weighting: Weighting = "types"
+    weighting: Literal["types", "tokens"] = "types"
 
     def __str__(self) -> str:
         if self.path is None:

@@ -109,7 +109,7 @@ def test_layers_that_are_there_are_not_collected_again(text: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [2, 63, 64, 65, 1000])
-@pytest.mark.parametrize("weighting", ["types", "tokens", "fisher"])
+@pytest.mark.parametrize("weighting", ["types", "tokens"])
 def test_exactly_so_many_tokens_count(text: Path, tokens: int, weighting: Any) -> None:
     editable = zoo.shared("gpt2")
     assert collect_moments(editable, editable.memories[0], Corpus(text, tokens, 0, weighting)).count == tokens
@@ -138,7 +138,7 @@ class Halt:
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("weighting", ["types", "tokens", "fisher"])
+@pytest.mark.parametrize("weighting", ["types", "tokens"])
 @pytest.mark.parametrize("given", [True, False])
 def test_a_pass_goes_on_where_it_was_interrupted(
     text: Path, given: bool, weighting: Any, monkeypatch: pytest.MonkeyPatch

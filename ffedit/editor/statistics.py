@@ -4,8 +4,7 @@ C = E[k kᵀ] asks whose reading an edit may disturb. Over running text the answ
 make up most tokens and need few directions, while a name that occurs once counts for nothing. By default the
 expectation is therefore taken over token *types*: each occurrence weighs one over the number of times its token
 occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running
-text, as ROME was published. `weighting="fisher"` asks whose reading matters, besides: a key counts by how much of the
-text hangs on the layer there, at a name much, at most words hardly. It takes a gradient through the whole model.
+text, as ROME was published.
 
 One pass gives the keys of every layer, since a layer's keys are on its way to the next; it stops at the deepest layer
 asked for. Each layer keeps two sums of d_ff² float64 numbers while it runs, one for each half of the text, and one
@@ -36,7 +35,6 @@ from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments, MomentsFitter
 from ffedit.progress import Progress, silent
 from ffedit.room import enough_memory, halving
-from ffedit.sensitivity import sensitivity
 
 # A few thousand keys: enough for full speed of their products, few enough for float32.
 ROWS_PER_BATCH = 64
@@ -72,8 +70,6 @@ def collect(
     if (corpus.tokens if ids is None else len(ids)) < 2:
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
-    if corpus.weighting == "fisher":  # which depends on what is above the layers, too
-        text = f"{text}:{fingerprint(editable)}"
     layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
     marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
     # A text that was read to its end serves where less would have done.
@@ -211,8 +207,8 @@ def _pass(
     tolerance: float | None,
 ) -> tuple[dict[Address, MomentsFitter], float]:
     """The sums of all `memories` over `ids`, and the seconds it took; goes on from `unfinished`."""
+    weights = _weights(ids) if corpus.weighting == "types" else None
     length = row_length(editable)
-    weights = _weights(editable, corpus, ids, by_layer(editable, [m.address for m in memories]), progress)
     # A short text makes two batches nonetheless, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: MomentsFitter() for memory in memories}
@@ -222,7 +218,7 @@ def _pass(
         while one.count < len(ids) and not _converged(fitters.values(), tolerance):
             now = slice(one.batches * size, (one.batches + 1) * size)
             with undivided():
-                _batch(editable, memories, fitters, ids[now], {at: w[now] for at, w in weights.items()}, length)
+                _batch(editable, memories, fitters, ids[now], None if weights is None else weights[now], length)
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
@@ -243,7 +239,7 @@ def _batch(
     memories: Sequence[KeyValueMemory],
     fitters: Mapping[Address, MomentsFitter],
     ids: Tensor,
-    weights: Mapping[int, Tensor],
+    weights: Tensor | None,
     length: int,
 ) -> None:
     """Run `ids` [n] in rows of `length` up to the last of `memories`; each fitter takes its keys as they pass.
@@ -264,13 +260,13 @@ def _batch(
         if now.start >= now.stop:
             return
         first, last = now.start - some[0] * length, now.stop - some[0] * length
-        fitter, ends, weigh = fitters[memory.address], now.stop == len(ids), weights.get(memory.address.layer)
+        fitter, ends = fitters[memory.address], now.stop == len(ids)
         if found.rows is None:
-            fitter.update(found.keys[first:last], None if weigh is None else weigh[now], ends)
+            fitter.update(found.keys[first:last], None if weights is None else weights[now], ends)
         else:
             inside = (found.rows >= first) & (found.rows < last)
             at = found.rows[inside].cpu() + some[0] * length
-            fitter.update(found.keys[inside], None if weigh is None else weigh[at], ends, last - first)
+            fitter.update(found.keys[inside], None if weights is None else weights[at], ends, last - first)
         taken[memory.address] = now.stop
 
     def run(some: Sequence[int]) -> None:
@@ -310,25 +306,7 @@ def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> boo
     )
 
 
-def _weights(
-    editable: Editable, corpus: Corpus, ids: Tensor, places: Sequence[FeedForward], progress: Progress
-) -> dict[int, Tensor]:
-    """How much each token counts in each layer, 1 in the mean, [n], float64; empty: all count the same.
-
-    Raises:
-        EditError: there is no memory for a gradient, or nothing hangs on a layer.
-    """
-    if corpus.weighting == "tokens":
-        return {}
-    layers = [place.layer for place in places]
+def _weights(ids: Tensor) -> Tensor:
+    """How much each token counts, one over its frequency, 1 in the mean, [n], float64."""
     counts = ids.bincount().double()
-    types = len(ids) / counts.count_nonzero() / counts[ids.long()]
-    if corpus.weighting == "types":
-        return dict.fromkeys(layers, types)
-    found = {}
-    for layer, squares in sensitivity(editable, ids, row_length(editable), layers, progress).items():
-        weights = types * squares
-        if not float(weights.sum()) > 0:
-            raise EditError(f"nothing of {corpus} hangs on layer {layer} of {editable.name}; use another weighting")
-        found[layer] = weights / weights.mean()
-    return found
+    return len(ids) / counts.count_nonzero() / counts[ids.long()]
