@@ -109,7 +109,7 @@ class Harness:
 
         Returns:
             What the harness reports, by its own names: `results`, `higher_is_better`, `n-samples`, `n-shot`,
-            `versions`; and `lm_eval`, the version of the harness.
+            `versions`; `lm_eval`, the version of the harness; and `chat`, whether prompts were turns of a chat.
 
         Raises:
             EditError: a task cannot be run on this model.
@@ -139,7 +139,8 @@ class Harness:
                 raise EditError(f"the harness failed on {editable.name}: {_brief(error)}") from error
         assert found is not None
         parts = ("results", "higher_is_better", "n-samples", "n-shot", "versions")
-        return {**{part: found.get(part, {}) for part in parts}, "lm_eval": found["lm_eval_version"]}
+        about = {"lm_eval": found["lm_eval_version"], "chat": editable.chat}
+        return {**{part: found.get(part, {}) for part in parts}, **about}
 
     def compare(self, editable: Editable, edit: Edit) -> Measured:
         """Run the tasks on a model, and again with `edit` applied; the model is left as it was.

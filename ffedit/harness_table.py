@@ -43,6 +43,7 @@ def write_report(measured: Measured, folder: Path, force: bool = False) -> None:
     lines += ["| " + " | ".join(row) + " |" for row in (HEADINGS, ["---"] * len(HEADINGS), *rows)]
     version = measured.before["lm_eval"]
     some = "all examples" if measured.limit is None else f"at most {measured.limit} examples of each task"
+    some += ", asked in the chat template" if measured.before.get("chat") else ""
     lines += ["", f"lm-evaluation-harness {version}, {some}; stderr is that of the edited model's figure.", ""]
     with written(folder, force) as made:
         (made / "report.json").write_text(json.dumps(finite(measured.to_dict()), indent=2) + "\n", encoding="utf-8")

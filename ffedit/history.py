@@ -7,7 +7,7 @@ applied. Undone in any order, the weights are bit for bit those of a model that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,10 +70,7 @@ class History:
         others = [edit for other, edit in self.edits.items() if other != name]
         touched = self.edits[name].updates
         for at in touched:
-            memories[at].set_(self.originals[at])
-            for edit in others:
-                if at in edit.updates:
-                    memories[at].write_(edit.updates[at])
+            self.rebuild_(memories[at], {name})
         # Forgotten only now: interrupted before, undo can be called again.
         del self.edits[name]
         for at in touched:
@@ -81,3 +78,10 @@ class History:
                 del self.originals[at]
         if not self.edits:
             self.base = None
+
+    def rebuild_(self, memory: KeyValueMemory, without: Container[str]) -> None:
+        """Put back the original of a matrix, with its edits but for those called as in `without`."""
+        memory.set_(self.originals[memory.address])
+        for name, edit in self.edits.items():
+            if name not in without and memory.address in edit.updates:
+                memory.write_(edit.updates[memory.address])

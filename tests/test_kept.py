@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 import zoo
 from shell import shell
 from storing import AGAIN, BARE, EXACT, SOLVING, THIRD, outputs, write
+from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import by_subject, collect, read, word
+from ffedit.editor.job import Job
 from ffedit.editor.surroundings import surroundings
 from ffedit.memory import Address
 
@@ -142,16 +145,51 @@ def test_later_edits_leave_an_earlier_one_alone_in_all_its_texts(method: str) ->
 
 
 def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_for() -> None:
+    def moment(editable: Editable, edits: Sequence[ffedit.Edit], weight: float = 0.1) -> Tensor:
+        found = surroundings(editable, editable.feed_forward[1], edits, weight)
+        assert isinstance(found, Tensor)
+        return found
+
     editable = zoo.build("gpt2", bos=True)
     edits = [write(editable, [fact], "memit", contexts=2, phrasings=4) for fact in (FACT, SECOND, THIRD)]
-    place = editable.feed_forward[1]
-    grown = [surroundings(editable, place, edits[:n], 0.1) for n in (1, 2, 3)]
-    again = zoo.build("gpt2", bos=True)
-    whole = surroundings(again, again.feed_forward[1], edits, 0.1)
-    assert torch.equal(grown[-1], whole) and float(grown[0].trace()) < float(grown[1].trace())
-    assert torch.equal(surroundings(editable, place, edits[:1], 0.1), grown[0]), "another sequence begins anew"
-    assert torch.equal(surroundings(editable, place, edits[:1], 0.2), 2 * grown[0])
-    assert not surroundings(editable, place, edits, 0.0).any()
+    grown = [moment(editable, edits[:n]) for n in (1, 2, 3)]
+    assert torch.equal(grown[-1], moment(zoo.build("gpt2", bos=True), edits))
+    assert float(grown[0].trace()) < float(grown[1].trace())
+    assert torch.equal(moment(editable, edits[:1]), grown[0]), "another sequence begins anew"
+    assert torch.equal(moment(editable, edits[:1], 0.2), 2 * grown[0])
+    with write(editable, [FACT], "ft", [0], tune_rate=0.1).applied(editable):
+        assert not torch.equal(moment(editable, edits[:1], 0.2), 2 * grown[0]), "keys hang on the layers below"
+    assert surroundings(editable, editable.feed_forward[1], edits, 0.0) is None
+    assert surroundings(editable, editable.feed_forward[0], edits, 0.1) is None
+
+
+def test_what_was_fine_tuned_or_is_not_in_the_model_has_nothing_to_keep_or_to_take_out() -> None:
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    mixed = write(editable, [FACT], "ft", tune_steps=2) + write(editable, [SECOND], "memit", **BARE)
+    with mixed.applied(editable):
+        assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
+    absent = [write(editable, [THIRD], "memit", after=[mixed], **BARE, unburdened=one) for one in (True, False)]
+    assert torch.equal(*(edit.updates[at].dense for edit in absent))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_earlier_edits_are_taken_out_to_the_bit_and_put_back(dtype: torch.dtype) -> None:
+    editable, at = zoo.trained("gpt2", True, dtype), Address(1)
+    facts = (FACT, SECOND, dataclasses.replace(FACT, prompt=AGAIN.prompt, target=AGAIN.target))
+    original, edits = editable.memories[at].value.clone(), []
+    for fact in facts[:2]:
+        edits.append(write(editable, [fact], "memit", after=edits, **BARE))
+        edits[-1].apply_(editable)
+    edited = editable.memories[at].value.clone()
+    seen: list[Tensor] = []
+    for fact in (THIRD, facts[2]):
+        job = Job(editable, [fact], editable.feed_forward[1:2], quick(**BARE), {}, edits)
+        with pytest.raises(KeyboardInterrupt), job.unburdened():
+            seen.append(editable.memories[at].value.clone())
+            raise KeyboardInterrupt
+        assert torch.equal(editable.memories[at].value, edited)
+    assert torch.equal(seen[0], original)
+    assert not torch.equal(seen[1], original), "an edit of the same subject stays"
 
 
 def test_a_sequence_that_keeps_its_keys_is_one_batch() -> None:

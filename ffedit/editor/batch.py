@@ -25,7 +25,7 @@ from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.keys import read
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.surroundings import added, surroundings
+from ffedit.editor.surroundings import add_, surroundings
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
@@ -126,7 +126,7 @@ def write_batch(solver: Solver, job: Job) -> Edit:
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
             moments = [job.stats[part.address] for part in place.parts]
-            problem = Problem(W, K, V.to(W.device), moments, added(own, around[i]), kept, config)
+            problem = Problem(W, K, V.to(W.device), moments, add_(own, around[i]), kept, config)
             delta = store(record, place, subjects, solver, problem)
             if place is not last:
                 write_(place, delta)

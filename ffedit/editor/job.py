@@ -14,6 +14,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.facts import Fact, by_subject
 from ffedit.feed_forward import FeedForward
+from ffedit.fingerprint import fingerprint
 from ffedit.lowrank import LowRank
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments
@@ -60,14 +61,21 @@ class Job:
         them more, and so on: over a sequence, δ grows without end. Chosen here it is what a single edit would choose,
         and a sequence that keeps its keys is what one batch of all its facts would be.
         """
-        subjects = {fact.subject for fact in self.facts}
-        others = [e for e in self.after if self.config.unburdened and subjects.isdisjoint(f.subject for f in e.facts)]
-        changes = {m: [e.updates[m.address] for e in others if m.address in e.updates] for m in self.memories}
-        changed = {memory: found for memory, found in changes.items() if found}
+        subjects, history = {fact.subject for fact in self.facts}, self.editable.history
+        # An edit that was computed on the weights as they are is not in them.
+        now = fingerprint(self.editable) if self.after else ""
+        earlier = [edit for edit in self.after if self.config.unburdened and edit.base != now]
+        others = {e.fingerprint(): e for e in earlier if subjects.isdisjoint(fact.subject for fact in e.facts)}
+        changes = {m: [e.updates[m.address] for e in others.values() if m.address in e.updates] for m in self.memories}
+        # What stands beside quantised weights stays there.
+        changed = {memory: found for memory, found in changes.items() if found and not memory.quantised}
         with restored(list(changed)):
             for memory, found in changed.items():
-                W = double(memory.value)
-                memory.set_(W - reduce(add, found).dense.to(W))
+                if others.keys() <= history.edits.keys():
+                    history.rebuild_(memory, others)
+                else:
+                    W = double(memory.value)
+                    memory.set_(W - reduce(add, found).dense.to(W))
             yield
 
 

@@ -15,7 +15,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.keys import read
 from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.surroundings import added, surroundings
+from ffedit.editor.surroundings import add_, surroundings
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import word
 from ffedit.lowrank import LowRank
@@ -33,7 +33,8 @@ def rome(job: Job) -> Edit:
     record = Record("rome", job)
     with job.unburdened():
         earlier = surroundings(editable, place, job.after, config.steady, job.progress)
-    kept, C = record.kept[place.layer], diagonal([job.stats[part.address].C for part in place.parts])
+    kept = record.kept[place.layer]
+    C = add_(diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts]), earlier)
     deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):
         for i, group in enumerate(groups):
@@ -43,7 +44,7 @@ def rome(job: Job) -> Edit:
             check_exact(k, kept)
             (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
             W = place.matrix
-            around = reading.steadied(added(C.to(W.device), earlier), config.steady)
+            around = reading.steadied(C, config.steady)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept.to(W.device))
             if i + 1 < len(groups):
                 write_(place, delta)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -21,61 +20,82 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.keys import read
 from ffedit.editor.wording import Wording, word
+from ffedit.errors import FactError
 from ffedit.facts import Fact, by_subject
 from ffedit.feed_forward import FeedForward
-from ffedit.memory import Address
+from ffedit.fingerprint import fingerprint
 from ffedit.progress import Progress, silent
 
 
 @dataclass(frozen=True, eq=False)
 class _Sum:
-    """The second moment of the texts of some edits, [Σ d_ff, Σ d_ff], for a sequence that goes on."""
+    """What `surroundings` found last in a layer, for a sequence that asks for the same edits and one more.
+
+    Attributes:
+        edits: their fingerprints.
+        where: what it depends on, besides.
+        moment: on the CPU.
+    """
 
     edits: tuple[str, ...]
-    memories: tuple[Address, ...]
-    weight: float
+    where: tuple[object, ...]
     moment: Moment
-
-
-# A sequence asks again and again for the same edits and one more.
-_LAST: WeakKeyDictionary[Editable, dict[int, _Sum]] = WeakKeyDictionary()
 
 
 def surroundings(
     editable: Editable, place: FeedForward, edits: Sequence[Edit], weight: float, progress: Progress = silent
-) -> Moment:
+) -> Moment | None:
     """`weight` times the second moment of the texts of all subjects of `edits` that have a key in a layer.
 
     Args:
         editable: the model, without the edits where that is possible (`job.Job.unburdened`).
         place: the layer.
-        edits: earlier edits; what was fine-tuned has no key.
+        edits: earlier edits. Of what was fine-tuned there is no key, and what was written in a chat is left alone in
+            chats.
         weight: as in `algebra.steadied`.
         progress: told how many edits were read.
 
     Returns:
-        [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved.
+        [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved; None where there is nothing to count.
     """
-    memories = tuple(part.address for part in place.parts)
-    here = [edit for edit in edits if weight and any(edit.subjects(at) for at in memories)]
+    subjects = {edit.fingerprint(): _subjects(edit, place.layer) for edit in edits if edit.in_chat == editable.chat}
+    here = [edit for edit in edits if weight and subjects.get(edit.fingerprint())]
+    if not here:
+        return None
     names = tuple(edit.fingerprint() for edit in here)
-    last = _LAST.setdefault(editable, {}).get(place.layer)
-    if last and (last.memories, last.weight, last.edits) == (memories, weight, names[: len(last.edits)]):
-        done, total = len(last.edits), last.moment
+    where = fingerprint(editable, place.layer), editable.chat, weight, *(part.address for part in place.parts)
+    last = editable.sums.get(place.layer)
+    if isinstance(last, _Sum) and last.where == where and last.edits == names[: len(last.edits)]:
+        done, blocks = len(last.edits), [block.to(place.bench) for block in blocks_of(last.moment)]
     else:
-        done, total = 0, diagonal([torch.zeros(n, n, dtype=torch.float64, device=place.bench) for n in place.sizes])
+        done, blocks = 0, [torch.zeros(n, n, dtype=torch.float64, device=place.bench) for n in place.sizes]
+    total = diagonal(blocks)
     for number, edit in enumerate(here[done:], done + 1):
-        for wording in wordings(editable, [edit]).values():
-            total = read(editable, place, wording).steadied(total, weight)
+        for subject, wording in _worded(editable, edit).items():
+            if subject in subjects[names[number - 1]]:
+                total = read(editable, place, wording).steadied(total, weight)
         progress("reading earlier edits", number, len(here))
-    if here:
-        _LAST[editable][place.layer] = _Sum(names, memories, weight, total)
+    editable.sums[place.layer] = _Sum(names, where, diagonal([block.cpu() for block in blocks_of(total)]))
     return total
 
 
-def added(a: Moment, b: Moment) -> Moment:
-    """The sum of two second moments of the same memories."""
-    return diagonal([one + other.to(one) for one, other in zip(blocks_of(a), blocks_of(b), strict=True)])
+def _subjects(edit: Edit, layer: int) -> set[str]:
+    """Whose keys an edit stored in a layer."""
+    return {subject for at in edit.keys if at.layer == layer for subject in edit.subjects(at)}
+
+
+def _worded(editable: Editable, edit: Edit) -> dict[str, Wording]:
+    try:
+        return wordings(editable, [edit])
+    except FactError:  # it fits no more, into a longer chat template, say; its key is kept nonetheless
+        return {}
+
+
+def add_(total: Moment, other: Moment | None) -> Moment:
+    """Add a second moment of the same memories to another, in place; None adds nothing."""
+    for one, more in zip(blocks_of(total), blocks_of(other), strict=True) if other is not None else ():
+        one.add_(more.to(one))
+    return total
 
 
 def wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
@@ -96,6 +116,8 @@ def solutions(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
     """How each value of `edit` was found, `from` which edit it is, and the numbers of that one."""
     for part in edit.provenance.get("parts", [edit.provenance]):  # of a sum
         name, configs = part.get("fingerprint", edit.fingerprint()), part.get("configs", {})
-        for solved in part["solved"]:
+        for solved in part.get("solved", ()):
+            if "subject" not in solved:  # fine-tuned
+                continue
             origin = solved.get("from", name)
             yield {**solved, "from": origin}, configs.get(origin, part.get("config", {}))

@@ -191,7 +191,7 @@ def site_of(trace: Trace | TraceSet) -> Site:
     nothing back in any layer, and which of them it brings back least in means nothing.
     """
     last, other = np.nanmax(trace.at_subject), np.nanmax(trace.at_strongest)
-    if last < CLEAR * trace.total <= other:
+    if trace.total > 0 and last < CLEAR * trace.total <= other:
         return Site(trace.at_strongest, False)
     return Site(trace.at_subject, True)
 

@@ -6,7 +6,8 @@ paths: `c_proj` alone would also be GPT-2's attention.
 
 Experts that share one parameter have their factors in one pair of matrices too, one expert's rows of A [E r, d_ff]
 after the other's, and the columns of B [d_model, r E] in turn. All have the same rank; those that were not edited hold
-zeros. Beside them all is named by its parameter: a module called `down_proj` PEFT takes for the experts of old.
+zeros. Beside them all is named by its parameter (a module called `down_proj` PEFT takes for the experts of old), which
+PEFT reads on a base that is not quantised.
 """
 
 from __future__ import annotations
