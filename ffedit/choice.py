@@ -189,7 +189,7 @@ def by_sweep(
     Raises:
         FactError: a fact has no target.
     """
-    effects = traces.site.effects
+    effects = traces.at_subject
     rows, depth = [], len(editable.layers)
     if stats is None or isinstance(stats, Corpus):
         memories = list(editable.memories.values())
