@@ -25,7 +25,7 @@ from ffedit.feed_forward import FeedForward
 from ffedit.history import History
 from ffedit.hooks import captured, resting, returned
 from ffedit.memory import KeyValueMemory, Memories
-from ffedit.recognise import ATTENTION_ROLES, find_attention, find_feed_forward, find_layers
+from ffedit.recognise import ATTENTION_ROLES, Layer, find_attention, find_feed_forward, find_layers
 from ffedit.tokens import Encoded, encode
 
 
@@ -168,7 +168,8 @@ def dissect(
         editable.run(input_ids=probe_ids(editable).to(editable.device), use_cache=False)
 
     feed_forward = [
-        find_feed_forward(model, layer, i, name, probe, value_matrix, saved_dtype) for i, layer in enumerate(layers)
+        find_feed_forward(Layer(model, layer, i, name, probe, value_matrix, saved_dtype))
+        for i, layer in enumerate(layers)
     ]
     embedding = model.get_input_embeddings()
     attention = find_attention(layers)

@@ -17,7 +17,7 @@ from ffedit.anatomy import dissect, product_error
 from ffedit.errors import EditError, ModelError
 from ffedit.feed_forward import FeedForward
 from ffedit.hooks import calls, captured, leaves, returned
-from ffedit.recognise import find_memory
+from ffedit.recognise import Layer, find_memory
 from ffedit.stacks import Stack
 
 
@@ -76,7 +76,7 @@ def _stack(
     layers = list(lists[outermost[0]])
     made = Stack(half, model, tokenizer, layers, [], None, _max_tokens(body), called=name)
     for i, layer in enumerate(layers):
-        memory = find_memory(model, layer, i, name, made.probe, value_matrix)
+        memory = find_memory(Layer(model, layer, i, name, made.probe, value_matrix))
         made.feed_forward.append(FeedForward(i, memory.module, (memory,)))
     values = {memory.address: memory.module for memory in made.memories}
     inside = {id(module) for layer in layers for module in layer.modules()}

@@ -10,7 +10,7 @@ stands beside it instead, as a LoRA adapter does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 ROWS = 1024
 
 
-def is_plain(weight: Any) -> bool:
-    """Whether a weight is a tensor of floating-point numbers of 16 bits or more, which can be read and written."""
-    plain = isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() > 1
-    return plain and not is_traceable_wrapper_subclass(weight)
+def is_floating(weight: object) -> TypeGuard[Tensor]:
+    """Whether a weight is, or passes for, a tensor of floating-point numbers of 16 bits or more."""
+    return isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() > 1
+
+
+def is_plain(weight: object) -> bool:
+    """Whether it is one, which can be read and written: no wrapper of packed numbers."""
+    return is_floating(weight) and not is_traceable_wrapper_subclass(weight)
 
 
 def is_quantised(module: nn.Module) -> bool:
@@ -63,8 +67,7 @@ def gives_gradient(module: nn.Module, device: torch.device) -> bool:
 def _taken(module: nn.Module) -> torch.dtype:
     """The precision in which a quantised module takes vectors; where its weight does not tell, it converts any."""
     weight = getattr(module, "weight", None)
-    floating = isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() > 1
-    return weight.dtype if isinstance(weight, Tensor) and floating else torch.float32
+    return weight.dtype if is_floating(weight) else torch.float32
 
 
 def unit_vectors(first: int, last: int, size: int) -> Tensor:

@@ -8,6 +8,8 @@ forward pass shows (`anatomy`). What is not recognised is refused with what was 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from ffedit.errors import ModelError
 from ffedit.experts import Experts, Mixture
 from ffedit.feed_forward import FeedForward
 from ffedit.memory import Address, KeyValueMemory
-from ffedit.quantised import is_quantised
+from ffedit.quantised import is_floating, is_quantised
 from ffedit.saved_names import experts_apart
 
 # What the value matrix of a feed-forward layer is called, by role and not by model.
@@ -53,19 +55,41 @@ def find_layers(model: PreTrainedModel, name: str) -> list[nn.Module]:
     return found[0]
 
 
-def find_feed_forward(
-    model: PreTrainedModel,
-    layer: nn.Module,
-    index: int,
-    name: str,
-    probe: Callable[[], object],
-    value_matrix: str | None = None,
-    saved_dtype: torch.dtype | None = None,
-) -> FeedForward:
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of a model, and what there is to know when its memories are looked for.
+
+    Attributes:
+        model: the model.
+        module: the layer.
+        index: its number.
+        name: what messages call the model.
+        probe: runs the model once.
+        value_matrix: path of the value matrix, where no known role fits (`anatomy.dissect`).
+        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
+    """
+
+    model: PreTrainedModel
+    module: nn.Module
+    index: int
+    name: str
+    probe: Callable[[], object]
+    value_matrix: str | None = None
+    saved_dtype: torch.dtype | None = None
+
+    @cached_property
+    def prefix(self) -> str:
+        """The layer's path in the model."""
+        found: str = next(path for path, module in self.model.named_modules() if module is self.module)
+        return found
+
+
+def find_feed_forward(layer: Layer) -> FeedForward:
     """The memories of one layer: its value matrix, or those of its experts."""
-    found = {} if value_matrix is not None else fused_experts(layer)
+    name, index = layer.name, layer.index
+    found = {} if layer.value_matrix is not None else fused_experts(layer.module)
     if not found:
-        memory = find_memory(model, layer, index, name, probe, value_matrix, saved_dtype)
+        memory = find_memory(layer)
         return FeedForward(index, memory.module, (memory,))
     paths = {path.rpartition(".")[0] for path in found}
     block_path, _, _ = min(paths).rpartition(".")
@@ -76,23 +100,22 @@ def find_feed_forward(
             "inside a block with its router, was expected; use a dense model"
         )
     (path,) = paths
-    block = layer.get_submodule(block_path)
+    block = layer.module.get_submodule(block_path)
     try:
-        experts = Experts(layer.get_submodule(path))
+        experts = Experts(layer.module.get_submodule(path))
     except ModelError as error:
         raise ModelError(f"{name}: layer {index}: {error}") from error
-    prefix = next(p for p, m in model.named_modules() if m is layer)
-    precision = saved_dtype or next(experts.module.parameters()).dtype
-    apart = experts_apart(model, f"{prefix}.{path}.down_proj", len(experts))
+    precision = layer.saved_dtype or next(experts.module.parameters()).dtype
+    apart = experts_apart(layer.model, f"{layer.prefix}.{path}.down_proj", len(experts))
     parts = [
         KeyValueMemory(
             Address(index, expert),
-            f"{prefix}.{path}",
+            f"{layer.prefix}.{path}",
             experts.module,
             experts.layout.transposed,
             precision,
-            layer,
-            probe,
+            layer.module,
+            layer.probe,
             own="down_proj",
             slot=expert,
             saved_as=apart[expert] if apart else "",
@@ -104,27 +127,17 @@ def find_feed_forward(
         for i, inner in enumerate(_in_value_role(block))
         if isinstance(block.get_submodule(inner), nn.Linear | Conv1D)
     }
-    parts += [
-        linear_memory(model, layer, inner, Address(index, number), name, probe, saved_dtype)
-        for number, inner in shared.items()
-    ]
-    modules = {number: layer.get_submodule(inner) for number, inner in shared.items()}
+    parts += [linear_memory(layer, inner, Address(index, number)) for number, inner in shared.items()]
+    modules = {number: layer.module.get_submodule(inner) for number, inner in shared.items()}
     gate = next((getattr(block, role) for role in SHARED_GATES if hasattr(block, role)), None)
     return FeedForward(index, block, tuple(parts), Mixture(block, experts, modules, gate))
 
 
-def find_memory(
-    model: PreTrainedModel,
-    layer: nn.Module,
-    index: int,
-    name: str,
-    probe: Callable[[], object],
-    value_matrix: str | None = None,
-    saved_dtype: torch.dtype | None = None,
-) -> KeyValueMemory:
+def find_memory(layer: Layer) -> KeyValueMemory:
     """The value matrix of one dense layer: a linear map in a value role, outside attention."""
-    inside = dict(layer.named_modules())
-    paths = _in_value_role(layer) if value_matrix is None else _named(model, layer, index, value_matrix)
+    name, index, value_matrix = layer.name, layer.index, layer.value_matrix
+    inside = dict(layer.module.named_modules())
+    paths = _in_value_role(layer.module) if value_matrix is None else _named(layer, value_matrix)
     if len(paths) != 1:
         children = ", ".join(path for path, module in inside.items() if path and not list(module.children()))
         found = ", ".join(paths) or f"no module is called {value_matrix or '/'.join(VALUE_ROLES)}"
@@ -135,49 +148,35 @@ def find_memory(
             f"{name}: one value matrix was expected in layer {index}, found {len(paths)} ({found}); the layer holds "
             f"{children}; {advice}"
         )
-    return linear_memory(model, layer, paths[0], Address(index), name, probe, saved_dtype)
+    return linear_memory(layer, paths[0], Address(index))
 
 
-def linear_memory(
-    model: PreTrainedModel,
-    layer: nn.Module,
-    path: str,
-    address: Address,
-    name: str,
-    probe: Callable[[], object],
-    saved_dtype: torch.dtype | None,
-) -> KeyValueMemory:
+def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
     """The memory whose value matrix is the linear map at `path` in a layer."""
-    module, index = layer.get_submodule(path), address.layer
+    module, name, index = layer.module.get_submodule(path), layer.name, layer.index
     weight = getattr(module, "weight", None)
     quantised = is_quantised(module)
     if not quantised and not (isinstance(weight, Tensor) and isinstance(module, nn.Linear | Conv1D)):
         raise ModelError(f"{name}: {path} of layer {index} is a {type(module).__name__}; Linear or Conv1D was expected")
-    if (
-        type(module) is nn.Linear
-        and isinstance(weight, Tensor)
-        and not (weight.is_floating_point() and weight.element_size() > 1)
-    ):
+    if type(module) is nn.Linear and isinstance(weight, Tensor) and not is_floating(weight):
         raise ModelError(
             f"{name}: {path} of layer {index} is a Linear of {weight.dtype}, quantised without the module that "
             "multiplies with it; load the model with the library that quantised it, or in 16 or 32 bits"
         )
-    prefix = next(p for p, m in model.named_modules() if m is layer)
     transposed = isinstance(module, Conv1D)
-    computed = model.dtype if quantised or weight is None else weight.dtype
-    precision = saved_dtype or computed
-    return KeyValueMemory(address, f"{prefix}.{path}", module, transposed, precision, layer, probe)
+    computed = layer.model.dtype if quantised or weight is None else weight.dtype
+    precision = layer.saved_dtype or computed
+    return KeyValueMemory(address, f"{layer.prefix}.{path}", module, transposed, precision, layer.module, layer.probe)
 
 
-def _named(model: nn.Module, layer: nn.Module, index: int, value_matrix: str) -> list[str]:
+def _named(layer: Layer, value_matrix: str) -> list[str]:
     """The paths inside a layer that are meant by `ff.out`, or by `layers.{}.ff.out` in the model or a part of it."""
-    prefix = next(p for p, m in model.named_modules() if m is layer)
-    path = value_matrix.replace("{}", str(index))
+    path = value_matrix.replace("{}", str(layer.index))
     whole = value_matrix != path
     return [
         inner
-        for inner, _ in layer.named_modules()
-        if inner == path or (whole and f".{prefix}.{inner}".endswith(f".{path}"))
+        for inner, _ in layer.module.named_modules()
+        if inner == path or (whole and f".{layer.prefix}.{inner}".endswith(f".{path}"))
     ]
 
 

@@ -83,7 +83,7 @@ def test_it_is_written_to_the_experts_that_the_router_chose(family: str) -> None
 def test_keys_carry_the_routers_weight() -> None:
     """k_e = g_e m_e: with half the weight on an expert, half the key."""
     editable = zoo.build("mixtral")
-    (place,) = places(editable, [1], by_subject([FACT]), BARE)
+    (place,) = places(editable, [1], word(editable, by_subject([FACT]), BARE))
     (wording,) = word(editable, [[FACT]], BARE)
     k = read(editable, place, wording).k
     text = wording.prompts[0].text
@@ -137,7 +137,7 @@ def test_an_expert_that_the_text_never_reached_is_refused() -> None:
 def test_routing_that_flips_is_refused() -> None:
     editable = zoo.build("mixtral")
     wordings = word(editable, [[FACT]], BARE)
-    (place,) = places(editable, [1], [[FACT]], BARE)
+    (place,) = places(editable, [1], word(editable, [[FACT]], BARE))
     check_routes(editable, place, [FACT.subject], wordings)
     written = {part.address for part in place.parts}
     others = editable.feed_forward[1].only(set(editable.memories) - written)

@@ -62,10 +62,11 @@ class Job:
         and a sequence that keeps its keys is what one batch of all its facts would be.
         """
         subjects, history = {fact.subject for fact in self.facts}, self.editable.history
+        after = self.after if self.config.unburdened else ()
+        apart = [edit for edit in after if subjects.isdisjoint(fact.subject for fact in edit.facts)]
+        now = fingerprint(self.editable) if apart else ""
         # An edit that was computed on the weights as they are is not in them.
-        now = fingerprint(self.editable) if self.after else ""
-        earlier = [edit for edit in self.after if self.config.unburdened and edit.base != now]
-        others = {e.fingerprint(): e for e in earlier if subjects.isdisjoint(fact.subject for fact in e.facts)}
+        others = {edit.fingerprint(): edit for edit in apart if edit.base != now}
         changes = {m: [e.updates[m.address] for e in others.values() if m.address in e.updates] for m in self.memories}
         # What stands beside quantised weights stays there.
         changed = {memory: found for memory, found in changes.items() if found and not memory.quantised}

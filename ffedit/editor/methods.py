@@ -19,6 +19,7 @@ from ffedit.editor.memit import memit
 from ffedit.editor.places import places, routed
 from ffedit.editor.rome import rome
 from ffedit.editor.statistics import moments_for
+from ffedit.editor.wording import word
 from ffedit.errors import EditError
 from ffedit.facts import Fact, by_subject
 from ffedit.feed_forward import FeedForward
@@ -29,6 +30,7 @@ from ffedit.placement import device_of
 from ffedit.progress import Progress, silent
 from ffedit.quantised import gives_gradient
 from ffedit.room import enough_memory
+from ffedit.routing import mixtures
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def write(
         if not 0 <= layer < depth:
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
     config, groups = config or EditConfig(), by_subject(facts)
-    where = places(editable, sorted(layers), groups, config)
+    wordings = word(editable, groups, config) if set(layers) & set(mixtures(editable)) else []
+    where = places(editable, sorted(layers), wordings)
     if any(part.quantised for place in where for part in place.parts):
         _check_quantised(editable, chosen, where)
     moments: Mapping[Address, KeyMoments] = {}
@@ -189,4 +192,4 @@ def write(
     )
     with enough_memory(refusal):
         job = Job(editable, facts, where, config, moments, after, progress)
-        return routed(job, chosen.run(job))
+        return routed(job, chosen.run(job), wordings)

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 
 from ffedit.anatomy import Editable
-from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
-from ffedit.editor.wording import Wording, word
+from ffedit.editor.wording import Wording
 from ffedit.errors import EditError
-from ffedit.facts import Fact
 from ffedit.feed_forward import FeedForward
 from ffedit.memory import Address
 from ffedit.routing import Routes, mixtures, routes
@@ -28,12 +26,9 @@ from ffedit.routing import Routes, mixtures, routes
 OFTEN = 0.5
 
 
-def places(
-    editable: Editable, layers: Sequence[int], groups: Sequence[Sequence[Fact]], config: EditConfig
-) -> list[FeedForward]:
-    """The memories of `layers` that the facts' keys pass through, layer by layer."""
+def places(editable: Editable, layers: Sequence[int], wordings: Sequence[Wording]) -> list[FeedForward]:
+    """The memories of `layers` that the facts' keys pass through, layer by layer; dense layers need no `wordings`."""
     mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
-    wordings = word(editable, groups, config) if mixed else []
     found = routes(editable, [text for wording in wordings for text in wording.stated], mixed)
     return [
         editable.feed_forward[layer].only(_written(editable.feed_forward[layer], found[layer], wordings))
@@ -78,7 +73,7 @@ def _named(place: FeedForward) -> str:
     return ", ".join(str(part.address) for part in place.parts)
 
 
-def routed(job: Job, edit: Edit) -> Edit:
+def routed(job: Job, edit: Edit, wordings: Sequence[Wording]) -> Edit:
     """The edit, with what the routers do before and after it in its provenance, where it changes a mixture.
 
     `provenance["routing"]` is plain JSON, by layer: `texts`, how many state the facts; `experts`, by number the `share`
@@ -89,7 +84,7 @@ def routed(job: Job, edit: Edit) -> Edit:
     editable, mixed = job.editable, [place for place in job.places if place.mixture is not None]
     if not mixed:
         return edit
-    texts = [text for wording in word(editable, job.groups, job.config) for text in wording.stated]
+    texts = [text for wording in wordings for text in wording.stated]
     before = routes(editable, texts, mixtures(editable))
     with restored(job.memories):
         for at, delta in edit.updates.items():

@@ -2,8 +2,8 @@
 
 An edit gives v* to the mean key of its subject. That the subject's own texts say the new fact hangs on more: on the
 same change in all of them, and on none beside the subject (`algebra.steadied`). A later edit that keeps the key alone
-moves the rest: after 140 of them on Atlas, a quarter of the facts were gone. These texts are sampled with a seed, so
-they need not be kept with an edit: they are worded again, as they were.
+moves the rest. These texts are sampled with a seed, so they need not be kept with an edit: they are worded again, as
+they were.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def surroundings(
     Returns:
         [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved; None where there is nothing to count.
     """
-    subjects = {edit.fingerprint(): _subjects(edit, place.layer) for edit in edits if edit.in_chat == editable.chat}
-    here = [edit for edit in edits if weight and subjects.get(edit.fingerprint())]
+    asked = [edit for edit in edits if weight and edit.in_chat == editable.chat]
+    here = [(edit, subjects) for edit in asked if (subjects := _subjects(edit, place.layer))]
     if not here:
         return None
-    names = tuple(edit.fingerprint() for edit in here)
+    names = tuple(edit.fingerprint() for edit, _ in here)
     where = fingerprint(editable, place.layer), editable.chat, weight, *(part.address for part in place.parts)
     last = editable.sums.get(place.layer)
     if isinstance(last, _Sum) and last.where == where and last.edits == names[: len(last.edits)]:
@@ -70,9 +70,9 @@ def surroundings(
     else:
         done, blocks = 0, [torch.zeros(n, n, dtype=torch.float64, device=place.bench) for n in place.sizes]
     total = diagonal(blocks)
-    for number, edit in enumerate(here[done:], done + 1):
+    for number, (edit, subjects) in enumerate(here[done:], done + 1):
         for subject, wording in _worded(editable, edit).items():
-            if subject in subjects[names[number - 1]]:
+            if subject in subjects:
                 total = read(editable, place, wording).steadied(total, weight)
         progress("reading earlier edits", number, len(here))
     editable.sums[place.layer] = _Sum(names, where, diagonal([block.cpu() for block in blocks_of(total)]))
