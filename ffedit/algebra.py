@@ -22,6 +22,8 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -101,15 +103,16 @@ def condition(C: Tensor, steps: int = 50) -> float:
     return float(largest.norm() * smallest.norm())
 
 
-def steadied(C: Moment, k: Tensor, same: Tensor, beside: Tensor, weight: float) -> Moment:
+def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weight: float) -> Moment:
     """C with the texts about the subject counted in, `weight` times as much as all ordinary text.
 
-        C' = C + w ( E[(k_j − k*)(k_j − k*)ᵀ] + E[k' k'ᵀ] )
+        C' = C + w ( E[(k_j − k*)(k_j − k*)ᵀ] + Σ E[k' k'ᵀ] )
 
     In ROME's norm the smallest change gives v* to the mean key k* and to nothing else: in one context the subject
-    receives a third of the change, in another more than all of it, and the word behind the subject receives some too.
-    In the norm of C' a change costs what it does to the words beside the subject, and what it does differently to the
-    subject from context to context, so that Δ k_j ≈ Δ k* and Δ k' ≈ 0 while (W + Δ) k* = v* still holds exactly.
+    receives a third of the change, in another more than all of it, and the word behind the subject receives some too,
+    and so does a name that begins like the subject's. In the norm of C' a change costs what it does to the words beside
+    the subject and to its namesakes, and what it does differently to the subject from context to context, so that
+    Δ k_j ≈ Δ k* and Δ k' ≈ 0 while (W + Δ) k* = v* still holds exactly.
 
     Of `Blocks`, each block counts its own part of these keys.
 
@@ -117,21 +120,24 @@ def steadied(C: Moment, k: Tensor, same: Tensor, beside: Tensor, weight: float) 
         C: second moment of the keys of ordinary text, [d_in, d_in].
         k: k*, [d_in].
         same: the keys k_j at the subject's last token in several contexts, [n, d_in].
-        beside: the keys k' of all other tokens of these contexts, [m, d_in].
+        others: keys k' that are to give what they give, each kind [m, d_in]: of all other tokens of these contexts,
+            and of namesakes.
         weight: w; 0 is ROME.
 
     Returns:
         C', [d_in, d_in], float64.
     """
-    apart, others = split(double(same) - double(k), C), split(double(beside), C)
-    return diagonal([_counted_in(*parts, weight) for parts in zip(blocks_of(C), apart, others, strict=True)])
+    kinds = [split(double(rows), C) for rows in (double(same) - double(k), *others)]
+    return diagonal([_counted_in(*parts, weight=weight) for parts in zip(blocks_of(C), *kinds, strict=True)])
 
 
-def _counted_in(C: Tensor, apart: Tensor, others: Tensor, weight: float) -> Tensor:
-    """C + weight · (E[a aᵀ] + E[b bᵀ]), a and b the rows of `apart` and `others`; one matrix of its size is made."""
-    a, b = apart.to(C.device), others.to(C.device)
-    found = torch.addmm(double(C), a.T, a, alpha=weight / max(1, len(a)))
-    return found.addmm_(b.T, b, alpha=weight / max(1, len(b)))
+def _counted_in(C: Tensor, *kinds: Tensor, weight: float) -> Tensor:
+    """C + weight · Σ E[a aᵀ], a the rows of each of `kinds`; one matrix of its size is made."""
+    found = double(C).clone()
+    for rows in kinds:
+        a = rows.to(found)
+        found.addmm_(a.T, a, alpha=weight / max(1, len(a)))
+    return found
 
 
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:

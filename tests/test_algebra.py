@@ -63,13 +63,13 @@ def test_a_steadied_change_is_the_same_in_every_context_and_nothing_beside_it() 
     k = same.mean(0)
     spread, leak = [], []
     for weight in (0.0, 1.0, 1e6):
-        delta = rank_one(W, k, v, steadied(C, k, same, beside, weight)).dense
+        delta = rank_one(W, k, v, steadied(C, k, same, [beside], weight)).dense
         torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
         residual = v.double() - W.double() @ k.double()
         spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
         leak.append(float((beside.double() @ delta.T).norm() / residual.norm()))
     assert spread[0] > spread[1] > 1e-2 > spread[2] and leak[0] > leak[2] and leak[2] < 1e-2
-    assert torch.equal(steadied(C, k, same, beside, 0.0), C.double())
+    assert torch.equal(steadied(C, k, same, [beside], 0.0), C.double())
 
 
 def test_the_update_has_rank_one() -> None:

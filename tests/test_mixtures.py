@@ -246,8 +246,8 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
     ):
         torch.testing.assert_close(solve(C).dense, solve(dense).dense)
     k, same, beside = K[:, 0], K.T, V.new_ones(2, 10)
-    spread = algebra.steadied(C, k, same, beside, 0.5)
-    whole = algebra.steadied(dense, k, same, beside, 0.5)
+    spread = algebra.steadied(C, k, same, [beside], 0.5)
+    whole = algebra.steadied(dense, k, same, [beside], 0.5)
     assert isinstance(spread, Blocks) and isinstance(whole, Tensor)
     torch.testing.assert_close(torch.block_diag(*spread.blocks), whole * (dense != 0))
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))

@@ -22,7 +22,7 @@ from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import read
+from ffedit.editor.keys import read, read_namesakes
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.surroundings import add_, surroundings
@@ -152,7 +152,7 @@ def read_all(
     for wording in wordings:
         reading = read(editable, place, wording)
         keys.append(reading.k.to(device))
-        own = reading.steadied(own, weight)
+        own = reading.steadied(own, weight, read_namesakes(editable, place, wording)) if weight else own
     return torch.stack(keys, 1), own
 
 

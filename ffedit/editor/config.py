@@ -45,8 +45,9 @@ class EditConfig:
         keep: weight of the KL divergence along an own phrasing, summed over its tokens.
         swap: what is kept is the distribution with the old object's probability given to the new one.
         own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
-        steady: how much each fact's own texts count, against all ordinary text, when the change is spread over the
-            keys: so that it is the same in every context of the subject, and nothing beside it.
+        namesakes: how many other names are drawn from the model for each text, in the subject's place.
+        steady: how much each fact's own texts and namesakes count, against all ordinary text, when the change is
+            spread over the keys: so that it is the same in every context of the subject, and nothing beside it.
         give_up: share of its residual that a fact alone gives up to ordinary text in least squares: λ relative to the
             keys' own weight.
         null_share: largest share of trace(C) that the null space of `alphaedit` holds.
@@ -80,6 +81,7 @@ class EditConfig:
     keep: float = 6.0
     swap: bool = True
     own: float = 1.0
+    namesakes: int = 4
     steady: float = 0.03
     give_up: float = 0.01
     null_share: float = 0.1

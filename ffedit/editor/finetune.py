@@ -49,7 +49,7 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
     editable, config = job.editable, job.config
     (place,) = job.places
     record = Record(method, job)
-    wordings = word(editable, job.groups, replace(config, phrasings=0))
+    wordings = word(editable, job.groups, replace(config, phrasings=0, namesakes=0))
     texts = [p.text for wording in wordings for p in wording.prompts]
     W = double(place.value.clone())
     scale = float(W.square().mean().sqrt())

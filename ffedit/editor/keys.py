@@ -1,7 +1,8 @@
 """What addresses a fact: the memory coefficients at the subject's last token.
 
 k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3): the same vector in every place of
-the algebra. Beside it stand the keys of all other tokens of these texts, which a change is to leave alone.
+the algebra. Beside it stand the keys of all other tokens of these texts, and those of names that begin like the
+subject's, which a change is to leave alone.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Reading:
     same: Tensor
     beside: Tensor
 
-    def steadied(self, C: Moment, weight: float) -> Moment:
-        """C with the keys of these texts counted in (`algebra.steadied`), [d_ff, d_ff]."""
-        return algebra.steadied(C, self.k, self.same, self.beside, weight) if weight else C
+    def steadied(self, C: Moment, weight: float, *others: Tensor) -> Moment:
+        """C with the keys of these texts, and `others`, counted in (`algebra.steadied`), [d_ff, d_ff]."""
+        return algebra.steadied(C, self.k, self.same, (self.beside, *others), weight) if weight else C
 
 
 def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
@@ -52,14 +53,28 @@ def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
     Raises:
         EditError: there is no memory for a single text.
     """
-    texts = [p.text for p in (*wording.prompts, *wording.essence, *wording.phrasings)]
-    refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
-    parts = zip(*halving(partial(_run, editable, place), texts, refusal), strict=True)
-    same, stream, beside = (torch.cat(part) for part in parts)
+    texts = wording.texts
+    same, stream, beside = _read(editable, place, texts)
     stated = torch.tensor([bool(e.target_ids) for e in texts])
     return Reading(
         k=algebra.double(same[stated]).mean(0), stream=algebra.double(stream[stated]).mean(0), same=same, beside=beside
     )
+
+
+def read_namesakes(editable: Editable, place: FeedForward, wording: Wording) -> Tensor:
+    """The keys of the namesakes of a subject, each at its last token, [namesakes, Σ d_ff].
+
+    Raises:
+        EditError: there is no memory for a single text.
+    """
+    return _read(editable, place, wording.namesakes)[0] if wording.namesakes else torch.empty(0, sum(place.sizes))
+
+
+def _read(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, ...]:
+    """As `_run`, in parts where memory fails."""
+    refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
+    parts = zip(*halving(partial(_run, editable, place), texts, refusal), strict=True)
+    return tuple(torch.cat(part) for part in parts)
 
 
 def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:

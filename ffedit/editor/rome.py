@@ -13,7 +13,7 @@ from ffedit.algebra import check_exact, equality
 from ffedit.blocks import diagonal
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import read
+from ffedit.editor.keys import read, read_namesakes
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.surroundings import add_, surroundings
 from ffedit.editor.target import choose_values
@@ -44,7 +44,7 @@ def rome(job: Job) -> Edit:
             check_exact(k, kept)
             (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
             W = place.matrix
-            around = reading.steadied(C, config.steady)
+            around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording))
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept.to(W.device))
             if i + 1 < len(groups):
                 write_(place, delta)

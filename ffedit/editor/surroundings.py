@@ -9,7 +9,7 @@ they were.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -108,7 +108,9 @@ def wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
             alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
     found: dict[str, Wording] = {}
     for config, some in alike.items():
-        found.update(zip(some, word(editable, list(some.values()), config), strict=True))
+        # What the earlier edit had to leave alone is not what a later one has to.
+        plain = replace(config, namesakes=0)
+        found.update(zip(some, word(editable, list(some.values()), plain), strict=True))
     return found
 
 

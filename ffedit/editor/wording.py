@@ -11,7 +11,7 @@ having to be written by hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from ffedit import readout, replay
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
+from ffedit.editor.namesakes import namesakes
 from ffedit.facts import Fact
 from ffedit.tokens import Encoded, decode, encode
 
@@ -57,6 +58,7 @@ class Wording:
             text. Wherever the model would have begun to say the old one, it is to begin the new one with the same
             probability; "to stay" means to stay but for that.
         prefixes: the sampled prefixes, for the provenance.
+        namesakes: other names where the subject's could stand, which its edit must not move.
     """
 
     prompts: tuple[Phrasing, ...]
@@ -64,11 +66,17 @@ class Wording:
     essence: tuple[Phrasing, ...]
     swaps: tuple[tuple[int, int], ...]
     prefixes: tuple[str, ...]
+    namesakes: tuple[Encoded, ...] = ()
 
     @property
     def facts(self) -> int:
         """How many facts it words."""
         return len({p.fact for p in self.prompts})
+
+    @property
+    def texts(self) -> tuple[Encoded, ...]:
+        """All texts that the subject stands in."""
+        return tuple(p.text for p in (*self.prompts, *self.essence, *self.phrasings))
 
     @property
     def stated(self) -> tuple[Encoded, ...]:
@@ -109,14 +117,20 @@ class _Pool:
 
 
 def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[Wording]:
-    """Gather the texts for some subjects, each with its facts; a subject's texts do not depend on the others.
+    """Gather the texts for some subjects, each with its facts.
+
+    A subject's texts do not depend on the others, but that none of them is its namesake.
 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
     """
     leads = prefixes(editable, config) if config.contexts else ()
     pool = _pool(editable, [facts[0].subject for facts in groups], config) if config.phrasings else None
-    return [_word(editable, facts, leads, pool, config) for facts in groups]
+    wordings = [_word(editable, facts, leads, pool, config) for facts in groups]
+    if not (config.steady and config.namesakes):
+        return wordings
+    names = {form for facts in groups for form in _forms(editable, facts[0].subject)}
+    return [replace(w, namesakes=namesakes(editable, w.texts, names, config)) for w in wordings]
 
 
 def _word(
@@ -205,11 +219,16 @@ def _first_stated(ids: Sequence[int], olds: Sequence[tuple[int, ...]]) -> tuple[
     return None, None
 
 
-def _name(editable: Editable, subject: str) -> tuple[int, ...]:
-    """The subject's token ids in the middle of a sentence."""
-    inside = encode(editable.tokenizer, f"The {subject}", span=(4, 4 + len(subject)))
+def _name(editable: Editable, subject: str, before: str = "The ") -> tuple[int, ...]:
+    """The subject's token ids behind `before`: in the middle of a sentence."""
+    inside = encode(editable.tokenizer, before + subject, span=(len(before), len(before) + len(subject)))
     assert inside.subject is not None
     return inside.ids[inside.subject[0] :]
+
+
+def _forms(editable: Editable, subject: str) -> tuple[tuple[int, ...], ...]:
+    """The subject's token ids at the beginning of a text and within it."""
+    return _name(editable, subject, ""), _name(editable, subject)
 
 
 def _pool(editable: Editable, subjects: Sequence[str], config: EditConfig) -> _Pool:

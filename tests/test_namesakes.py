@@ -1,0 +1,91 @@
+"""Other names in the subject's place: what they are, and that an edit moves them less."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import zoo
+from writing import CORPUS, FACT, SECOND, families, quick, write
+
+from ffedit import Fact
+from ffedit.anatomy import Editable
+from ffedit.editor import collect, word
+from ffedit.editor.keys import read_namesakes
+from ffedit.editor.wording import Wording
+
+NUMBERS = {"contexts": 3, "phrasings": 6, "namesakes": 6}
+
+
+def worded(editable: Editable, *facts: Fact, **numbers: int) -> list[Wording]:
+    return word(editable, [[fact] for fact in facts], quick(**{**NUMBERS, **numbers}))
+
+
+@families
+def test_they_stand_where_the_subject_does_and_end_in_another_token(family: str, bos: bool) -> None:
+    editable = zoo.trained(family, bos)
+    (wording,) = worded(editable, FACT)
+    starts = {(text.ids[: text.subject[1]], text.subject[0]) for text in wording.texts if text.subject}
+    assert wording.namesakes and len({other.ids for other in wording.namesakes}) == len(wording.namesakes)
+    cuts = set()
+    for other in wording.namesakes:
+        assert other.subject is not None and other.subject_last == len(other.ids) - 1
+        cut, first = other.subject_last, other.subject[0]
+        own = {ids[cut] for ids, start in starts if start == first and ids[:cut] == other.ids[:-1]}
+        assert own and other.ids[-1] not in own
+        cuts.add(cut - first)
+    assert cuts == {0, 1}, "each token of the name gives way in turn"
+
+
+def test_they_are_what_the_model_says_there() -> None:
+    """The odds of each that is drawn are those of the model, once its own token is out."""
+    editable = zoo.trained("gpt2", True)
+    (wording,) = worded(editable, FACT, namesakes=400, contexts=0, phrasings=0)
+    drawn = {other.ids for other in wording.namesakes}
+    with torch.no_grad():
+        for ids in {other.ids[:-1] for other in wording.namesakes}:
+            odds = editable.model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)
+            own = {text.ids[len(ids)] for text in wording.texts if text.ids[: len(ids)] == ids}
+            likely = set((odds > 0.05 * (1 - odds[list(own)].sum())).nonzero()[:, 0].tolist()) - own
+            assert {(*ids, token) for token in likely} <= drawn
+
+
+def test_nothing_precedes_a_name_at_the_very_beginning() -> None:
+    """Without a token in front, nothing foretells the first one; one token alone has no namesake then."""
+    editable = zoo.trained("gpt_neo", False)
+    starts = {"contexts": 0, "phrasings": 0}
+    (two,) = worded(editable, SECOND, **starts)
+    assert {len(other.ids) for other in two.namesakes} == {2}
+    (one,) = worded(editable, dataclasses.replace(SECOND, subject="Paris"), **starts)
+    assert one.namesakes == ()
+    assert read_namesakes(editable, editable.feed_forward[0], one).shape == (0, editable.memories[0].d_ff)
+
+
+def test_none_is_edited_together_with_it_and_none_is_asked_for_where_nothing_counts_it() -> None:
+    editable = zoo.trained("gpt2", True)
+    starts = {"contexts": 0, "phrasings": 0, "namesakes": 100}
+    (alone,) = worded(editable, FACT, **starts)
+    names = [editable.tokenizer.decode(other.ids[other.subject[0] :]) for other in alone.namesakes if other.subject]
+    name = next(name for name in names if len(name.split()) == 2)
+    together, _ = worded(editable, FACT, dataclasses.replace(FACT, subject=name), **starts)
+    assert {o.ids for o in alone.namesakes} - {o.ids for o in together.namesakes}
+    assert name not in [editable.tokenizer.decode(o.ids[o.subject[0] :]) for o in together.namesakes if o.subject]
+    assert together.texts == alone.texts
+    assert not worded(editable, FACT, namesakes=0)[0].namesakes
+    (plain,) = word(editable, [[FACT]], quick(**NUMBERS, steady=0.0))
+    assert not plain.namesakes
+
+
+@pytest.mark.parametrize("method", ["rome", "emmet", "memit", "alphaedit"])
+def test_an_edit_moves_them_less(method: str) -> None:
+    editable = zoo.trained("llama", True)
+    memory, stats = editable.memories[1], collect(editable, [editable.memories[1]], CORPUS)
+    assert stats
+    (wording,) = worded(editable, FACT)
+    keys, moved = read_namesakes(editable, editable.feed_forward[1], wording).double(), []
+    for namesakes in (0, 6):
+        edit = write(editable, method=method, **{**NUMBERS, "namesakes": namesakes, "steady": 10.0, "null_share": 0.9})
+        delta, k = edit.updates[memory.address].dense, edit.keys[memory.address][:, 0]
+        moved.append(float((keys @ delta.T).norm(dim=1).mean() / (delta @ k).norm()))
+    assert moved[1] < 0.7 * moved[0]
