@@ -98,7 +98,7 @@ def test_steadied_the_subject_moves_alike_in_all_contexts(family: str, bos: bool
     memory = editable.memories[1]
     spread = []
     for steady in (0.0, 1e4):
-        edit = write(editable, contexts=3, phrasings=0, steady=steady)
+        edit = write(editable, contexts=3, phrasings=0, namesakes=0, steady=steady)
         residual = edit.values[memory.address][:, 0] - memory.value.double() @ edit.keys[memory.address][:, 0]
         texts = [FACT.text, *(lead + (" " if lead[-1] in ".!?" else ". ") + FACT.text for lead in _leads(edit))]
         moved = []

@@ -86,7 +86,8 @@ def _subjects(edit: Edit, layer: int) -> set[str]:
 
 def _worded(editable: Editable, edit: Edit) -> dict[str, Wording]:
     try:
-        return wordings(editable, [edit])
+        # What the earlier edit had to leave alone is not what a later one has to.
+        return wordings(editable, [edit], namesakes=False)
     except FactError:  # it fits no more, into a longer chat template, say; its key is kept nonetheless
         return {}
 
@@ -98,8 +99,8 @@ def add_(total: Moment, other: Moment | None) -> Moment:
     return total
 
 
-def wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
-    """The texts that the value of each subject was chosen in."""
+def wordings(editable: Editable, edits: Sequence[Edit], namesakes: bool = True) -> dict[str, Wording]:
+    """The texts that the value of each subject was chosen in, with its namesakes or without."""
     alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:
         groups = {group[0].subject: group for group in by_subject(edit.facts)}
@@ -108,9 +109,8 @@ def wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
             alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
     found: dict[str, Wording] = {}
     for config, some in alike.items():
-        # What the earlier edit had to leave alone is not what a later one has to.
-        plain = replace(config, namesakes=0)
-        found.update(zip(some, word(editable, list(some.values()), plain), strict=True))
+        asked = config if namesakes else replace(config, namesakes=0)
+        found.update(zip(some, word(editable, list(some.values()), asked), strict=True))
     return found
 
 
