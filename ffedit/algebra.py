@@ -22,7 +22,8 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ from ffedit.lowrank import LowRank
 # Share of a key's squared norm that is its own and no other key's. Below this (1e-4 of the norm) it is the rounding of
 # 32-bit activations, which C⁻¹ magnifies, and no direction to write along.
 ROUNDING = 1e-8
+# A power iteration ends where its estimate, which only grows, grows by less than this share.
+SETTLED = 1e-4
 
 
 def double(tensor: Tensor) -> Tensor:
@@ -87,7 +90,7 @@ def condition(C: Tensor, steps: int = 50) -> float:
 
     Args:
         C: symmetric, positive definite, [d, d].
-        steps: of each iteration; the estimate is from below.
+        steps: the most of each iteration, which ends where the estimate grows no more; it is from below.
 
     Raises:
         EditError: C is not positive definite.
@@ -96,11 +99,18 @@ def condition(C: Tensor, steps: int = 50) -> float:
     lower = factor(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    largest, smallest = start, start
+    return _norm(partial(torch.matmul, C), start, steps) * _norm(partial(solved_by, lower), start, steps)
+
+
+def _norm(apply: Callable[[Tensor], Tensor], at: Tensor, steps: int) -> float:
+    """The largest eigenvalue of a symmetric, positive definite map by power iteration from the column `at`."""
+    found = 0.0
     for _ in range(steps):
-        largest = C @ (largest / largest.norm())
-        smallest = solved_by(lower, smallest / smallest.norm())
-    return float(largest.norm() * smallest.norm())
+        at = apply(at / at.norm())
+        before, found = found, float(at.norm())
+        if found <= before * (1 + SETTLED):
+            break
+    return found
 
 
 def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weight: float) -> Moment:
