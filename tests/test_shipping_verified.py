@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from shell import disk, process, shell
 
 from ffedit import CheckError, Edit, EditError
-from ffedit.shipping import push, record
+from ffedit.shipping import prepared, push, record, ship
 from ffedit.shipping.tensors import contents, read_header
 
 __all__ = ["base", "edit", "editable", "verified_here"]
@@ -32,6 +33,41 @@ def spoil(folder: Path, name: str, row: int = 0) -> None:
     with stored.file.open("r+b") as file:
         file.seek(stored.start + 4 * row)
         file.write(b"\x01\x02\x03\x3f")
+
+
+class Started(subprocess.Popen[str]):
+    """Keeps count of itself."""
+
+    all: ClassVar[list[subprocess.Popen[str]]] = []
+
+    def __init__(self, *how: Any, **other: Any) -> None:
+        super().__init__(*how, **other)
+        self.all.append(self)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The processes that were started so far."""
+    monkeypatch.setattr(Started, "all", [])
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    return Started.all
+
+
+def test_a_process_that_was_made_ready_verifies_the_next_export(
+    base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    with prepared():
+        assert ship(base, edit, tmp_path / "out", verify="tensors").checked.tensors > 0 and len(started) == 1
+        assert len(refused(base, edit, tmp_path / "out", error=EditError)) and len(started) == 1
+    assert [one.returncode for one in started] == [0], "it did its one task, and ended"
+
+
+def test_one_that_is_not_needed_ends_with_its_block(started: list[subprocess.Popen[str]]) -> None:
+    with pytest.raises(EditError), prepared():
+        assert [one.poll() for one in started] == [None]
+        raise EditError("the edit was refused")
+    (one,) = started
+    assert one.returncode is not None and one.returncode < 0
 
 
 @here

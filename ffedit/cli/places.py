@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_free
+from ffedit.shipping import prepared
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Places:
             raise EditError(f"{self.out}: --out and --export are the same folder; name two")
         if self.plot is not None:
             plots.check_plot(self.plot)
+
+    def ready(self) -> AbstractContextManager[None]:
+        """While it is open, what will verify a checkpoint is being made ready."""
+        return prepared() if self.export_to is not None else nullcontext()
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders; first the checkpoint, which may be refused."""

@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -74,29 +76,65 @@ def check_how(verify: str) -> None:
         raise EditError(f"verify {verify!r} is not known; give {', '.join(HOW)}")
 
 
+class Fresh:
+    """A process that loads what it needs, and then waits for one task.
+
+    Args:
+        offline: nothing is to be asked of the hub: everything is on the disk.
+    """
+
+    def __init__(self, offline: bool = True) -> None:
+        package = str(Path(__file__).parents[2])
+        paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+        if offline:
+            environment["HF_HUB_OFFLINE"] = "1"
+        self._elsewhere = tempfile.TemporaryDirectory()  # no file of the current folder is taken for a module
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ffedit.shipping.verify"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=environment, cwd=self._elsewhere.name,
+        )  # fmt: skip
+
+    def run(self, task: Task) -> tuple[int, list[str], list[str]]:
+        """Give it the task: its exit code, and the lines that it wrote to stdout and stderr."""
+        out, problems = self._process.communicate(json.dumps(asdict(task)))
+        return self._process.returncode, out.strip().splitlines(), problems.strip().splitlines()
+
+    def close(self) -> None:
+        """End it, wherever it is."""
+        self._process.kill()
+        self._process.communicate()
+        self._elsewhere.cleanup()
+
+
+_ready: list[Fresh] = []
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """While the block runs, a process loads its libraries: the first check in the block need not wait for them."""
+    with closing(Fresh()) as process:
+        _ready.append(process)
+        try:
+            yield
+        finally:
+            _ready[:] = [other for other in _ready if other is not process]
+
+
 def check_fresh(task: Task) -> Checked:
     """Run `python -m ffedit.shipping.verify` on a task.
 
     Raises:
         CheckError: it found a difference, or could not finish.
     """
-    task = Task(**{**asdict(task), "threads": torch.get_num_threads()})
-    package = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
-    if not task.trust_remote_code:  # everything is on the disk
-        environment["HF_HUB_OFFLINE"] = "1"
-    with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
-        done = subprocess.run(
-            [sys.executable, "-m", "ffedit.shipping.verify", json.dumps(asdict(task))],
-            capture_output=True, text=True, env=environment, cwd=elsewhere,
-        )  # fmt: skip
-    lines = done.stdout.strip().splitlines()
-    if done.returncode not in (0, DIFFERS) or not lines:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    offline = not task.trust_remote_code
+    with closing(_ready.pop() if _ready and offline else Fresh(offline)) as process:
+        code, lines, problems = process.run(replace(task, threads=torch.get_num_threads()))
+    if code not in (0, DIFFERS) or not lines:
+        last = (problems or [f"exit code {code}"])[-1]
         raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
     found = json.loads(lines[-1])
-    if done.returncode:
+    if code:
         raise CheckError(f"{found['error']}; nothing was written")
     return Checked(**found)
 

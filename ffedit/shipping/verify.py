@@ -1,4 +1,4 @@
-"""`python -m ffedit.shipping.verify TASK`: is what was written what was meant? Run in a fresh process.
+"""`python -m ffedit.shipping.verify < TASK`: is what was written what was meant? Run in a fresh process.
 
 Everything is computed again from what is on the disk: the matrices that change from the base and the edit, block by
 block, and all others compared with the base's bytes. Where the model fits in memory, logits are compared too: those
@@ -37,8 +37,8 @@ TOKENS = 32
 
 
 def main() -> int:
-    """Verify the task in the first argument; one line of JSON says what was found."""
-    task = Task(**json.loads(sys.argv[1]))
+    """Verify the task that is read from stdin; one line of JSON says what was found."""
+    task = Task(**json.loads(sys.stdin.read()))
     torch.set_num_threads(task.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
