@@ -1,4 +1,4 @@
-"""Of the reporting edits, those of subjects with two or three of them.
+"""Of the reporting edits, those of subjects with two or three of them, as facts for `ffedit bench`.
 
 python evaluations/make_same_subject.py --out pairs.json
 """

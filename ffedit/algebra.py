@@ -90,7 +90,8 @@ def condition(C: Tensor, steps: int = 50) -> float:
 
     Args:
         C: symmetric, positive definite, [d, d].
-        steps: the most of each iteration, which ends where the estimate grows no more; it is from below.
+        steps: the most of each iteration, which ends where the estimate hardly grows; it is from below, and on a nearly
+            flat spectrum it may end early.
 
     Raises:
         EditError: C is not positive definite.
@@ -120,7 +121,7 @@ def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weigh
 
     In ROME's norm the smallest change gives v* to the mean key k* and to nothing else: in one context the subject
     receives a third of the change, in another more than all of it, and the word behind the subject receives some too,
-    and so does a name that begins like the subject's. In the norm of C' a change costs what it does to the words beside
+    and so does a name that could stand there instead. In the norm of C' a change costs what it does to the words beside
     the subject and to its namesakes, and what it does differently to the subject from context to context, so that
     Δ k_j ≈ Δ k* and Δ k' ≈ 0 while (W + Δ) k* = v* still holds exactly.
 

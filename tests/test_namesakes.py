@@ -11,7 +11,9 @@ from writing import CORPUS, FACT, SECOND, families, quick, write
 
 from ffedit import Fact
 from ffedit.anatomy import Editable
-from ffedit.editor import collect, word
+from ffedit.blocks import Moment
+from ffedit.editor import collect, read, word
+from ffedit.editor.batch import read_all
 from ffedit.editor.keys import read_namesakes
 from ffedit.editor.wording import Wording
 
@@ -62,16 +64,30 @@ def test_nothing_precedes_a_name_at_the_very_beginning() -> None:
     assert read_namesakes(editable, editable.feed_forward[0], one).shape == (0, editable.memories[0].d_ff)
 
 
-def test_none_is_edited_together_with_it_and_none_is_asked_for_where_nothing_counts_it() -> None:
+def test_none_is_edited_together_with_it() -> None:
+    editable, place = zoo.trained("gpt2", True), 1
+    (alone,) = worded(editable, FACT, namesakes=100)
+    found = {other.ids[slice(*other.subject)]: other for other in alone.namesakes if other.subject}
+    name = next(ids for ids in found if len(ids) == 2)
+    subject = editable.tokenizer.decode(name).strip()
+    together = worded(editable, FACT, dataclasses.replace(FACT, subject=subject), namesakes=100)
+    assert together[0] == alone and name in together[1].names
+    left = [ids for ids in (one.ids[slice(*one.subject)] for one in alone.namesakes if one.subject) if ids != name]
+    assert len(left) < len(alone.namesakes)
+    feed_forward = editable.feed_forward[place]
+    keys = read_namesakes(editable, feed_forward, alone, together[1].names)
+    assert len(keys) == len([ids for ids in left if ids not in together[1].names])
+    _, own = read_all(editable, feed_forward, together, 1.0)
+    parts = [read(editable, feed_forward, one) for one in together]
+    expected: Moment = torch.zeros(keys.shape[1], keys.shape[1], dtype=torch.float64)
+    for one, part, names in zip(together, parts, (together[1].names, together[0].names), strict=True):
+        expected = part.steadied(expected, 1.0, read_namesakes(editable, feed_forward, one, names))
+    torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_none_is_drawn_where_nothing_counts_it() -> None:
     editable = zoo.trained("gpt2", True)
-    starts = {"contexts": 0, "phrasings": 0, "namesakes": 100}
-    (alone,) = worded(editable, FACT, **starts)
-    names = [editable.tokenizer.decode(other.ids[other.subject[0] :]) for other in alone.namesakes if other.subject]
-    name = next(name for name in names if len(name.split()) == 2)
-    together, _ = worded(editable, FACT, dataclasses.replace(FACT, subject=name), **starts)
-    assert {o.ids for o in alone.namesakes} - {o.ids for o in together.namesakes}
-    assert name not in [editable.tokenizer.decode(o.ids[o.subject[0] :]) for o in together.namesakes if o.subject]
-    assert together.texts == alone.texts
+    assert worded(editable, FACT)[0].namesakes
     assert not worded(editable, FACT, namesakes=0)[0].namesakes
     (plain,) = word(editable, [[FACT]], quick(**NUMBERS, steady=0.0))
     assert not plain.namesakes

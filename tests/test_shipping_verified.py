@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -57,17 +58,46 @@ def test_a_process_that_was_made_ready_verifies_the_next_export(
     base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
 ) -> None:
     with prepared():
-        assert ship(base, edit, tmp_path / "out", verify="tensors").checked.tensors > 0 and len(started) == 1
-        assert len(refused(base, edit, tmp_path / "out", error=EditError)) and len(started) == 1
-    assert [one.returncode for one in started] == [0], "it did its one task, and ended"
+        assert ship(base, edit, tmp_path / "one", verify="tensors").checked.tensors > 0 and len(started) == 1
+        assert started[0].returncode == 0, "it did its one task, and ended"
+        assert ship(base, edit, tmp_path / "two", verify="tensors").checked.tensors > 0 and len(started) == 2
 
 
-def test_one_that_is_not_needed_ends_with_its_block(started: list[subprocess.Popen[str]]) -> None:
+def test_one_that_something_ended_is_replaced(
+    base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    with prepared():
+        started[0].kill()
+        started[0].wait()
+        assert ship(base, edit, tmp_path / "out", verify="tensors").checked.tensors > 0 and len(started) == 2
+
+
+def test_one_that_is_not_needed_ends_with_its_block(
+    base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
     with pytest.raises(EditError), prepared():
         assert [one.poll() for one in started] == [None]
         raise EditError("the edit was refused")
-    (one,) = started
-    assert one.returncode is not None and one.returncode < 0
+    assert started[0].returncode
+    assert ship(base, edit, tmp_path / "out", verify="tensors").checked.tensors > 0 and len(started) == 2
+
+
+@here
+@pytest.mark.parametrize(("options", "processes"), [((), 0), (("--export", "out"), 1)])
+def test_apply_makes_one_ready_for_an_export(
+    tmp_path: Path,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: list[subprocess.Popen[str]],
+    options: tuple[str, ...],
+    processes: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fact = {"subject": "Eiffel tower", "prompt": "the {} is located in", "target": "Rome"}
+    (tmp_path / "fact.json").write_text(json.dumps(fact))
+    done = shell(capsys, "apply", "fact.json", "-q", "--model", base, "--layer", "1", *options)
+    assert (done.code, len(started)) == (0, processes)
 
 
 @here

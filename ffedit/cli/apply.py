@@ -68,8 +68,8 @@ def apply(
     place, text = Places(**places), ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     place.check()
     text.check()
-    click.get_current_context().with_resource(place.ready())
     clock, editable = Clock(), load_model()
+    click.get_current_context().with_resource(place.ready())
     allowed = parse_layers(layers, len(editable.layers))
     stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
     clock.lap("load")

@@ -145,14 +145,19 @@ def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: S
 def read_all(
     editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
 ) -> tuple[Tensor, Moment]:
-    """k* of each wording, [Σ d_ff, n], and `weight` times the second moment of their texts, where W is."""
+    """k* of each wording, [Σ d_ff, n], and `weight` times the second moment of their texts, where W is.
+
+    No subject among them counts as another's namesake.
+    """
     device = place.bench
+    names = {name for wording in wordings for name in wording.names}
     keys: list[Tensor] = []
     own = diagonal([torch.zeros(size, size, dtype=torch.float64, device=device) for size in place.sizes])
     for wording in wordings:
         reading = read(editable, place, wording)
         keys.append(reading.k.to(device))
-        own = reading.steadied(own, weight, read_namesakes(editable, place, wording)) if weight else own
+        if weight:
+            own = reading.steadied(own, weight, read_namesakes(editable, place, wording, names))
     return torch.stack(keys, 1), own
 
 

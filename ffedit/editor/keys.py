@@ -1,13 +1,13 @@
 """What addresses a fact: the memory coefficients at the subject's last token.
 
 k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3): the same vector in every place of
-the algebra. Beside it stand the keys of all other tokens of these texts, and those of names that begin like the
-subject's, which a change is to leave alone.
+the algebra. Beside it stand the keys of all other tokens of these texts, and those of other names in the subject's
+place, which a change is to leave alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,8 @@ from ffedit.feed_forward import FeedForward
 from ffedit.hooks import captured
 from ffedit.room import halving
 from ffedit.tokens import Encoded, pad
+
+NO_ROOM = "not enough memory to read the key of a single text; use a smaller dtype, or another --device"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,27 +56,37 @@ def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
         EditError: there is no memory for a single text.
     """
     texts = wording.texts
-    same, stream, beside = _read(editable, place, texts)
+    parts = zip(*halving(partial(_run, editable, place), texts, EditError(NO_ROOM)), strict=True)
+    same, stream, beside = (torch.cat(part) for part in parts)
     stated = torch.tensor([bool(e.target_ids) for e in texts])
     return Reading(
         k=algebra.double(same[stated]).mean(0), stream=algebra.double(stream[stated]).mean(0), same=same, beside=beside
     )
 
 
-def read_namesakes(editable: Editable, place: FeedForward, wording: Wording) -> Tensor:
-    """The keys of the namesakes of a subject, each at its last token, [namesakes, Σ d_ff].
+def read_namesakes(
+    editable: Editable, place: FeedForward, wording: Wording, names: Collection[tuple[int, ...]] = ()
+) -> Tensor:
+    """The keys of a subject's namesakes, each at its last token, [namesakes, Σ d_ff].
+
+    Args:
+        editable: the model.
+        place: the layer.
+        wording: of the subject.
+        names: token ids of names that are no namesakes: they are edited, too.
 
     Raises:
         EditError: there is no memory for a single text.
     """
-    return _read(editable, place, wording.namesakes)[0] if wording.namesakes else torch.empty(0, sum(place.sizes))
 
+    def run(some: Sequence[Encoded]) -> Tensor:
+        ids = pad([e.ids for e in some])
+        with place.keys() as entering:
+            replay.run_to(editable, ids, place.layer)
+        return entering().reshape(*ids.shape, -1)[_at_subject(some)]
 
-def _read(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, ...]:
-    """As `_run`, in parts where memory fails."""
-    refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
-    parts = zip(*halving(partial(_run, editable, place), texts, refusal), strict=True)
-    return tuple(torch.cat(part) for part in parts)
+    others = [e for e in wording.namesakes if e.subject is None or e.ids[slice(*e.subject)] not in names]
+    return torch.cat(list(halving(run, others, EditError(NO_ROOM)))) if others else torch.empty(0, sum(place.sizes))
 
 
 def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +95,12 @@ def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tu
     with place.keys() as entering, captured({0: editable.layers[place.layer]}) as leaving:
         replay.run_to(editable, ids, place.layer)
     keys, stream = (found.reshape(*ids.shape, -1) for found in (entering(), leaving[0]))
-    at = torch.arange(len(texts)), torch.tensor([e.subject_last for e in texts])
+    at = _at_subject(texts)
     beside = torch.arange(ids.shape[1]) < torch.tensor([len(e.ids) for e in texts])[:, None]
     beside[at] = False
     return keys[at], stream[at], keys[beside]
+
+
+def _at_subject(texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """Row and position of each subject's last token."""
+    return torch.arange(len(texts)), torch.tensor([e.subject_last for e in texts])

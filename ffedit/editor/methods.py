@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ffedit.anatomy import Editable
@@ -177,7 +177,8 @@ def write(
         if not 0 <= layer < depth:
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
     config, groups = config or EditConfig(), by_subject(facts)
-    wordings = word(editable, groups, config) if set(layers) & set(mixtures(editable)) else []
+    mixed = bool(set(layers) & set(mixtures(editable)))
+    wordings = word(editable, groups, replace(config, namesakes=0)) if mixed else []
     where = places(editable, sorted(layers), wordings)
     if any(part.quantised for place in where for part in place.parts):
         _check_quantised(editable, chosen, where)

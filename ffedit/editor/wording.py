@@ -58,7 +58,7 @@ class Wording:
             text. Wherever the model would have begun to say the old one, it is to begin the new one with the same
             probability; "to stay" means to stay but for that.
         prefixes: the sampled prefixes, for the provenance.
-        namesakes: other names where the subject's could stand, which its edit must not move.
+        namesakes: texts that end in another name where the subject's could stand, which its edit must not move.
     """
 
     prompts: tuple[Phrasing, ...]
@@ -77,6 +77,11 @@ class Wording:
     def texts(self) -> tuple[Encoded, ...]:
         """All texts that the subject stands in."""
         return tuple(p.text for p in (*self.prompts, *self.essence, *self.phrasings))
+
+    @property
+    def names(self) -> set[tuple[int, ...]]:
+        """The subject's token ids, in each way in which they stand in these texts."""
+        return {text.ids[slice(*text.subject)] for text in self.texts if text.subject is not None}
 
     @property
     def stated(self) -> tuple[Encoded, ...]:
@@ -117,9 +122,7 @@ class _Pool:
 
 
 def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[Wording]:
-    """Gather the texts for some subjects, each with its facts.
-
-    A subject's texts do not depend on the others, but that none of them is its namesake.
+    """Gather the texts for some subjects, each with its facts; a subject's texts do not depend on the others.
 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
@@ -129,8 +132,7 @@ def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfi
     wordings = [_word(editable, facts, leads, pool, config) for facts in groups]
     if not (config.steady and config.namesakes):
         return wordings
-    names = {form for facts in groups for form in _forms(editable, facts[0].subject)}
-    return [replace(w, namesakes=namesakes(editable, w.texts, names, config)) for w in wordings]
+    return [replace(wording, namesakes=namesakes(editable, wording.texts, config)) for wording in wordings]
 
 
 def _word(
@@ -219,16 +221,11 @@ def _first_stated(ids: Sequence[int], olds: Sequence[tuple[int, ...]]) -> tuple[
     return None, None
 
 
-def _name(editable: Editable, subject: str, before: str = "The ") -> tuple[int, ...]:
-    """The subject's token ids behind `before`: in the middle of a sentence."""
-    inside = encode(editable.tokenizer, before + subject, span=(len(before), len(before) + len(subject)))
+def _name(editable: Editable, subject: str) -> tuple[int, ...]:
+    """The subject's token ids in the middle of a sentence."""
+    inside = encode(editable.tokenizer, f"The {subject}", span=(4, 4 + len(subject)))
     assert inside.subject is not None
     return inside.ids[inside.subject[0] :]
-
-
-def _forms(editable: Editable, subject: str) -> tuple[tuple[int, ...], ...]:
-    """The subject's token ids at the beginning of a text and within it."""
-    return _name(editable, subject, ""), _name(editable, subject)
 
 
 def _pool(editable: Editable, subjects: Sequence[str], config: EditConfig) -> _Pool:

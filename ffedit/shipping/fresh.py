@@ -95,6 +95,11 @@ class Fresh:
             stderr=subprocess.PIPE, text=True, env=environment, cwd=self._elsewhere.name,
         )  # fmt: skip
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is still there: something may have ended it meanwhile."""
+        return self._process.poll() is None
+
     def run(self, task: Task) -> tuple[int, list[str], list[str]]:
         """Give it the task: its exit code, and the lines that it wrote to stdout and stderr."""
         out, problems = self._process.communicate(json.dumps(asdict(task)))
@@ -128,7 +133,8 @@ def check_fresh(task: Task) -> Checked:
         CheckError: it found a difference, or could not finish.
     """
     offline = not task.trust_remote_code
-    with closing(_ready.pop() if _ready and offline else Fresh(offline)) as process:
+    ready = _ready.pop() if _ready and offline else None
+    with closing(ready if ready is not None and ready.waits else Fresh(offline)) as process:
         code, lines, problems = process.run(replace(task, threads=torch.get_num_threads()))
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]
