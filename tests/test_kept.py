@@ -19,7 +19,7 @@ from ffedit import Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import by_subject, collect, read, word
 from ffedit.editor.job import Job
-from ffedit.editor.surroundings import surroundings
+from ffedit.editor.surroundings import surroundings, wordings
 from ffedit.memory import Address
 
 Written = tuple[Editable, tuple[Fact, ...], int]
@@ -144,7 +144,14 @@ def test_later_edits_leave_an_earlier_one_alone_in_all_its_texts(method: str) ->
     assert all(now < 0.8 * before for now, before in zip(*moved, strict=True)), moved
 
 
-def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_for() -> None:
+def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[object] = []
+    monkeypatch.setattr(
+        "ffedit.editor.surroundings.wordings", lambda *asked: (reads.append(asked), wordings(*asked))[1]
+    )
+
     def moment(editable: Editable, edits: Sequence[ffedit.Edit], weight: float = 0.1) -> Tensor:
         found = surroundings(editable, editable.feed_forward[1], edits, weight)
         assert isinstance(found, Tensor)
@@ -153,6 +160,7 @@ def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_fo
     editable = zoo.build("gpt2", bos=True)
     edits = [write(editable, [fact], "memit", contexts=2, phrasings=4) for fact in (FACT, SECOND, THIRD)]
     grown = [moment(editable, edits[:n]) for n in (1, 2, 3)]
+    assert len(reads) == 3
     assert torch.equal(grown[-1], moment(zoo.build("gpt2", bos=True), edits))
     assert float(grown[0].trace()) < float(grown[1].trace())
     assert torch.equal(moment(editable, edits[:1]), grown[0]), "another sequence begins anew"

@@ -2,14 +2,14 @@
 
 An edit gives v* to the mean key of its subject. That the subject's own texts say the new fact hangs on more: on the
 same change in all of them, and on none beside the subject (`algebra.steadied`). A later edit that keeps the key alone
-moves the rest. These texts are sampled with a seed, so they need not be kept with an edit: they are worded again, as
-they were.
+moves the rest. These texts, and the namesakes, are sampled with a seed, so they need not be kept with an edit: they are
+worded again, as they were, and a sequence is what one batch of all its facts would be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ffedit.anatomy import Editable
 from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.keys import read
+from ffedit.editor.keys import read, read_namesakes
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import FactError
 from ffedit.facts import Fact, by_subject
@@ -62,20 +62,23 @@ def surroundings(
     here = [(edit, subjects) for edit in asked if (subjects := _subjects(edit, place.layer))]
     if not here:
         return None
-    names = tuple(edit.fingerprint() for edit, _ in here)
+    prints = tuple(edit.fingerprint() for edit, _ in here)
     where = fingerprint(editable, place.layer), editable.chat, weight, *(part.address for part in place.parts)
     last = editable.sums.get(place.layer)
-    if isinstance(last, _Sum) and last.where == where and last.edits == names[: len(last.edits)]:
+    if isinstance(last, _Sum) and last.where == where and last.edits == prints[: len(last.edits)]:
         done, blocks = len(last.edits), [block.to(place.bench) for block in blocks_of(last.moment)]
     else:
         done, blocks = 0, [torch.zeros(n, n, dtype=torch.float64, device=place.bench) for n in place.sizes]
     total = diagonal(blocks)
     for number, (edit, subjects) in enumerate(here[done:], done + 1):
-        for subject, wording in _worded(editable, edit).items():
+        worded = _worded(editable, edit)
+        names = {name for wording in worded.values() for name in wording.names}
+        for subject, wording in worded.items():
             if subject in subjects:
-                total = read(editable, place, wording).steadied(total, weight)
+                namesakes = read_namesakes(editable, place, wording, names)
+                total = read(editable, place, wording).steadied(total, weight, namesakes)
         progress("reading earlier edits", number, len(here))
-    editable.sums[place.layer] = _Sum(names, where, diagonal([block.cpu() for block in blocks_of(total)]))
+    editable.sums[place.layer] = _Sum(prints, where, diagonal([block.cpu() for block in blocks_of(total)]))
     return total
 
 
@@ -86,8 +89,7 @@ def _subjects(edit: Edit, layer: int) -> set[str]:
 
 def _worded(editable: Editable, edit: Edit) -> dict[str, Wording]:
     try:
-        # What the earlier edit had to leave alone is not what a later one has to.
-        return wordings(editable, [edit], namesakes=False)
+        return wordings(editable, [edit])
     except FactError:  # it fits no more, into a longer chat template, say; its key is kept nonetheless
         return {}
 
@@ -99,8 +101,8 @@ def add_(total: Moment, other: Moment | None) -> Moment:
     return total
 
 
-def wordings(editable: Editable, edits: Sequence[Edit], namesakes: bool = True) -> dict[str, Wording]:
-    """The texts that the value of each subject was chosen in, with its namesakes or without."""
+def wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
+    """The texts that the value of each subject was chosen in."""
     alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:
         groups = {group[0].subject: group for group in by_subject(edit.facts)}
@@ -109,8 +111,7 @@ def wordings(editable: Editable, edits: Sequence[Edit], namesakes: bool = True) 
             alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
     found: dict[str, Wording] = {}
     for config, some in alike.items():
-        asked = config if namesakes else replace(config, namesakes=0)
-        found.update(zip(some, word(editable, list(some.values()), asked), strict=True))
+        found.update(zip(some, word(editable, list(some.values()), config), strict=True))
     return found
 
 
