@@ -32,11 +32,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def table(rows: Sequence[tuple[Sequence[str], Scores]], titles: Sequence[str]) -> str:
+def table(rows: Sequence[tuple[Sequence[str], Scores]], titles: Sequence[str], figures: Sequence[str] = SHOWN) -> str:
     """Scores as Markdown, one row each, with some words in front."""
-    head = [*titles, *SHOWN]
+    head = [*titles, *figures]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join([*words, *(number(getattr(s, n)) for n in SHOWN)])} |" for words, s in rows]
+    lines += [f"| {' | '.join([*words, *(number(getattr(s, n)) for n in figures)])} |" for words, s in rows]
     return "\n".join(lines) + "\n"
 
 

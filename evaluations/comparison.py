@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import click
-from common import SHOWN, number
+from common import SHOWN, number, table
+
+from ffedit.evaluator import Scores
 
 FIGURES = (*SHOWN, "teacher_forced", "token_accuracy")
 
@@ -26,13 +28,11 @@ def main(reports: tuple[Path, ...], out: Path) -> None:
             else:
                 rows.append((f"{name}, at edit", method["after"], None))
                 rows.append((f"{name}, at the end", method["end"], method["norm_ratio"]))
+        run = report["run"]
         for name, row, ratio in rows:
-            figures = [number(row["scores"].get(figure)) for figure in FIGURES]
-            run = report["run"]
-            lines.append([run["model"]["name"], run["mode"], str(row["facts"]), name, *figures, number(ratio)])
-    head = ["model", "mode", "facts", "method", *FIGURES, "‖ΔW‖/‖W‖"]
-    table = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)]
-    out.write_text("\n".join(table) + "\n", encoding="utf-8")
+            words = run["model"]["name"], run["mode"], str(row["facts"]), name, number(ratio)
+            lines.append((words, Scores(**row["scores"])))
+    out.write_text(table(lines, ("model", "mode", "facts", "method", "‖ΔW‖/‖W‖"), FIGURES), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -100,11 +100,13 @@ def condition(C: Tensor, steps: int = 50) -> float:
     lower = factor(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    return _norm(partial(torch.matmul, C), start, steps) * _norm(partial(solved_by, lower), start, steps)
+    maps = partial(torch.matmul, C), partial(solved_by, lower)
+    largest, inverse = (_largest_eigenvalue(apply, start, steps) for apply in maps)
+    return largest * inverse
 
 
-def _norm(apply: Callable[[Tensor], Tensor], at: Tensor, steps: int) -> float:
-    """The largest eigenvalue of a symmetric, positive definite map by power iteration from the column `at`."""
+def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], at: Tensor, steps: int) -> float:
+    """Of a symmetric, positive definite map of columns, by power iteration from `at` [d, 1]."""
     found = 0.0
     for _ in range(steps):
         at = apply(at / at.norm())

@@ -18,6 +18,7 @@ import ffedit
 from ffedit import Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import by_subject, collect, read, word
+from ffedit.editor.batch import read_all
 from ffedit.editor.job import Job
 from ffedit.editor.surroundings import surroundings, wordings
 from ffedit.memory import Address
@@ -161,6 +162,8 @@ def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_fo
     edits = [write(editable, [fact], "memit", contexts=2, phrasings=4) for fact in (FACT, SECOND, THIRD)]
     grown = [moment(editable, edits[:n]) for n in (1, 2, 3)]
     assert len(reads) == 3
+    _, whole = read_all(editable, editable.feed_forward[1], list(wordings(editable, edits[:1]).values()), 0.1)
+    torch.testing.assert_close(grown[0], whole, rtol=1e-6, atol=1e-12)
     assert torch.equal(grown[-1], moment(zoo.build("gpt2", bos=True), edits))
     assert float(grown[0].trace()) < float(grown[1].trace())
     assert torch.equal(moment(editable, edits[:1]), grown[0]), "another sequence begins anew"
