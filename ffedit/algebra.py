@@ -140,12 +140,16 @@ def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weigh
     Returns:
         C', [d_in, d_in], float64.
     """
-    kinds = [split(double(rows), C) for rows in (double(same) - double(k), *others)]
-    return diagonal([_counted_in(*parts, weight=weight) for parts in zip(blocks_of(C), *kinds, strict=True)])
+    return counted_in(C, (double(same) - double(k), *others), weight)
+
+
+def counted_in(C: Moment, kinds: Sequence[Tensor], weight: float) -> Moment:
+    """C + weight · Σ E[a aᵀ], a the rows of each of `kinds`, [m, d_in]; one matrix of its size is made."""
+    of = [split(double(rows), C) for rows in kinds]
+    return diagonal([_counted_in(*parts, weight=weight) for parts in zip(blocks_of(C), *of, strict=True)])
 
 
 def _counted_in(C: Tensor, *kinds: Tensor, weight: float) -> Tensor:
-    """C + weight · Σ E[a aᵀ], a the rows of each of `kinds`; one matrix of its size is made."""
     found = double(C).clone()
     for rows in kinds:
         a = rows.to(found)

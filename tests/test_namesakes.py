@@ -14,7 +14,7 @@ from ffedit.anatomy import Editable
 from ffedit.blocks import Moment
 from ffedit.editor import collect, read, word
 from ffedit.editor.batch import read_all
-from ffedit.editor.keys import read_namesakes
+from ffedit.editor.keys import namesakes_share, read_namesakes
 from ffedit.editor.wording import Wording
 
 NUMBERS = {"contexts": 3, "phrasings": 6, "namesakes": 6}
@@ -53,6 +53,16 @@ def test_they_are_what_the_model_says_there() -> None:
             assert {(*ids, token) for token in likely} <= drawn
 
 
+def test_those_of_one_place_differ_and_are_words() -> None:
+    editable = zoo.trained("gpt2", True)
+    (few,), (all_,) = (worded(editable, FACT, namesakes=count, contexts=0, phrasings=0) for count in (6, 4000))
+    places = {text.ids[: text.subject[1]] for text in few.texts if text.subject}
+    assert len(few.namesakes) == 6 * len(places)
+    last = {other.ids[-1] for other in all_.namesakes}
+    special = set(editable.tokenizer.all_special_ids)
+    assert special and last == set(range(editable.model.config.vocab_size)) - special, "the subject has two tokens"
+
+
 def test_nothing_precedes_a_name_at_the_very_beginning() -> None:
     """Without a token in front, nothing foretells the first one; one token alone has no namesake then."""
     editable = zoo.trained("gpt_neo", False)
@@ -77,11 +87,15 @@ def test_none_is_edited_together_with_it() -> None:
     feed_forward = editable.feed_forward[place]
     keys = read_namesakes(editable, feed_forward, alone, together[1].names)
     assert len(keys) == len([ids for ids in left if ids not in together[1].names])
-    _, own = read_all(editable, feed_forward, together, 1.0)
+    weight, earlier = 0.25, 6
+    _, own = read_all(editable, feed_forward, together, weight, earlier)
+    share = 1 / (weight * (earlier + len(together)))  # of all eight together, as much as ordinary text
+    assert namesakes_share(weight, earlier + len(together)) == share < namesakes_share(weight, 2) == 1
     parts = [read(editable, feed_forward, one) for one in together]
     expected: Moment = torch.zeros(keys.shape[1], keys.shape[1], dtype=torch.float64)
     for one, part, names in zip(together, parts, (together[1].names, together[0].names), strict=True):
-        expected = part.steadied(expected, 1.0, read_namesakes(editable, feed_forward, one, names))
+        others = read_namesakes(editable, feed_forward, one, names)
+        expected = part.steadied(expected, weight, others, share)
     torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-9)
 
 
@@ -101,7 +115,7 @@ def test_an_edit_moves_them_less(method: str) -> None:
     (wording,) = worded(editable, FACT)
     keys, moved = read_namesakes(editable, editable.feed_forward[1], wording).double(), []
     for namesakes in (0, 6):
-        edit = write(editable, method=method, **{**NUMBERS, "namesakes": namesakes, "steady": 10.0, "null_share": 0.9})
+        edit = write(editable, method=method, **{**NUMBERS, "namesakes": namesakes, "steady": 1.0, "null_share": 0.9})
         delta, k = edit.updates[memory.address].dense, edit.keys[memory.address][:, 0]
         moved.append(float((keys @ delta.T).norm(dim=1).mean() / (delta @ k).norm()))
     assert moved[1] < 0.7 * moved[0]

@@ -22,7 +22,7 @@ from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import read, read_namesakes
+from ffedit.editor.keys import namesakes_share, nothing, read, read_namesakes
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.surroundings import add_, surroundings
@@ -107,21 +107,24 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     with job.unburdened():
         wordings = word(editable, groups, config)
         # A layer that works alone is read once: nothing below it changes.
-        K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady)
+        K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady, record.earlier(last))
         gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
         for place in places if solver.exact else ():
             keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
             check_exact(keys, record.kept[place.layer].to(keys.device))
         values = choose_values(editable, last, wordings, K, config, job.progress)
         before = _streams(editable, last, wordings) if spread else None
-        around = [surroundings(editable, place, job.after, config.steady, job.progress) for place in places]
+        around = [
+            surroundings(editable, place, job.after, config.steady, record.earlier(place) + len(groups), job.progress)
+            for place in places
+        ]
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, place in enumerate(places):
             W = place.matrix
             if before is not None:
                 check_routes(editable, place, subjects, wordings)
-                K, own = read_all(editable, place, wordings, config.steady)
+                K, own = read_all(editable, place, wordings, config.steady, record.earlier(place))
                 reached = (_streams(editable, last, wordings) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
@@ -143,21 +146,21 @@ def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: S
 
 
 def read_all(
-    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
+    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float, earlier: int = 0
 ) -> tuple[Tensor, Moment]:
     """k* of each wording, [Σ d_ff, n], and `weight` times the second moment of their texts, where W is.
 
-    No subject among them counts as another's namesake.
+    No subject among them counts as another's namesake. The layer stores `earlier` keys already (`namesakes_share`).
     """
-    device = place.bench
+    share = namesakes_share(weight, earlier + len(wordings))
     names = {name for wording in wordings for name in wording.names}
     keys: list[Tensor] = []
-    own = diagonal([torch.zeros(size, size, dtype=torch.float64, device=device) for size in place.sizes])
+    own = nothing(place)
     for wording in wordings:
         reading = read(editable, place, wording)
-        keys.append(reading.k.to(device))
+        keys.append(reading.k.to(place.bench))
         if weight:
-            own = reading.steadied(own, weight, read_namesakes(editable, place, wording, names))
+            own = reading.steadied(own, weight, read_namesakes(editable, place, wording, names), share)
     return torch.stack(keys, 1), own
 
 

@@ -46,8 +46,9 @@ class EditConfig:
         swap: what is kept is the distribution with the old object's probability given to the new one.
         own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
         namesakes: how many other names are drawn from the model for each text, in the subject's place.
-        steady: how much each fact's own texts and namesakes count, against all ordinary text, when the change is
-            spread over the keys: so that it is the same in every context of the subject, and nothing beside it.
+        steady: how much each subject's own texts count, against all ordinary text, when the change is spread over the
+            keys: so that it is the same in every context of the subject, and nothing beside it. Its namesakes count as
+            much, but those of all subjects together no more than ordinary text.
         give_up: share of its residual that a fact alone gives up to ordinary text in least squares: λ relative to the
             keys' own weight.
         null_share: largest share of trace(C) that the null space of `alphaedit` holds.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffedit import algebra, replay
 from ffedit.anatomy import Editable
-from ffedit.blocks import Moment
+from ffedit.blocks import Moment, diagonal
 from ffedit.editor.wording import Wording
 from ffedit.errors import EditError
 from ffedit.feed_forward import FeedForward
@@ -44,9 +44,10 @@ class Reading:
     same: Tensor
     beside: Tensor
 
-    def steadied(self, C: Moment, weight: float, *others: Tensor) -> Moment:
-        """C with the keys of these texts, and `others`, counted in (`algebra.steadied`), [d_ff, d_ff]."""
-        return algebra.steadied(C, self.k, self.same, (self.beside, *others), weight) if weight else C
+    def steadied(self, C: Moment, weight: float, namesakes: Tensor | None = None, share: float = 1.0) -> Moment:
+        """C with the keys of these texts counted in, and `share` as much those of namesakes, [d_ff, d_ff]."""
+        others = (self.beside,) if namesakes is None else (self.beside, namesakes * share**0.5)
+        return algebra.steadied(C, self.k, self.same, others, weight) if weight else C
 
 
 def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
@@ -62,6 +63,24 @@ def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
     return Reading(
         k=algebra.double(same[stated]).mean(0), stream=algebra.double(stream[stated]).mean(0), same=same, beside=beside
     )
+
+
+def namesakes_share(weight: float, keys: int) -> float:
+    """How much a subject's namesakes count against its own texts, which count `weight` against all ordinary text.
+
+    As much, but those of all subjects together no more than ordinary text: a layer that stores hundreds of keys has no
+    room to tell each from so many others.
+
+    Args:
+        weight: as in `algebra.steadied`.
+        keys: how many the layer stores, those of earlier edits included.
+    """
+    return min(1.0, 1.0 / (weight * keys)) if weight else 0.0
+
+
+def nothing(place: FeedForward) -> Moment:
+    """The second moment of no key, [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved."""
+    return diagonal([torch.zeros(size, size, dtype=torch.float64, device=place.bench) for size in place.sizes])
 
 
 def read_namesakes(

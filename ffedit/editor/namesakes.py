@@ -2,16 +2,17 @@
 
 A memory that answers to "Steve Jobs" answers a little to every Steve: the keys of names that share their first words
 lie close together, and ordinary text, which rarely names any of them, does not tell them apart. So the model is asked
-what else it might have said at each token of the subject's name: at the first one, whatever stands in such a place, the
-end of the text included. These keys are counted into what a change costs (`algebra.steadied`), and it moves away from
-them.
+what else it might have said at each token of the subject's name: at the first one, whatever word stands in such a
+place. These keys are counted into what a change costs (`algebra.steadied`), and it moves away from them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ffedit import replay
 from ffedit.anatomy import Editable
@@ -41,13 +42,25 @@ def namesakes(editable: Editable, texts: Sequence[Encoded], config: EditConfig) 
     ]
     if not cuts:
         return ()
-    reads = torch.tensor([(row, cut - 1) for row, cut in cuts])
-    logits = replay.forward(editable, pad(starts), reads).cpu().float()
-    own = torch.tensor([starts[row][cut] for row, cut in cuts])
-    logits[torch.arange(len(cuts)), own] = -torch.inf
-    drawn = logits.softmax(-1).multinomial(1, generator=torch.Generator().manual_seed(config.seed + 3))
+    counts = Counter(cuts)
+    at = torch.tensor(list(counts))
+    logits = replay.forward(editable, pad(starts), at - torch.tensor([0, 1])).cpu().float()
+    logits[torch.arange(len(at)), torch.tensor([starts[row][cut] for row, cut in counts])] = -torch.inf
+    logits[:, editable.tokenizer.all_special_ids] = -torch.inf
     found: dict[tuple[int, ...], Encoded] = {}
-    for (row, cut), (token,) in zip(cuts, drawn.tolist(), strict=True):
-        ids, first = (*starts[row][:cut], token), places[starts[row]][0]
-        found[ids] = Encoded(decode(editable.tokenizer, ids), ids, len(ids), (first, len(ids)))
+    for (row, cut), tokens in zip(counts, _distinct(logits, list(counts.values()), config.seed + 3), strict=True):
+        for token in tokens:
+            ids, first = (*starts[row][:cut], token), places[starts[row]][0]
+            found[ids] = Encoded(decode(editable.tokenizer, ids), ids, len(ids), (first, len(ids)))
     return tuple(found.values())
+
+
+def _distinct(logits: Tensor, counts: Sequence[int], seed: int) -> list[list[int]]:
+    """For each row of `logits`, so many different tokens, as drawing one after another would give.
+
+    They are the largest of the logits with independent Gumbel noise added.
+    """
+    noise = torch.empty_like(logits).exponential_(generator=torch.Generator().manual_seed(seed))
+    best = (logits - noise.log()).topk(min(max(counts), logits.shape[1]))
+    found = zip(best.values.tolist(), best.indices.tolist(), counts, strict=True)
+    return [[i for value, i in zip(*row, strict=True) if value > -torch.inf][:count] for *row, count in found]

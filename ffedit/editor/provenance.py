@@ -69,6 +69,10 @@ class Record:
             "versions": versions(),
         }
 
+    def earlier(self, place: FeedForward) -> int:
+        """How many keys of earlier edits a layer is to keep."""
+        return self.kept[place.layer].shape[1]
+
     def add(
         self,
         place: FeedForward,

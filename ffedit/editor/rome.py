@@ -13,7 +13,7 @@ from ffedit.algebra import check_exact, equality
 from ffedit.blocks import diagonal
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import read, read_namesakes
+from ffedit.editor.keys import namesakes_share, read, read_namesakes
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.surroundings import add_, surroundings
 from ffedit.editor.target import choose_values
@@ -32,8 +32,9 @@ def rome(job: Job) -> Edit:
     (place,) = job.places
     record = Record("rome", job)
     with job.unburdened():
-        earlier = surroundings(editable, place, job.after, config.steady, job.progress)
-    kept = record.kept[place.layer]
+        stored = record.earlier(place) + 1
+        earlier = surroundings(editable, place, job.after, config.steady, stored, job.progress)
+    kept, share = record.kept[place.layer], namesakes_share(config.steady, stored)
     C = add_(diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts]), earlier)
     deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):
@@ -44,7 +45,7 @@ def rome(job: Job) -> Edit:
             check_exact(k, kept)
             (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
             W = place.matrix
-            around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording))
+            around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording), share)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept.to(W.device))
             if i + 1 < len(groups):
                 write_(place, delta)

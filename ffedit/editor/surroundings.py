@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from ffedit.algebra import counted_in
 from ffedit.anatomy import Editable
 from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.keys import read, read_namesakes
+from ffedit.editor.keys import namesakes_share, nothing, read, read_namesakes
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import FactError
 from ffedit.facts import Fact, by_subject
@@ -34,18 +35,27 @@ class _Sum:
     Attributes:
         edits: their fingerprints.
         where: what it depends on, besides.
-        moment: on the CPU.
+        texts: second moment of their subjects' own texts, on the CPU.
+        namesakes: of these subjects' namesakes, on the CPU.
     """
 
     edits: tuple[str, ...]
     where: tuple[object, ...]
-    moment: Moment
+    texts: Moment
+    namesakes: Moment
 
 
 def surroundings(
-    editable: Editable, place: FeedForward, edits: Sequence[Edit], weight: float, progress: Progress = silent
+    editable: Editable,
+    place: FeedForward,
+    edits: Sequence[Edit],
+    weight: float,
+    keys: int,
+    progress: Progress = silent,
 ) -> Moment | None:
     """`weight` times the second moment of the texts of all subjects of `edits` that have a key in a layer.
+
+    Their namesakes are counted with them.
 
     Args:
         editable: the model, without the edits where that is possible (`job.Job.unburdened`).
@@ -53,6 +63,7 @@ def surroundings(
         edits: earlier edits. Of what was fine-tuned there is no key, and what was written in a chat is left alone in
             chats.
         weight: as in `algebra.steadied`.
+        keys: how many the layer is to store in all (`keys.namesakes_share`).
         progress: told how many edits were read.
 
     Returns:
@@ -66,20 +77,21 @@ def surroundings(
     where = fingerprint(editable, place.layer), editable.chat, weight, *(part.address for part in place.parts)
     last = editable.sums.get(place.layer)
     if isinstance(last, _Sum) and last.where == where and last.edits == prints[: len(last.edits)]:
-        done, blocks = len(last.edits), [block.to(place.bench) for block in blocks_of(last.moment)]
+        done, texts, others = len(last.edits), last.texts.to(place.bench), last.namesakes.to(place.bench)
     else:
-        done, blocks = 0, [torch.zeros(n, n, dtype=torch.float64, device=place.bench) for n in place.sizes]
-    total = diagonal(blocks)
+        done, texts, others = 0, nothing(place), nothing(place)
     for number, (edit, subjects) in enumerate(here[done:], done + 1):
         worded = _worded(editable, edit)
         names = {name for wording in worded.values() for name in wording.names}
         for subject, wording in worded.items():
             if subject in subjects:
-                namesakes = read_namesakes(editable, place, wording, names)
-                total = read(editable, place, wording).steadied(total, weight, namesakes)
+                texts = read(editable, place, wording).steadied(texts, weight)
+                others = counted_in(others, [read_namesakes(editable, place, wording, names)], weight)
         progress("reading earlier edits", number, len(here))
-    editable.sums[place.layer] = _Sum(prints, where, diagonal([block.cpu() for block in blocks_of(total)]))
-    return total
+    cpu = torch.device("cpu")
+    editable.sums[place.layer] = _Sum(prints, where, texts.to(cpu), others.to(cpu))
+    share = namesakes_share(weight, keys)
+    return diagonal([own + share * other for own, other in zip(blocks_of(texts), blocks_of(others), strict=True)])
 
 
 def _subjects(edit: Edit, layer: int) -> set[str]:
