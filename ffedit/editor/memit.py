@@ -15,7 +15,10 @@ from ffedit.lowrank import LowRank
 
 def solve(problem: Problem) -> LowRank:
     """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
-    return least_squares(problem.W, problem.K, problem.V, problem.C, problem.config.give_up, problem.kept)
+    config, count = problem.config, problem.K.shape[1] + problem.kept.shape[1]
+    # C holds every subject's texts beside ordinary text, which is to count the same among many as for a fact alone.
+    weight = config.give_up * (1 + config.steady * (count - 1))
+    return least_squares(problem.W, problem.K, problem.V, problem.C, weight, problem.kept)
 
 
 SOLVER = Solver("memit", solve)
