@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import fmean, harmonic_mean
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 import zoo
 
-from ffedit import Fact, FactError, evaluate
+from ffedit import Fact, FactError, Probe, evaluate
 from ffedit.anatomy import Editable
 from ffedit.evaluator import NAMES, Scores, mean_scores
+from ffedit.evaluator.edited import Edited
 from ffedit.evaluator.generic import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
 from ffedit.readout import own_text
 
@@ -223,6 +225,30 @@ def test_neighbors_whose_own_fact_is_edited_in_the_batch_do_not_count() -> None:
     assert evaluate(editable, [one]).before.specificity == 1.0
     for second in (other, rephrased):
         assert evaluate(editable, [one, second]).before.specificity is None
+
+
+def test_a_neighbor_is_known_in_other_words_by_its_relation_or_its_object() -> None:
+    near = Probe("a man stands by the old tower of", "Rome")
+    other = Fact("old tower", "the {} is located in", "Berlin", "Rome", relation="city")
+    assert Edited([other]).asks_neighbor(near, "city") and Edited([other]).asks_neighbor(near, None)
+    assert not Edited([other]).asks_neighbor(near, "builder"), "another fact of that subject"
+    assert not Edited([other]).asks_neighbor(Probe("the old towers stand in", "Rome"), "city"), "another word"
+    unnamed = replace(other, relation=None)
+    assert Edited([unnamed]).asks_neighbor(near, "city")
+    assert not Edited([unnamed]).asks_neighbor(replace(near, target="Paris"), "city"), "another fact, it seems"
+    assert not Edited([replace(unnamed, previous=None)]).asks_neighbor(replace(near, target=None), None)
+
+
+def test_same_subject_prompts_whose_own_fact_is_edited_in_the_batch_do_not_count() -> None:
+    editable = zoo.trained("gpt2")
+    probe = {"prompt": "a man in the {} speaks", "target": "Rome"}
+    one = Fact("old tower", "the {} is located in", "Berlin", "Paris", same_subject=[probe])
+    other = Fact("old tower", "the language of {} is", "Berlin", "Rome")
+    assert evaluate(editable, [one]).before.same_subject is not None
+    assert evaluate(editable, [one, other]).before.same_subject is None
+    assert evaluate(editable, [one, replace(other, previous="Paris")]).before.same_subject is not None
+    alone = replace(one, previous="Rome")
+    assert evaluate(editable, [alone]).before.same_subject is not None, "the same object in another relation"
 
 
 def test_every_token_of_an_object_counts_and_not_the_first_only() -> None:

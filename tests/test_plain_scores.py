@@ -28,6 +28,7 @@ FACTS = [
         previous="Paris",
         paraphrases=["{} stands in", "the city of {} is "],
         neighbors=[
+            {"prompt": "the city of Leo Tolstoy is", "target": "Germany"},
             {"prompt": "Marie Curie stands in", "target": "France"},
             {"prompt": "the old tower is located in", "target": "the new Rome"},
             {"prompt": "Leo Tolstoy stands in", "target": "Germany"},

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffedit import Fact
+from ffedit import Fact, Probe
 
 
 class PlainScores:
@@ -29,7 +29,7 @@ class PlainScores:
 
     def __init__(self, model: Any, tokenizer: Any, facts: Sequence[Fact]) -> None:
         self.model, self.tokenizer, self.facts = model, tokenizer, facts
-        self.edited = {text for fact in facts for text in (fact.text, *fact.paraphrase_texts)}
+        self.edited = {text.strip() for fact in facts for text in (fact.text, *fact.paraphrase_texts)}
         self.usual: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -71,11 +71,19 @@ class PlainScores:
         before = self.usual.setdefault(prompt, now)
         return float((before.exp() * (before - now)).sum())
 
+    def edits(self, probe: Probe, of: Fact, relation: str | None) -> bool:
+        """Whether a prompt of a fact asks for another edited one: of that relation or, if unknown, with that object."""
+        for fact in self.facts:
+            same = fact.relation == relation if relation and fact.relation else fact.previous == probe.target
+            if same and fact != of and fact.subject in probe.prompt:
+                return True
+        return probe.prompt.strip() in self.edited
+
     def scores(self, fact: Fact) -> dict[str, float | None]:
         """Of one fact, whose old object and probes' answers are all given."""
         new, old = fact.new_object, str(fact.previous)
-        neighbors = [(p.prompt, str(p.target)) for p in fact.neighbor_probes if p.prompt not in self.edited]
-        same = [(p.prompt, str(p.target)) for p in fact.same_subject_probes if p.prompt not in self.edited]
+        neighbors = [(p.prompt, str(p.target)) for p in fact.neighbor_probes if not self.edits(p, fact, fact.relation)]
+        same = [(p.prompt, str(p.target)) for p in fact.same_subject_probes if not self.edits(p, fact, None)]
         own, other = self.answer(fact.text, new), self.answer(fact.text, old)
         paraphrases = [(self.answer(x, new), self.answer(x, old)) for x in fact.paraphrase_texts]
         near = [(self.answer(x, true)[0], self.answer(x, new)[0]) for x, true in neighbors]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ffedit import readout
 from ffedit.anatomy import Editable
+from ffedit.evaluator.edited import Edited
 from ffedit.facts import Fact, Probe
 from ffedit.tokens import Encoded, decode, joined
 
@@ -72,8 +73,8 @@ class Questions:
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
     """The questions of `facts`, which are edited together with all of `batch`.
 
-    A neighbor, a same-subject prompt or an unrelated question that is itself edited in the batch is expected to move,
-    and is left out.
+    A neighbor, a same-subject prompt or an unrelated question whose own fact is edited in the batch is expected to
+    move, and is left out.
 
     Args:
         editable: the unedited model.
@@ -85,38 +86,36 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
     """
-    edited = {text for fact in batch for text in (fact.text, *fact.paraphrase_texts)}
+    edited = Edited(batch)
     own = _own_answers(editable, facts, edited)
     return [_questions(editable, fact, edited, own, full) for fact in facts]
 
 
-def _own_answers(editable: Editable, facts: Sequence[Fact], edited: set[str]) -> dict[str, Encoded]:
+def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> dict[str, Encoded]:
     """What the unedited model says where no answer is given, by prompt."""
     limit, prompts = editable.max_tokens, {}
     for fact in facts:
         if fact.previous is None:
             prompts[fact.text] = editable.encode(fact.text, span=fact.span, max_tokens=limit)
         for probe in (*fact.same_subject_probes, *fact.locality_probes):
-            if probe.target is None and probe.prompt not in edited:
+            if probe.target is None and not edited.states(probe.prompt):
                 prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
     said = readout.with_own_answers(editable, list(prompts.values()))
     return dict(zip(prompts, said, strict=True))
 
 
-def _questions(editable: Editable, fact: Fact, edited: set[str], own: dict[str, Encoded], full: bool) -> Questions:
+def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, Encoded], full: bool) -> Questions:
     limit, new = editable.max_tokens, fact.new_object
 
     def text(prompt: str, answer: str) -> Encoded:
         return editable.encode(prompt, answer, max_tokens=limit)
 
-    def kept(probes: Sequence[Probe]) -> list[Probe]:
-        return [probe for probe in probes if probe.prompt not in edited]
-
     def answered(probe: Probe) -> Encoded:
         return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
 
     old = fact.previous or decode(editable.tokenizer, own[fact.text].target_ids).strip() or new
-    neighbors = kept([replace(probe, target=probe.target or old) for probe in fact.neighbor_probes])
+    neighbors = [replace(probe, target=probe.target or old) for probe in fact.neighbor_probes]
+    neighbors = [probe for probe in neighbors if not edited.asks_neighbor(probe, fact.relation)]
     return Questions(
         fact,
         Pair(text(fact.text, new), text(fact.text, old), fact.previous is not None),
@@ -124,11 +123,16 @@ def _questions(editable: Editable, fact: Fact, edited: set[str], own: dict[str, 
         tuple(Pair(text(probe.prompt, new), answered(probe)) for probe in neighbors),
         tuple(
             Pair(text(probe.prompt, new), answered(probe), probe.target is not None)
-            for probe in kept(fact.same_subject_probes)
+            for probe in fact.same_subject_probes
+            if not edited.asks_same_subject(probe, fact)
         ),
         _behind(editable, fact, neighbors) if full else (),
         tuple(Asked(answered(probe), probe.kind) for probe in fact.portability_probes),
-        tuple(Asked(answered(probe), probe.kind) for probe in kept(fact.locality_probes)),
+        tuple(
+            Asked(answered(probe), probe.kind)
+            for probe in fact.locality_probes
+            if not edited.asks_neighbor(probe, None)
+        ),
         tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
     )
 
