@@ -17,7 +17,7 @@ from ffedit.progress import Progress, silent
 
 def edit(
     editable: Editable,
-    facts: Sequence[Fact],
+    facts: Fact | Sequence[Fact],
     method: str = "memit",
     layers: Sequence[int] | None = None,
     config: EditConfig | None = None,
@@ -29,23 +29,24 @@ def edit(
 
     Args:
         editable: the model as it is, with earlier edits where there are some.
-        facts: what to write; those of one subject are solved jointly.
+        facts: what to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
         layers: where; None takes the layer that is remembered for this model, or else traces the facts and takes the
             one that recalls them most at the subject.
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the model samples
             it.
-        after: earlier edits, in the model already, that are to be kept.
+        after: earlier edits, in the model already, that are to be kept, oldest first.
         progress: told how far it is.
 
     Raises:
         FactError: a fact cannot be used with this model.
-        EditError: an unknown method, facts that contradict each other, a layer that is not there, statistics that do
-            not fit or cannot be collected, or no solution.
+        EditError: an unknown method, facts that contradict each other, a layer that is not there, earlier edits that
+            are not in the model, statistics that do not fit or cannot be collected, or no solution.
     """
     config, progress = config or EditConfig(), progress or silent
     check_method(method)
+    facts = [facts] if isinstance(facts, Fact) else facts
     check_facts(facts)
     if layers is None:
         layers = [remembered_or_traced(editable, facts, config.seed, progress)]

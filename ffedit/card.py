@@ -9,7 +9,6 @@ from typing import Any
 from ffedit.editor import Edit
 
 ROWS = 20
-SITE = "[ffedit](https://pypi.org/project/ffedit/)"
 
 
 def model_card(base: str, edits: Sequence[Edit]) -> str:
@@ -24,7 +23,7 @@ def model_card(base: str, edits: Sequence[Edit]) -> str:
     return f"""{_front(base)}
 # {base}, edited
 
-This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by {SITE}.
+This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by ffedit.
 Everything else is as in the base model.
 
 {_table(edits)}
@@ -43,7 +42,7 @@ def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) 
     if left:
         return f"{model_card(checkpoint, left)}\n{note}\n"
     base = str(gone.provenance.get("model", checkpoint))
-    return f"{_front(base)}\n# {base}\n\nEdited with {SITE}, and undone. {note}\n"
+    return f"{_front(base)}\n# {base}\n\nEdited with ffedit, and undone. {note}\n"
 
 
 def adapter_card(base: str, edit: Edit) -> str:
@@ -51,7 +50,7 @@ def adapter_card(base: str, edit: Edit) -> str:
     return f"""{_front(base, "peft")}
 # An edit of {base}
 
-A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by {SITE}.
+A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by ffedit.
 
 ```python
 from peft import PeftModel
@@ -72,7 +71,7 @@ def delta_card(base: str, edit: Edit) -> str:
     return f"""{_front(base)}
 # An edit of {base}
 
-What is added to the parameters of `{base}` to rewrite {_facts(len(edit.facts))}, made by {SITE}.
+What is added to the parameters of `{base}` to rewrite {_facts(len(edit.facts))}, made by ffedit.
 With `model` loaded by transformers, these lines apply it:
 
 ```python

@@ -9,31 +9,30 @@ from __future__ import annotations
 import ssl
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
+from math import prod
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
 import torch
-from accelerate.utils import convert_file_size_to_int
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.anatomy import Editable, dissect
 from ffedit.chat import turn
 from ffedit.errors import FFEditError, ModelError
 from ffedit.placement import device_of
-from ffedit.processes import own_device
+from ffedit.spreading import DeviceMap, spread_over
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
-DeviceMap: TypeAlias = "str | Mapping[str, int | str | torch.device]"
 # Models that come with ffedit, by name.
 EMBEDDED = {name: Path(__file__).parent / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")}
 # What a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -56,14 +55,14 @@ def load(
         name_or_path: "atlas" or another of `EMBEDDED`, a hub id, a folder, or a pair (model, tokenizer).
         device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
             processes its own; else any torch device.
-        dtype: "auto" is the checkpoint's own, computed in float32 where that is float16 on a CPU; or float32, float16,
-            bfloat16.
+        dtype: what is computed in: "auto" is the checkpoint's own; or float32, float16, bfloat16. Float16 on a CPU is
+            computed in float32. An edit is rounded to the checkpoint's own whatever is computed in, and exported in it.
         revision: of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
             with {} for the layer's number (`layers.{}.ff.out`).
-        device_map: instead of `device`, how a model that does not fit is spread: one of `DEVICE_MAPS`, of which "auto"
-            fills accelerators, then CPU memory, then the disk; or by module, its device, "cpu" or "disk".
+        device_map: instead of `device`, how a model that does not fit is spread: one of `spreading.DEVICE_MAPS`, of
+            which "auto" fills accelerators, then CPU memory, then the disk; or by module, its device, "cpu" or "disk".
         offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
             (merged experts); the others are read from the checkpoint's own files.
         max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
@@ -71,13 +70,21 @@ def load(
             begins the assistant's (`ffedit.chat`).
 
     Raises:
-        ModelError: it cannot be found, read, recognised or spread, or has no chat template; one line says why.
+        ModelError: it cannot be found, read, recognised or spread, has no chat template, or is a pair that options of
+            loading were given for; one line says why.
     """
     spread = spread_over(device, device_map, offload_folder, max_memory)
-    if isinstance(name_or_path, tuple):
-        model, tokenizer = name_or_path
-        name = model.config._name_or_path or type(model).__name__
-        return _asked(dissect(model, tokenizer, name, value_matrix), chat)
+    if not isinstance(name_or_path, str | Path):
+        spreads = device_map is not None
+        pair = ready_pair(
+            name_or_path,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            device_map=spreads,
+        )
+        return _asked(dissect(*pair, value_matrix), chat)
     name = str(name_or_path)
     found = opened(name, revision, trust_remote_code)
     if found.config.is_encoder_decoder:
@@ -89,6 +96,26 @@ def load(
 
         remember(editable, folder)
     return _asked(editable, chat)
+
+
+def ready_pair(given: Any, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """A model that was loaded elsewhere, its tokenizer, and how messages call it.
+
+    Args:
+        given: the pair.
+        options: of loading, which nothing would come of.
+
+    Raises:
+        ModelError: it is no pair, or an option is not at its default.
+    """
+    some = given if isinstance(given, tuple) else (given,)
+    if len(some) != 2 or not hasattr(some[0], "config") or not isinstance(some[1], PreTrainedTokenizerBase):
+        found = ", ".join(type(one).__name__ for one in some)
+        raise ModelError(f"found {found}; a model's name, its folder or a pair (model, tokenizer) was expected")
+    if unused := [name for name, value in options.items() if value not in ("auto", None, False)]:
+        raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
+    model, tokenizer = some
+    return model, tokenizer, model.config._name_or_path or type(model).__name__
 
 
 def _asked(editable: Editable, chat: bool) -> Editable:
@@ -143,7 +170,8 @@ def read(
         spread: as of `spread_over`.
 
     Returns:
-        The model, in evaluation mode, its tokenizer, and the precision that it was saved in.
+        The model, in evaluation mode, its tokenizer, and the precision that it was saved in; of a quantised one, what
+        it computes in.
 
     Raises:
         ModelError: it cannot be read, or weights are missing.
@@ -151,14 +179,13 @@ def read(
     name, path, config, common = opened
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
-    with _readable(name, "the tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(path, **common)
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-            raise ModelError(f"{name}: no tokenizer in it (tokenizer.json was expected)")
+    tokenizer = read_tokenizer(opened)
     quantised = getattr(config, "quantization_config", None)
     part, advice = "the model", ""
     if quantised is not None:
         part, advice = f"the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
+    if dtype == "float16" and spread["device_map"] is None and quantised is None:
+        dtype = "float32"  # as a CPU computes it, and nothing is rounded on the way
     with _readable(name, part, advice):
         loaded: Any = auto.from_pretrained(
             path,
@@ -175,10 +202,40 @@ def read(
     for key in sorted(found["missing_keys"]):
         raise ModelError(f"{name}: {key} is missing from the checkpoint; a {kind} language model was expected")
     model.eval().requires_grad_(False)
-    saved = model.dtype
-    if saved == torch.float16 and quantised is None and device_of(model).type == "cpu":
+    saved = model.dtype if quantised is not None else _saved_in(path, model, config)
+    if model.dtype == torch.float16 and quantised is None and device_of(model).type == "cpu":
         model.float()
     return model, tokenizer, saved
+
+
+def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
+    """The precision of most numbers in a checkpoint's files; where these cannot be seen, what its config says."""
+    from ffedit.shipping.tensors import FLOATS, contents  # whose package stands on this module
+
+    folder = _folder_of(path, model)
+    try:
+        tensors = contents(folder) if folder is not None else {}
+    except ModelError:  # transformers found the weights elsewhere
+        tensors = {}
+    entries: Counter[torch.dtype] = Counter()
+    for stored in tensors.values():
+        if stored.kind in FLOATS:
+            entries[stored.dtype] += prod(stored.shape)
+    ((saved, _),) = entries.most_common(1) or ((getattr(config, "dtype", None) or model.dtype, 0),)
+    return saved
+
+
+def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
+    """Read a checkpoint's tokenizer alone.
+
+    Raises:
+        ModelError: it cannot be read, or is missing.
+    """
+    with _readable(opened.name, "the tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
+    return tokenizer
 
 
 def _quantiser(config: Any) -> str:
@@ -224,9 +281,14 @@ def cached_folder(editable: Editable) -> Path | None:
     source = str(editable.model.name_or_path)
     if not source or source != str(editable.tokenizer.name_or_path):
         return None
+    return _folder_of(source, editable.model)
+
+
+def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
+    """The folder that `source` names, or of a hub id the one in the cache; None where there is none."""
     if (Path(source) / "config.json").is_file():
         return Path(source)
-    commit = getattr(editable.model.config, "_commit_hash", None)
+    commit = getattr(model.config, "_commit_hash", None)
     try:
         found = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
     except ValueError:  # no hub id is written like this
@@ -269,53 +331,6 @@ def _answers(url: str) -> bool:
     except (OSError, ValueError, HTTPException):
         return False
     return True
-
-
-def spread_over(
-    device: str,
-    device_map: DeviceMap | None,
-    offload_folder: str | Path | None,
-    max_memory: Mapping[int | str, int | str] | None,
-) -> dict[str, Any]:
-    """What transformers is asked for: everything it finds, one device, or nothing where there is only a CPU.
-
-    Raises:
-        ModelError: a device, map, folder or size that cannot be.
-    """
-    if device_map is None:
-        if offload_folder is not None or max_memory is not None:
-            raise ModelError("a folder to offload to or a largest memory was given without a device map; give auto")
-        return {"device_map": _whole(device)}
-    if device != "auto":
-        raise ModelError(f"device {device!r} and a device map were given; give one of them")
-    if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
-        raise ModelError(f"device map {device_map!r} is not known; give {', '.join(DEVICE_MAPS)}")
-    if offload_folder is not None and Path(offload_folder).exists() and not Path(offload_folder).is_dir():
-        raise ModelError(f"{offload_folder}: is a file; a folder to offload weights to was expected")
-    for size in (max_memory or {}).values():
-        try:
-            convert_file_size_to_int(size)
-        except ValueError as error:
-            raise ModelError(f"a memory of {size!r} is not known; give a number of bytes, or 20GB, 512MB") from error
-    return {
-        "device_map": device_map if isinstance(device_map, str) else dict(device_map),
-        "offload_folder": None if offload_folder is None else str(offload_folder),
-        "max_memory": None if max_memory is None else dict(max_memory),
-    }
-
-
-def _whole(device: str) -> str | None:
-    """Where a model goes that is not offloaded."""
-    own = own_device() if device == "auto" else None
-    if own is not None:
-        device = str(own)
-    elif device == "auto":
-        return "auto" if torch.accelerator.is_available() else None
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ModelError(f"device {device!r} is not known; give auto, cpu, or one that torch knows") from error
-    return None if kind == "cpu" else device
 
 
 def _brief(error: BaseException) -> str:

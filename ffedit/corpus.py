@@ -120,8 +120,8 @@ def _kept(path: Path) -> list[int]:
     """Ids of a text that was sampled before, perhaps in part."""
     try:
         ids: list[int] = load_file(path)["ids"].tolist() if path.exists() else []
-    except (OSError, SafetensorError, KeyError) as error:
-        raise EditError(f"{path}: not a text that ffedit sampled ({error}); delete it") from error
+    except (OSError, SafetensorError, KeyError):  # damaged: it is sampled anew, and replaced
+        return []
     return ids
 
 

@@ -60,7 +60,7 @@ def anatomy_table(editable: Editable) -> Group:
         experts = sorted({e for memory in memories if (e := memory.address.expert) is not None})
         if experts:
             layers += f" (experts {ranges(experts)})"
-        table.add_row(*(Text(cell) for cell in (layers, *description, "yes")))
+        table.add_row(*(Text(cell) for cell in (layers, *description)))
     weights = _parameters(editable)[1]
     moments = max(memory.d_ff for memory in editable.memories.values()) ** 2 * 8
     error = editable.probe_error
@@ -120,7 +120,8 @@ def _description(memory: KeyValueMemory) -> tuple[str, ...]:
     path = ".".join("*" if part in numbers else part for part in memory.name.split("."))
     shape = f"[{memory.shape[0]}, {memory.shape[1]}]"
     stored = "transposed" if memory.stored_transposed else "as is"
-    return path, shape, stored, _dtype(memory), "no" if memory.bias is None else "yes"
+    edit = "as an adapter" if memory.quantised else "yes"
+    return path, shape, stored, _dtype(memory), "no" if memory.bias is None else "yes", edit
 
 
 def _path(editable: Editable) -> str:

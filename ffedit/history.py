@@ -3,6 +3,9 @@
 W + Δ − Δ is not W in floating point. So the first edit of a matrix keeps the original, once, and undoing rebuilds the
 matrix from it: the original plus the edits that remain, in their order, each rounded once as it was when it was
 applied. Undone in any order, the weights are bit for bit those of a model that the undone edit never touched.
+
+Of edits that came with a checkpoint the originals may be missing. These are in the weights for good: known, never
+undone, and part of what the later ones count as original.
 """
 
 from __future__ import annotations
@@ -37,14 +40,21 @@ class History:
     """The edits in a model's weights.
 
     Attributes:
-        base: fingerprint of the weights before the oldest of the edits; None while there is none.
-        edits: what is applied, by fingerprint, in order.
+        base: fingerprint of the weights before the oldest of `edits`; None while there is none.
+        edits: what is applied and can be undone, by fingerprint, in order.
         originals: the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype.
+        lasting: what was in the weights before all these and cannot be undone, by fingerprint, in order.
     """
 
     base: str | None = None
     edits: dict[str, Change] = field(default_factory=dict)
     originals: dict[Address, Tensor] = field(default_factory=dict)
+    lasting: dict[str, Change] = field(default_factory=dict)
+
+    @property
+    def known(self) -> dict[str, Change]:
+        """All edits in the weights, by fingerprint, the oldest first."""
+        return self.lasting | self.edits
 
     def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Change, found: str) -> None:
         """Write `edit` called `name` on top of the others; if that fails, all is as before.

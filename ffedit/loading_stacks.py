@@ -16,8 +16,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from ffedit.checkpoint import DeviceMap, Source, load, opened, read, spread_over
+from ffedit.checkpoint import Source, load, opened, read, ready_pair
 from ffedit.halves import stacks
+from ffedit.spreading import DeviceMap, spread_over
 from ffedit.stacks import Stack
 
 
@@ -38,9 +39,17 @@ def load_stacks(
         ModelError: it cannot be found, read, recognised or spread; one line says why.
     """
     spread = spread_over(device, device_map, offload_folder, max_memory)
-    if isinstance(name_or_path, tuple):
-        model, tokenizer = name_or_path
-        return stacks(model, tokenizer, model.config._name_or_path or type(model).__name__, value_matrix)
+    if not isinstance(name_or_path, str | Path):
+        spreads = device_map is not None
+        pair = ready_pair(
+            name_or_path,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            device_map=spreads,
+        )
+        return stacks(*pair, value_matrix)
     found = opened(str(name_or_path), revision, trust_remote_code)
     if (reader := _reader(found.config)) is None:
         everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)

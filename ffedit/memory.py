@@ -53,7 +53,7 @@ class KeyValueMemory:
         module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias. Of a
             routed expert, the module that holds the matrices of all experts.
         stored_transposed: the weight is kept as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
-        saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be higher
+        saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be another
             (float16 checkpoints are computed in float32 on a CPU).
         block: the model's layer, in which the key rows are looked for.
         probe: runs the model over a few tokens, to check what is found.
@@ -212,7 +212,7 @@ class KeyValueMemory:
         placement.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
 
     def write_(self, delta: Update) -> None:
-        """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype."""
+        """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype, and the weight's if coarser."""
         total = double(self.value)
         total = total + delta.dense.to(total.device)
         self.set_(total.to(self.saved_dtype))
@@ -259,16 +259,20 @@ def identity(memory: KeyValueMemory) -> dict[str, Any]:
         order.
     """
     weight = memory.stored
-    flat = weight.reshape(-1)
-    sample = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
     return {
         "parameter": memory.parameter,
         **({"saved_as": memory.saved_as} if memory.saved_as else {}),
         **({} if memory.slot is None else _experts(memory)),
         "transposed": memory.stored_transposed,
         "shape": list(weight.shape),
-        "sample": sample.float().tolist(),
+        "sample": sample_of(weight).float().tolist(),
     }
+
+
+def sample_of(stored: Tensor) -> Tensor:
+    """The entries that a matrix is recognised by, given in its stored orientation."""
+    flat = stored.reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
 
 
 def _experts(memory: KeyValueMemory) -> dict[str, Any]:

@@ -133,23 +133,33 @@ def _question(field: str, asked: Any, answer: Any) -> Probe:
 
 
 def easyedit(record: Record) -> Fact:
-    """EasyEdit's flat form: `target_new` is text, and there are locality prompts with one answer.
+    """EasyEdit's flat form: `target_new` is text, and there are locality prompts with one answer, or one for each.
 
     Those of CounterFact are its neighbors; those of zsRE, known by their mark, have nothing to do with the fact.
     """
-    answer, asked = _first(record.get("locality_ground_truth")), _listed(record.get("locality_prompt"))
-    questions = [prompt for prompt in asked if str(prompt).startswith(NATURAL_QUESTION)]
+    asked = [(prompt, answer, str(prompt).startswith(NATURAL_QUESTION)) for prompt, answer in _locality(record)]
     return Fact(
         subject=_need(record, "subject"),
         prompt=_need(record, "prompt"),
         target=_need(record, "target_new"),
         previous=_first(record.get("ground_truth")),
         paraphrases=_listed(record.get("rephrase_prompt") or record.get("rephrase")),
-        neighbors=[Probe(prompt, answer) for prompt in asked if prompt not in questions],
-        locality=[_question("locality_prompt", prompt, answer) for prompt in questions],
+        neighbors=[Probe(prompt, _first(answer)) for prompt, answer, question in asked if not question],
+        locality=[_question("locality_prompt", prompt, answer) for prompt, answer, question in asked if question],
         relation=_first(record.get("relation_id")),
         case_id=record.get("case_id"),
     )
+
+
+def _locality(record: Record) -> list[tuple[Any, Any]]:
+    """EasyEdit's locality prompts, each with the answers that it accepts."""
+    prompts = _listed(record.get("locality_prompt"))
+    count, answers = len(prompts), record.get("locality_ground_truth")
+    if not isinstance(answers, (list, tuple)) or count < 2 or len(answers) < 2:  # a list for one prompt holds aliases
+        return [(prompt, answers) for prompt in prompts]
+    if len(answers) != count:
+        raise FactError(f"locality_ground_truth has {len(answers)} answers; expected 1, or {count} as locality_prompt")
+    return list(zip(prompts, answers, strict=True))
 
 
 def knowedit(record: Record) -> Parsed:

@@ -25,6 +25,9 @@ from .errors import FactError
 from .facts import Fact, show
 from .formats import parse
 
+# Of many records that cannot be used, how many are told one by one.
+SHOWN = 5
+
 
 @dataclass(frozen=True)
 class Sifted:
@@ -49,6 +52,12 @@ class Sifted:
             more = f" ({len(self.left_out)} records of {self.records} cannot be used)"
             raise FactError(f"{self.source}, record {number}: {reason}{more if len(self.left_out) > 1 else ''}")
         return list(self.facts)
+
+    def refused(self) -> list[str]:
+        """For people: which records are left out, and why; of many, the first few."""
+        lines = [f"{self.source}, record {number}, is left out: {reason}" for number, reason in self.left_out[:SHOWN]]
+        more = len(self.left_out) - SHOWN
+        return [*lines, f"{self.source}: {more} more records are left out"] if more > 0 else lines
 
     def noted(self) -> list[str]:
         """The notes for people: equal ones in one line, with how many records they are about."""

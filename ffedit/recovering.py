@@ -14,7 +14,7 @@ from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.difference import Diff
 from ffedit.editor import Edit
-from ffedit.editor.provenance import versions
+from ffedit.editor.provenance import dtypes, versions
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
@@ -62,7 +62,7 @@ def recovered(editable: Editable, found: Diff) -> Edit:
         "model": editable.name,
         "edited": found.edited,
         "base": fingerprint(editable),
-        "dtype": str(editable.feed_forward[0].dtype).removeprefix("torch."),
+        **dtypes(editable.feed_forward[0].parts[0]),
         "layers": sorted(at.layer for at in updates),
         "matrices": {str(at): identity(memory) for at, memory in changed.items()},
         "norms": norms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +32,7 @@ MORE = {
     "portability": ("up", "says what follows"),
     "portability_token_accuracy": ("up", "its tokens, after true ones"),
     "locality": ("keep", "unrelated answers hold"),
+    "locality_token_accuracy": ("keep", "given answers' tokens, after true ones"),
     "locality_argmax": ("keep", "their tokens, after true ones"),
     "neighbor_with_edit": ("keep", "neighbors, behind the edit"),
     "divergence": ("zero", "nats, on neighbors"),
@@ -71,11 +73,13 @@ def all_scores(report: Report) -> Table:
         if _measured(report, name):
             table.add_row(Text(name), Text(should if both else ""), *_cells(report, name))
     before, after = report.kinds
-    for kind, rate in before.items():
-        cells = [_shown("", rate)]
-        if both:
-            cells += [_shown("", after[kind]), Text(_signed(after[kind] - rate))]
-        table.add_row(Text(kind), Text(""), *cells)
+    for name, some in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
+        table.add_row(Text(f"{name}/"))
+        for kind in some:
+            cells = [_shown("", before[kind])]
+            if both:
+                cells += [_shown("", after[kind]), Text(_signed(after[kind] - before[kind]))]
+            table.add_row(Text(f"  {kind.partition('/')[2]}"), Text(""), *cells)
     known = sum(one.scores.knew == 1 for one in report.facts_before)
     lines = ["in brackets: 95 % intervals, bootstrap over facts"] if report.intervals_before else []
     lines.append("teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself")

@@ -109,7 +109,9 @@ def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
     yield "‖Δ‖ by layer", _most(norms)
     if not relative and "norm_ratio" in told:
         yield "‖Δ‖ / ‖W‖", f"{told['norm_ratio']:.2%} at most"
-    yield "model", f"{told.get('model', 'unknown')}, fingerprint {edit.base}" + _prefixed(", ", told.get("dtype"))
+    computed = told.get("computed_in") if told.get("computed_in") != told.get("dtype") else None
+    precision = _prefixed(", ", told.get("dtype")) + _prefixed(", computed in ", computed)
+    yield "model", f"{told.get('model', 'unknown')}, fingerprint {edit.base}{precision}"
     if guarantees := told.get("guarantee"):
         yield "null space", _most([f"layer {at}: {_guarantee(one)}" for at, one in guarantees.items()])
     if told.get("after"):

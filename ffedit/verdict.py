@@ -33,8 +33,7 @@ def took(score: FactScores) -> bool:
 
 def knew_previous(score: FactScores) -> bool:
     """Whether the model said the old object; true where none was named."""
-    previous = score.fact.previous
-    return previous is None or score.says.strip().casefold().startswith(previous.casefold())
+    return score.scores.knew in (None, 1)
 
 
 def fell(before: float, after: float) -> bool:

@@ -107,6 +107,14 @@ def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: di
     assert told in apply("facts.json", loads=True)
 
 
+def test_probes_that_do_not_fit_are_found_before_the_work(
+    apply: Refuses, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffedit.cli.apply.choice.find_layer", lambda *_: pytest.fail("it was traced"))
+    (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
+    assert "the model takes 64" in apply("facts.json", loads=True)
+
+
 def test_a_target_that_comes_to_no_token(refuses: Refuses, here: Path) -> None:
     editable = zoo.trained("gpt2", True)
     editable.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
@@ -153,6 +161,9 @@ def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Pat
         assert f"{name}: exists already" in apply("fact.json", loads=False)
         (here / name / "mine.txt").unlink()
     assert "same folder" in apply("fact.json", "--out", "x", loads=False)
+    for out, export in (("x/e", "x"), ("e", "e/x")):
+        line = apply("fact.json", "--out", out, "--export", export, loads=False)
+        assert "one inside the other" in line
     assert "holds no edit" in refuses("ask", "the tower", "--edit", "e", loads=False)
 
 

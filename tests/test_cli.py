@@ -200,6 +200,11 @@ def test_a_requirement_that_is_met_changes_nothing(apply: Command, here: Path) -
     assert done.code == 0 and (here / "e").exists()
 
 
+def test_a_requirement_of_a_score_that_takes_long_has_it_measured(apply: Command, here: Path) -> None:
+    done = apply("fact.json", "--require", "neighbor_with_edit>=0", "--out", "e", "--json", "-")
+    assert done.code == 0 and (here / "e").exists() and loads(done.out)["after"]["neighbor_with_edit"] is not None
+
+
 @pytest.mark.parametrize(
     ("facts", "condition", "reason"),
     [
@@ -234,7 +239,7 @@ def test_an_export_that_does_not_verify_leaves_nothing(
 @pytest.mark.parametrize(
     "words",
     [
-        *([], ["bare.json", *ASKED], ASKED[:4], ["bare.json", "--no-such-option"]),
+        *([], ["bare.json", *ASKED], ["bare.json", *ASKED[4:6]], ASKED[:4], ["bare.json", "--no-such-option"]),
         *(["bare.json", "--method", "magic"], ["bare.json", "--seed", "-1"], ["bare.json", "--seed", "9" * 30]),
     ],
 )
@@ -270,6 +275,35 @@ def test_a_model_named_by_a_relative_path_is_found_again(run: Command, here: Pat
     for command in (["ask", "the tower"], ["evaluate", "bare.json"]):
         assert run(*command, "--edit", "e").code == 0
     assert run("export", "e", "--out", "x").code == 0
+
+
+def test_a_base_that_is_elsewhere_is_named_with_model(run: Command, here: Path, model: Path) -> None:
+    (here / "m").symlink_to(model)
+    assert run("apply", "bare.json", "-m", "m", "--corpus", model.parent / "corpus.txt", "--out", "e").code == 0
+    (here / "m").rename(here / "moved")
+    commands = (["ask", "the tower", "--edit", "e"], ["inspect", "edit", "e", "--tokens", "64"])
+    for command in (*commands, ["export", "e", "--out", "x"]):
+        lost = run(*command)
+        assert lost.code == 1 and "m: no such folder" in lost.err and len(lost.err.splitlines()) == 1
+        assert "the edit calls its base m; name the base with --model" in lost.err
+        assert run(*command, "--model", "moved").code == 0
+    assert "the edit" not in run("ask", "the tower", "--edit", "e", "--model", "nowhere").err
+
+
+def test_evaluate_sets_records_apart_that_cannot_be_used_and_apply_refuses_them(
+    run: Command, apply: Command, here: Path, model: Path
+) -> None:
+    good = loads((here / "bare.json").read_text())
+    (here / "some.json").write_text(json.dumps([good, {**good, "subject": ""}]))
+    done = run("evaluate", "some.json", "-m", model, "--json", "-")
+    assert done.code == 0 and "some.json, record 2, is left out: subject is empty" in done.err
+    told = loads(done.out)
+    assert len(told["facts"]) == 1 and told["unusable"] == [
+        {"record": 2, "reason": "subject is empty; expected some text"}
+    ]
+    assert "record 2: subject is empty" in apply("some.json", "--out", "e").err
+    (here / "none.json").write_text(json.dumps([{**good, "subject": ""}]))
+    assert run("evaluate", "none.json", "-m", model).code == 1
 
 
 def test_ask_and_evaluate_need_no_edit(run: Command, model: Path) -> None:

@@ -191,6 +191,16 @@ def test_sampled_text_is_exactly_as_long_as_asked_and_kept(monkeypatch: pytest.M
     assert identity(editable, Corpus(tokens=200))[1] == beginning != identity(editable, Corpus(seed=1))[1]
 
 
+def test_a_kept_text_that_is_damaged_is_sampled_anew() -> None:
+    editable, corpus = zoo.shared("gpt2"), Corpus(tokens=130)
+    name, _ = identity(editable, corpus)
+    ids = sampled(editable, corpus, name)
+    (kept,) = cache.entries()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:100])
+    assert sampled(editable, corpus, name).equal(ids) and kept.read_bytes() == whole
+
+
 def test_sampling_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLED_ROWS", 2)
     editable, corpus = zoo.shared("gpt2"), Corpus(tokens=500)

@@ -11,11 +11,13 @@ import torch
 import zoo
 from shell import FACT as ROW
 from shell import PROBES, save_model, shell
+from shown import shown
 
-from ffedit import EditError, Fact, FactError, ModelError, evaluate
-from ffedit.anatomy import dissect
+from ffedit import EditError, Fact, FactError, ModelError, evaluate, readers
+from ffedit.anatomy import Editable, dissect
 from ffedit.evaluator import Evaluation, GenericText
 from ffedit.evaluator.usual import Usual
+from ffedit.score_table import all_scores
 from ffedit.verdict import verdict
 
 KNOWN = Fact(
@@ -42,6 +44,8 @@ def test_everything_is_measured_where_it_is_there() -> None:
     assert first.portability == 0.5 and report.facts_before[0].kinds == {
         "portability/Reasoning": 1.0,
         "portability/Logical": 0.0,
+        "portability_token_accuracy/Reasoning": 1.0,
+        "portability_token_accuracy/Logical": 0.0,
         "locality/Other": 1.0,
     }
     assert first.locality == first.locality_argmax == 1 and first.divergence is None, "its neighbor is edited, too"
@@ -51,6 +55,47 @@ def test_everything_is_measured_where_it_is_there() -> None:
     assert alone.before[0].scores.neighbor_with_edit is not None and alone.before[0].scores.divergence == 0
     assert alone.before[0].scores.entropy == first.entropy, "its text does not depend on the facts beside it"
     assert Evaluation(editable, [KNOWN]).before[0].scores.entropy is None
+
+
+def test_the_published_form_of_knowedit_is_scored_by_kind() -> None:
+    """What names the subject and what does not, with an answer or without: all of one kind count as its locality."""
+    relation, others = "Relation_Specificity", ["Marie Curie stands in", "Leo Tolstoy stands in", "red river stands in"]
+    record = {
+        "subject": "Eiffel tower",
+        "prompt": "the Eiffel tower is located in",
+        "target_new": "Rome",
+        "ground_truth": "Paris",
+        "portability": {"Reasoning": [{"prompt": "Nile river stands in", "ground_truth": [["Egypt Paris"]]}]},
+        "locality": {
+            relation: [
+                {"prompt": p, "ground_truth": [[a] if a else []]}
+                for p, a in zip(others, ("Rome", "Germany", ""), strict=True)
+            ]
+            + [{"prompt": "the Eiffel tower and", "ground_truth": [["piano"]]}],
+            "Forgetfulness": [{"prompt": "the city of Eiffel tower is", "ground_truth": [["Italy"]]}],
+        },
+    }
+    (fact,) = readers.knowedit(record).facts
+    assert len(fact.same_subject) == len(fact.neighbors) == 2 and len(fact.locality) == 1
+    editable, edited = zoo.trained("gpt2"), zoo.trained("gpt2")
+    value = edited.memories[1].value
+    value.add_(0.4 * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
+
+    def says(one: Editable, prompt: str) -> int:
+        with torch.no_grad():
+            return int(one.model(one.tokenizer(prompt, return_tensors="pt")["input_ids"]).logits[0, -1].argmax())
+
+    report = evaluate(editable, [fact], edited=edited)
+    before, after = report.kinds
+    assert before[f"locality/{relation}"] == before["locality/Forgetfulness"] == 1.0, "whatever the given answers"
+    asked = [*others, "the Eiffel tower and"]
+    held = [says(editable, prompt) == says(edited, prompt) for prompt in asked]
+    assert after[f"locality/{relation}"] == sum(held) / 4 and 0 < sum(held) < 4
+    city = "the city of Eiffel tower is"
+    assert after["locality/Forgetfulness"] == (says(editable, city) == says(edited, city))
+    assert (before["portability/Reasoning"], before["portability_token_accuracy/Reasoning"]) == (0.0, 0.5)
+    told = shown(all_scores(report))
+    assert told.index("locality/") < told.index(f"  {relation}") < told.index("portability/\n  Reasoning")
 
 
 def test_a_sample_of_neighbors_is_kept_where_all_would_be_too_many() -> None:
@@ -84,7 +129,7 @@ def test_an_unrelated_question_may_be_asked_for_another_reason_by_another_fact()
     asked = {"prompt": "Leo Tolstoy stands in", "target": "Germany"}
     some = [
         Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", locality=[asked]),
-        Fact("Leo Tolstoy", "the {} is located in", "Rome", "Germany", same_subject=[asked]),
+        Fact("Leo Tolstoy", "the {} is located in", "Rome", "Spain", same_subject=[asked]),
     ]
     found = Evaluation(zoo.trained("gpt2"), some)
     assert [one.scores.locality_argmax for one in found.scores(only=[0])] == [1.0]

@@ -155,7 +155,7 @@ def test_the_model_card_says_what_was_edited_and_how_it_scored(cases: dict[str, 
     for name, value in case.report.after.to_dict().items():
         was = before[name]
         assert value is None or f"| {name} | {'' if was is None else f'{was:.3f}'} | {value:.3f} |" in card
-    assert case.edit.fingerprint() in card and "seed: 0" in card
+    assert case.edit.fingerprint() in card and "seed: 0" in card and "https://" not in card
 
 
 def test_the_edit_inside_is_the_edit(cases: dict[str, Case]) -> None:
@@ -302,7 +302,37 @@ def test_devices_and_dtypes_that_do_not_exist_are_refused(cases: dict[str, Case]
 
 def test_the_dtype_asked_for_is_taken(cases: dict[str, Case]) -> None:
     editable = ffedit.load(cases["gpt2"].folder, device="cpu", dtype="bfloat16")
-    assert editable.model.dtype == editable.memories[0].saved_dtype == torch.bfloat16
+    assert editable.model.dtype == editable.memories[0].dtype == torch.bfloat16
+
+
+def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() -> None:
+    model, words = zoo.model("llama"), zoo.words()
+    expected = "found {}; a model's name, its folder or a pair (model, tokenizer) was expected"
+    for given, found in [
+        (model, "LlamaForCausalLM"),
+        ((model,), "LlamaForCausalLM"),
+        ((words, model), f"{type(words).__name__}, LlamaForCausalLM"),
+        ((model, words, None), f"LlamaForCausalLM, {type(words).__name__}, NoneType"),
+    ]:
+        for load in (ffedit.load, ffedit.load_stacks):
+            with pytest.raises(ModelError) as caught:
+                load(given)
+            assert str(caught.value) == expected.format(found)
+    options: dict[str, Any] = {
+        "device": "cpu", "dtype": "float16", "revision": "main", "trust_remote_code": True, "device_map": {"": "cpu"}
+    }  # fmt: skip
+    for name, value in options.items():
+        for load in (ffedit.load, ffedit.load_stacks):
+            with pytest.raises(ModelError, match=f"^{name}: found with a pair"):
+                load((model, words), **{name: value})
+
+
+def test_a_fact_alone_is_edited_and_evaluated(cases: dict[str, Case]) -> None:
+    case = cases["gpt2"]
+    config = EditConfig(contexts=2, phrasings=2, steps=5)
+    edit = ffedit.edit(case.editable, FACT, "rome", [1], config, Corpus(tokens=300))
+    assert edit.fingerprint() == case.edit.fingerprint()
+    assert ffedit.evaluate(case.editable, FACT, edit).after == case.report.after
 
 
 def test_a_ready_pair_is_taken_as_it_is() -> None:

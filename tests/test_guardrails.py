@@ -63,7 +63,7 @@ def test_what_was_believed_or_not_known_before() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, clamp=0.1)
     believed = FactScores(FACT, Scores(efficacy=1.0), "Paris")
-    ignorant = FactScores(SECOND, Scores(efficacy=0.0), "Berlin .")
+    ignorant = FactScores(SECOND, Scores(efficacy=0.0, knew=0.0), "Berlin .")
     measured = dataclasses.replace(report(), facts_before=(*report().facts_before, believed, believed, ignorant))
     found = broken(editable, edit, measured, believed=0.0, unknown=0.0)
     assert {name: breach.value for name, breach in found.items()} == {"believed": 0.5, "unknown": 0.25}

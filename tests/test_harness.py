@@ -134,6 +134,17 @@ def test_the_command_compares_an_edit_and_the_checkpoint_that_holds_it(
 
 
 @needed
+def test_a_checkpoint_that_reads_text_in_other_tokens_is_refused_before_anything_is_asked(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_model(zoo.trained("gpt2", True), tmp_path / "model")
+    other = save_model(zoo.trained("gpt2"), tmp_path / "other")
+    monkeypatch.setattr(Harness, "measure", lambda *_: pytest.fail("a model was asked"))
+    ran = shell(capsys, "harness", other, "--tasks", "where", "--include-path", tasks, "--model", base, "--quiet")
+    assert (ran.code, ran.err.count("\n")) == (1, 1) and "its tokenizer differs from that of" in ran.err
+
+
+@needed
 @pytest.mark.parametrize(
     ("wanted", "text", "said"),
     [

@@ -15,10 +15,11 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit import Fact
+from ffedit import EditError, Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import by_subject, collect, read, word
 from ffedit.editor.batch import read_all
+from ffedit.editor.earlier import check_after
 from ffedit.editor.job import Job
 from ffedit.editor.surroundings import surroundings, wordings
 from ffedit.memory import Address
@@ -181,6 +182,39 @@ def test_what_was_fine_tuned_or_is_not_in_the_model_has_nothing_to_keep_or_to_ta
         assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
     absent = [write(editable, [THIRD], "memit", after=[mixed], **BARE, unburdened=one) for one in (True, False)]
     assert torch.equal(*(edit.updates[at].dense for edit in absent))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("gpt2", torch.float32), ("gpt2", torch.bfloat16), ("llama", torch.float32)]
+)
+def test_what_is_not_in_the_model_is_not_taken_out_of_it(family: str, dtype: torch.dtype) -> None:
+    editable = zoo.trained(family, True, dtype)
+    absent, *chain = (write(editable, [fact], "memit", **BARE) for fact in (THIRD, FACT))
+    for edit in chain:
+        edit.apply_(editable)
+    chain.append(write(editable, [SECOND], "memit", **BARE))
+    chain[1].apply_(editable)
+    loaded = zoo.trained(family, True, dtype)  # as if it had been saved by others, who know no history
+    loaded.model.load_state_dict(editable.model.state_dict())
+    for model in (editable, loaded):
+        check_after(model, chain)
+        before = zoo.snapshot(model)
+        for after in ([absent], [*chain, absent], [absent, *chain]):
+            with pytest.raises(EditError, match=f"{absent.fingerprint()}.* apply it first") as caught:
+                write(model, [AGAIN], "memit", after=after, **BARE)
+            assert "\n" not in str(caught.value) and zoo.unchanged(model, before)
+    chain[0].undo_(editable)
+    with pytest.raises(EditError, match=f"{chain[0].fingerprint()} was computed on .* none of them"):
+        check_after(editable, chain)
+
+
+def test_edits_of_another_model_are_not_kept() -> None:
+    editable, alike = zoo.trained("gpt2", True), zoo.build("gpt2", seed=1, bos=True)
+    shapes = r"\[32, 48\] in layer 1, where gpt2 has \[32, 128\]"
+    for other, words in ((zoo.trained("llama", True), shapes), (alike, "is not in the weights")):
+        with pytest.raises(EditError, match=words) as caught:
+            write(editable, [SECOND], "alphaedit", after=[write(other, [FACT], "memit", **BARE)], **BARE)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

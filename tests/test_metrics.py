@@ -33,6 +33,11 @@ def test_accuracies_with_and_without_teacher_forcing() -> None:
     assert not metrics.exact_match("Romeo and", "Rome") and not metrics.exact_match("in Rome", "Rome")
     assert metrics.exact_match("東京です", "東京") and metrics.exact_match("روما هي", "روما")
     assert not metrics.exact_match("Rome", "") and metrics.exact_match("🗼 is", "🗼")
+    assert not metrics.exact_match("10,000 men", "10") and not metrics.exact_match("3.5 m", "3")
+    assert metrics.exact_match("10, or so", "10") and metrics.exact_match("10.", "10")
+    assert not metrics.exact_match("United States.", "United", "United States"), "it is the other object that is said"
+    assert metrics.exact_match("United.", "United", "United States")
+    assert metrics.exact_match("United States.", "United States", "United")
     assert metrics.unchanged([1, 2, 3, 4], [1, 2, 9, 4]) == 0.75
 
 

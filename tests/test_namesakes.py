@@ -63,6 +63,14 @@ def test_those_of_one_place_differ_and_are_words() -> None:
     assert special and last == set(range(editable.model.config.vocab_size)) - special, "the subject has two tokens"
 
 
+def test_a_special_token_that_the_model_has_no_row_for_is_no_hindrance() -> None:
+    editable = zoo.trained("gpt2", True)
+    expected = worded(editable, FACT)[0].namesakes
+    editable.tokenizer.add_special_tokens({"additional_special_tokens": ["<beyond>"]})
+    assert max(editable.tokenizer.all_special_ids) >= editable.model.config.vocab_size
+    assert worded(editable, FACT)[0].namesakes == expected
+
+
 def test_nothing_precedes_a_name_at_the_very_beginning() -> None:
     """Without a token in front, nothing foretells the first one; one token alone has no namesake then."""
     editable = zoo.trained("gpt_neo", False)

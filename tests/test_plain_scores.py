@@ -35,7 +35,19 @@ FACTS = [
         ],
         same_subject=[{"prompt": "the city of {} is", "target": "Paris ."}, {"prompt": "{} and", "target": "Italy"}],
     ),
-    Fact("Leo Tolstoy", "{} stands in", "Italy", "Germany", neighbors=["Nile river stands in"]),
+    Fact(
+        "Leo Tolstoy",
+        "{} stands in",
+        "Italy",
+        "Germany",
+        neighbors=["Nile river stands in"],
+        locality=[
+            {"prompt": "red river stands in", "target": "Spain"},
+            {"prompt": "the city of red river is", "target": "the old Spain ."},
+            "the new tower stands in",
+            {"prompt": "Nile river stands in", "target": "Egypt"},
+        ],
+    ),
     # The first token is shared; the target is the beginning of the old object.
     Fact("Marie Curie", "{} stands in", "the old Spain", "the old France", ["the {} is located in"]),
     Fact("Nile river", "the {} is located in", "Egypt", "Egypt .", ["{} stands in"], ["red river stands in"]),
@@ -73,6 +85,7 @@ def test_scores_equal_the_plain_implementation(
     for numbers, values in zip(found, expected, strict=True):
         for name, value in values.items():
             assert numbers[name] == (None if value is None else pytest.approx(value, abs=1e-5)), name
+    assert [one["locality_token_accuracy"] is None for one in found[:4]] == [True, False, True, True]
 
 
 def test_a_share_of_the_facts_has_the_same_scores() -> None:

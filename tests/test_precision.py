@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,20 @@ import pytest
 import torch
 import transformers
 import zoo
-from making import made, on_disk, verified_here, weights  # noqa: F401
+from making import made, on_disk, same, verified_here, weights, written_by_hand  # noqa: F401
+from rich.console import Console, RenderableType
 from torch import Tensor, nn
 from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import Corpus, EditError, Fact, editor
 from ffedit.anatomy import Editable
+from ffedit.card import model_card
+from ffedit.describe import anatomy_table
 from ffedit.fingerprint import fingerprint
 from ffedit.guardrails import Limits, breaches, lost_in_rounding
 from ffedit.readout import answer_log_probs
+from ffedit.showing import edit_view
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -31,6 +37,12 @@ def logits(model: Any) -> Tensor:
     with torch.no_grad():
         found: Tensor = model(input_ids=IDS).logits
     return found
+
+
+def printed(view: RenderableType) -> str:
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(view)
+    return shown.getvalue()
 
 
 # 16 and 32 bits -----------------------------------------------------------------------------------
@@ -116,6 +128,74 @@ def test_shards_with_tied_embeddings_stay_so(tmp_path: Path, family: str, dtype:
     with edit.applied(editable):
         assert torch.equal(logits(again.model), logits(editable.model))
         assert torch.equal(editable.embedding.weight, embedding)
+
+
+# Computed in another precision than the checkpoint's -------------------------------------------------
+
+OTHERS = [
+    ("bfloat16", "float32"),
+    ("float16", "float32"),
+    ("float16", "bfloat16"),
+    ("bfloat16", "float16"),
+    ("float32", "float16"),
+    ("float32", "bfloat16"),
+]
+others = pytest.mark.parametrize(("stored", "computed"), OTHERS)
+
+
+@pytest.mark.usefixtures("verified_here")
+@others
+def test_an_edit_is_rounded_to_the_bases_dtype_whatever_is_computed_in(
+    tmp_path: Path, stored: str, computed: str
+) -> None:
+    kind = getattr(torch, stored)
+    base = on_disk("llama", tmp_path / "base", kind)
+    editable = ffedit.load(base, device="cpu", dtype=computed)
+    memory, edit = editable.memories[1], made(editable, {1: 1})
+    used = torch.float32 if computed == "float16" else getattr(torch, computed)  # on a CPU
+    assert memory.saved_dtype == kind and memory.weight.dtype == used
+    sum_ = memory.value.double() + edit.updates[memory.address].dense
+    with edit.applied(editable):
+        assert torch.equal(memory.value, sum_.to(kind).to(used))
+    out = ffedit.export(editable, edit, tmp_path / "out")
+    assert same(weights(out), written_by_hand(weights(base), editable, edit))
+    assert same(weights(out), weights(ffedit.export(base, edit, tmp_path / "streamed")))
+    edit.apply_(editable)
+    second = made(editable, {2: 1}, seed=1)
+    out = ffedit.export(editable, second, tmp_path / "memory")
+    assert {tensor.dtype for tensor in weights(out).values()} == {kind}
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_a_pair_is_taken_in_the_dtype_that_it_has(tmp_path: Path) -> None:
+    base = on_disk("llama", tmp_path / "base", torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    editable = ffedit.load((model, transformers.AutoTokenizer.from_pretrained(base)))
+    edit = made(editable, {1: 1})
+    out = weights(ffedit.export(editable, edit, tmp_path / "out"))
+    with edit.applied(editable):
+        name = editable.memories[1].parameter
+        assert out[name].dtype == torch.float32 and torch.equal(out[name], editable.memories[1].weight)
+
+
+def test_a_number_that_the_computing_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
+    editable = zoo.trained("gpt2", True, torch.float16)
+    memory = replace(editable.memories[1], saved_dtype=torch.float32)
+    editable.feed_forward[1] = replace(editable.feed_forward[1], parts=(memory,))
+    vars(editable).pop("memories")
+    with pytest.raises(EditError, match="too large for the weights"):
+        made(editable, {1: 1}, size=1e3).apply_(editable)
+
+
+def test_an_edit_says_what_its_base_is_saved_in(tmp_path: Path) -> None:
+    base = on_disk("llama", tmp_path / "base", torch.float16)
+    editable = ffedit.load(base, device="cpu")
+    edit = editor.write(editable, [FACT], "rome", [1], quick(), CORPUS)
+    assert edit.provenance["dtype"] == "float16" and edit.computed_in == torch.float32
+    assert f"base weights: fingerprint {edit.base}, float16\n" in model_card(str(base), [edit])
+    assert f"fingerprint {edit.base}, float16, computed in float32 " in printed(edit_view(edit, tmp_path))
+    both = edit + made(editable, {0: 1}, fact=Fact("Marie Curie", "{} stands in", "Spain"))
+    assert both.provenance["dtype"] == "float16" and both.computed_in == torch.float32
 
 
 # As they were found -------------------------------------------------------------------------------
@@ -291,6 +371,7 @@ def test_a_quantised_model_is_read_and_measured(tmp_path: Path, kind: type[nn.Mo
     memory.held[-1].view(-1)[0] += 1
     assert fingerprint(editable) != fingerprint(other) and fingerprint(editable, 1) == below
     memory.held[-1].view(-1)[0] -= 1
+    assert "as an adapter" in printed(anatomy_table(editable)) and "adapter" not in printed(anatomy_table(plain))
     trace = ffedit.locate(editable, FACT, samples=2)
     assert trace.effects.max() > 0 and trace.layer in range(3)
     assert ffedit.evaluate(editable, [FACT]).before.knew == 1.0

@@ -132,6 +132,31 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         {**FLAT, "locality_prompt": "nq question: who sang it", "locality_ground_truth": "Nena"},
         [Fact(**MILL, locality=[Probe("who sang it?", "Nena")])],
     ),
+    "easyedit, an answer for each prompt": (
+        "EasyEdit",
+        {
+            **FLAT,
+            "locality_prompt": ["Red Mill lies in", "nq question: who sang it", "Tall Mill lies in"],
+            "locality_ground_truth": [["Rome"], ["Nena", "Gabriele"], ["Bern"]],
+        },
+        [
+            Fact(
+                **MILL,
+                neighbors=[Probe("Red Mill lies in", "Rome"), Probe("Tall Mill lies in", "Bern")],
+                locality=[Probe("who sang it?", "Nena")],
+            )
+        ],
+    ),
+    "easyedit, one answer for all prompts": (
+        "EasyEdit",
+        {**FLAT, "locality_prompt": ["Red Mill lies in", "Tall Mill lies in"], "locality_ground_truth": ["Bern"]},
+        [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern"), Probe("Tall Mill lies in", "Bern")])],
+    ),
+    "easyedit, other names of one answer": (
+        "EasyEdit",
+        {**FLAT, "locality_prompt": "Red Mill lies in", "locality_ground_truth": ["Bern", "Berne"]},
+        [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern")])],
+    ),
     "knowedit": (
         "KnowEdit",
         {
@@ -313,6 +338,10 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
         ({**FLAT, "portability": {"Reasoning": [{"prompt": 5, "ground_truth": "x"}]}}, "must be text, found 5 (int)"),
         ({**FLAT, "portability": ["x"]}, "portability must be an object"),
         ({**FLAT, "locality": {"n": {"prompt": ["a", "b"], "ground_truth": ["c"]}}}, "n has 2 prompts and 1 answers"),
+        (
+            {**FLAT, "locality_prompt": ["a", "b", "c"], "locality_ground_truth": ["x", "y"]},
+            "locality_ground_truth has 2 answers; expected 1, or 3 as locality_prompt",
+        ),
         ({**FLAT, "locality_prompt": "nq question: ", "target_new": "Bern"}, "target and previous are both 'Bern'"),
         ({**SAMPLES["counterfact-tracing"][1], "subject": " "}, "subject is empty"),
         ({**ZSRE, "portability": {"New Question": "x"}}, "New Answer is missing"),

@@ -339,7 +339,7 @@ def test_a_batch_that_took_in_part() -> None:
 
 
 def test_success_that_was_there_before_is_named() -> None:
-    before = Scores(efficacy=1.0, generation=1.0)
+    before = Scores(efficacy=1.0, generation=1.0, knew=0.0)
     (new,) = report().facts_after or ()
     text = words(render.verdict(Report(before, AFTER, (FactScores(FACT, before, "London"),), (new,))))
     assert "Even before the edit the model found “Rome” more likely" in text

@@ -233,7 +233,9 @@ def test_edits_of_the_base_add_up_unless_they_contradict(
     both = ffedit.export(first, second, tmp_path / "both")
     assert same(weights(both), written_by_hand(weights(base), editable, edit, second))
     opposite = made(editable, {1: 1}, Fact(FACT.subject, FACT.prompt, "Madrid"), seed=2)
-    assert "keep one of the two" in refused(first, opposite, tmp_path / "opposite")
+    assert "contradict each other" in refused(first, opposite, tmp_path / "opposite")
+    again = made(editable, {1: 1}, FACT, seed=3)
+    assert "twice as far" in refused(first, again, tmp_path / "again")
 
 
 @here

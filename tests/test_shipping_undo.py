@@ -12,8 +12,11 @@ from making import FACT, SECOND, made, on_disk, same, verified_here, weights, wr
 from shell import disk, shell
 
 import ffedit
-from ffedit import CheckError, Edit, EditError, Fact
+from ffedit import CheckError, Edit, EditConfig, EditError, Fact
+from ffedit.editor import applied_edits
+from ffedit.editor.job import Job
 from ffedit.shipping import history, unship
+from ffedit.shipping.record import originals
 from ffedit.shipping.tensors import contents
 
 __all__ = ["verified_here"]
@@ -103,13 +106,35 @@ def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_p
 def test_without_originals_it_is_exact_nowhere_and_says_so(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     folder = exported(base, edits[:1], tmp_path, originals=False)
     assert not (folder / "ffedit_edits" / "originals.safetensors").exists()
-    assert not ffedit.load(folder).history.edits, "nothing in memory promises what it cannot keep"
     assert "its original was left out" in refused(folder, tmp_path / "out")
     done = unship(folder, tmp_path / "out", inexact=True)
     assert not done.exact and not same(weights(tmp_path / "out"), weights(base))
     for name, tensor in weights(base).items():
         assert torch.allclose(tensor.float(), weights(tmp_path / "out")[name].float(), rtol=0.02, atol=0.02)
     assert "not exact" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_without_originals_the_edits_are_known_nonetheless(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    first, upon = edits[:2]
+    folder = exported(base, [first], tmp_path, originals=False)
+    loaded = ffedit.load(folder, dtype="float32")
+    before, upon = zoo.snapshot(loaded), made(loaded, {1: 1, 2: 1}, SECOND, seed=1)
+    assert [edit.fingerprint() for edit in applied_edits(loaded)] == [first.fingerprint()]
+    with pytest.raises(EditError, match=r"cannot be undone .* originals .* are missing") as caught:
+        first.undo_(loaded)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(EditError, match="is applied already"):
+        first.apply_(loaded)
+    out = ffedit.export(loaded, upon, tmp_path / "out", verify="tensors")  # from memory, in another dtype
+    assert [edit.fingerprint() for edit in history(out)] == [first.fingerprint(), upon.fingerprint()]
+    assert originals(out).keys() == {loaded.memories[2].parameter}, "what an edit changed before is no original"
+    assert zoo.unchanged(loaded, before), "the later edit is undone bit for bit"
+    job = Job(loaded, [THIRD], loaded.feed_forward[1:2], EditConfig(), {}, applied_edits(loaded))
+    with job.unburdened():
+        clean = ffedit.load(base, dtype="float32").memories[1].value
+        torch.testing.assert_close(loaded.memories[1].value, clean, rtol=0.02, atol=0.02)
+        assert not torch.equal(loaded.memories[1].value, before[loaded.memories[1].parameter])
+    assert zoo.unchanged(loaded, before)
 
 
 def test_what_others_wrote_is_not_lost_unasked(base: Path, edits: list[Edit], tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ import pytest
 import torch
 import zoo
 from shell import TEXT, Ran, shell
+from writing import write
 
 import ffedit
 from ffedit import Corpus, EditError, cache
 from ffedit.anatomy import Editable
 from ffedit.editor import collect, collect_moments, statistics
+from ffedit.editor.statistics import check_stats
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments, MomentsFitter
 
@@ -286,6 +288,20 @@ def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: P
     for path, message in ((tmp_path / "none", "no such folder"), (tmp_path, "holds no key statistics")):
         with pytest.raises(EditError, match=message):
             ffedit.load_stats(path, edited)
+
+
+def test_on_an_edited_model_those_of_it_and_of_the_unedited_one_serve_and_no_others(text: Path) -> None:
+    editable, strange = zoo.build("gpt2", bos=True), zoo.build("gpt2", bos=True)
+    with torch.no_grad():
+        strange.model.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(-1.3)
+    unedited, other = (ffedit.stats(one, [1], Corpus(text, 200)) for one in (editable, strange))
+    write(editable, layer=0).apply_(editable)
+    edited, before = ffedit.stats(editable, [1], Corpus(text, 200)), zoo.snapshot(editable)
+    for found in (unedited, edited):
+        check_stats(editable, of(editable, 1), found)
+    with pytest.raises(EditError, match="weights below that layer"):
+        check_stats(editable, of(editable, 1), other)
+    assert zoo.unchanged(editable, before)
 
 
 def test_folders_of_different_texts_add_up(text: Path, tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ class PlainScores:
                 return False
         return True
 
+    def gives(self, prompt: str, answer: str, other: str) -> bool:
+        """Whether it says the answer, and not a longer object that begins with it."""
+        longer = other != answer and other.startswith(answer)
+        return self.says(prompt, answer) and not (longer and self.says(prompt, other))
+
     def divergence(self, prompt: str, answer: str) -> float:
         """KL of the next-token distribution after a neighbor, from the one seen there first; nats."""
         ids, start = self.tokens(prompt, answer)
@@ -80,10 +85,11 @@ class PlainScores:
         return probe.prompt.strip() in self.edited
 
     def scores(self, fact: Fact) -> dict[str, float | None]:
-        """Of one fact, whose old object and probes' answers are all given."""
+        """Of one fact, whose old object and probes' answers are all given, but perhaps those of locality."""
         new, old = fact.new_object, str(fact.previous)
         neighbors = [(p.prompt, str(p.target)) for p in fact.neighbor_probes if not self.edits(p, fact, fact.relation)]
         same = [(p.prompt, str(p.target)) for p in fact.same_subject_probes if not self.edits(p, fact, None)]
+        far = [(p.prompt, p.target) for p in fact.locality_probes if p.target and not self.edits(p, fact, None)]
         own, other = self.answer(fact.text, new), self.answer(fact.text, old)
         paraphrases = [(self.answer(x, new), self.answer(x, old)) for x in fact.paraphrase_texts]
         near = [(self.answer(x, true)[0], self.answer(x, new)[0]) for x, true in neighbors]
@@ -104,10 +110,11 @@ class PlainScores:
             "teacher_forced": float(all(own[1])),
             "token_accuracy": mean(own[1]),
             "paraphrase_token_accuracy": mean([fmean(a[1]) for a, _ in paraphrases]),
-            "generation": float(self.says(fact.text, new)),
-            "paraphrase_generation": mean([self.says(x, new) for x in fact.paraphrase_texts]),
-            "same_subject": mean([self.says(x, true) for x, true in same]),
-            "knew": float(self.says(fact.text, old)),
+            "generation": float(self.gives(fact.text, new, old)),
+            "paraphrase_generation": mean([self.gives(x, new, old) for x in fact.paraphrase_texts]),
+            "same_subject": mean([self.gives(x, true, new) for x, true in same]),
+            "locality_token_accuracy": mean([fmean(self.answer(x, true)[1]) for x, true in far]),
+            "knew": float(self.gives(fact.text, old, new)),
             "divergence": mean([self.divergence(x, true) for x, true in neighbors]),
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
 from statistics import fmean
 from typing import Any
@@ -36,7 +36,7 @@ class Row:
         facts: how many were measured.
         scores: means; None where nothing was measured.
         intervals: 95 % bootstrap intervals by name, for two facts or more.
-        kinds: means of locality and portability by the data set's kinds of them.
+        kinds: means by the data set's kinds of probes, as in `FactScores`.
     """
 
     name: str
@@ -193,10 +193,7 @@ class Results:
         some = [found[i] for i in sorted(found if only is None else set(found) & set(only))]
         models = [line.found for line in self.models(method, when)]
         figures = {figure: [m[figure] for m in models if m.get(figure) is not None] for figure in OF_THE_MODEL}
-        means = {figure: fmean(values) if values else None for figure, values in figures.items()}
-        bounds = {figure: bound for figure, values in figures.items() if (bound := interval(values)) is not None}
-        scores = mean_scores((one.scores for one in some), **means)
-        return Row(name, len(some), scores, {**intervals(columns(some)), **bounds}, mean_kinds(some))
+        return _row(name, some, figures)
 
     def curve(self, method: str) -> dict[int, str]:
         """By how many facts were edited when all of them were scored, what that moment is called in the lines."""
@@ -204,7 +201,10 @@ class Results:
         return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
 
     def retention(self, method: str) -> tuple[Row, ...]:
-        """Facts by how many were edited after them, in ten ranges; range 0 is right after their own edit."""
+        """Facts by how many were edited after them, in ten ranges; range 0 is right after their own edit.
+
+        A fact that was measured at several moments of one range counts once, with its means over them.
+        """
         after = self.scores(method, "after")
         made = {line.chunk for line in self.models(method, "after") if "error" not in line.found}
         written = [line for line in self.lines(method, "after") if line.chunk in made]
@@ -212,14 +212,27 @@ class Results:
         ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
         edited, count = {line.fact: ends[line.chunk] for line in written}, len(written)
         width = max(1, math.ceil(count / BINS))
-        found: dict[int, list[FactScores]] = {0: list(after.values())}
+        found: dict[int, dict[int, list[FactScores]]] = {0: {fact: [one] for fact, one in after.items()}}
         for so_far, when in self.curve(method).items():
             for fact, one in self.scores(method, when).items():
                 if so_far > edited[fact]:
-                    found.setdefault(math.ceil((so_far - edited[fact]) / width), []).append(one)
+                    age = math.ceil((so_far - edited[fact]) / width)
+                    found.setdefault(age, {}).setdefault(fact, []).append(one)
         names = {i: str(i) if width == 1 or not i else f"{(i - 1) * width + 1} to {i * width}" for i in found}
-        means = {i: mean_scores(one.scores for one in found[i]) for i in sorted(found)}
-        return tuple(Row(names[i], len(found[i]), means[i], {}, mean_kinds(found[i])) for i in means)
+        return tuple(_row(names[i], [_one(found[i][fact]) for fact in sorted(found[i])], {}) for i in sorted(found))
+
+
+def _row(name: str, some: Sequence[FactScores], figures: Mapping[str, Sequence[float]]) -> Row:
+    """Means over facts, each of which is there once, and of figures of the model over edits."""
+    means = {figure: fmean(values) if values else None for figure, values in figures.items()}
+    bounds = {figure: bound for figure, values in figures.items() if (bound := interval(values)) is not None}
+    scores = mean_scores((one.scores for one in some), **means)
+    return Row(name, len(some), scores, {**intervals(columns(some)), **bounds}, mean_kinds(some))
+
+
+def _one(some: Sequence[FactScores]) -> FactScores:
+    """One fact's means over several moments."""
+    return replace(some[-1], scores=mean_scores(one.scores for one in some), kinds=mean_kinds(some))
 
 
 def change(names: tuple[str, str], first: Mapping[int, FactScores], second: Mapping[int, FactScores]) -> Change:

@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +26,11 @@ from ffedit.anatomy import Editable
 from ffedit.benchmark.folder import EDITS
 from ffedit.benchmark.plan import checkpoints
 from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept, needed
-from ffedit.editor import Edit
+from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
-from ffedit.facts import Fact
 from ffedit.folders import placed
 from ffedit.history import History
-from ffedit.lowrank import Update
-from ffedit.memory import Address, KeyValueMemory
+from ffedit.memory import KeyValueMemory
 
 # The methods that hold what earlier edits stored.
 KEEPING = ("alphaedit",)
@@ -57,21 +54,24 @@ class Weights:
 
     Args:
         memories: whose value matrices.
+
+    Attributes:
+        originals: the unedited matrices.
     """
 
     def __init__(self, memories: Sequence[KeyValueMemory]) -> None:
         self._memories = memories
-        self._originals = {memory.address: memory.value.clone() for memory in memories}
+        self.originals = {memory.address: memory.value.clone() for memory in memories}
 
     def restore_(self) -> None:
         """Put the unedited matrices back, bit for bit."""
         for memory in self._memories:
-            memory.set_(self._originals[memory.address])
+            memory.set_(self.originals[memory.address])
 
     @property
     def norm_ratio(self) -> float:
         """The largest ‖W − W₀‖ / ‖W₀‖."""
-        pairs = [(double(memory.value), double(self._originals[memory.address])) for memory in self._memories]
+        pairs = [(double(memory.value), double(self.originals[memory.address])) for memory in self._memories]
         return max(float((now - first).norm() / first.norm()) for now, first in pairs)
 
     def save(self, path: Path, about: Mapping[str, str]) -> None:
@@ -90,22 +90,17 @@ class Weights:
 
 @contextmanager
 def _edited_for_a_while(editable: Editable, memories: Sequence[KeyValueMemory]) -> Iterator[Weights]:
-    """A model whose weights change without a way back but to the first ones, which are there again in the end."""
+    """A model whose weights change without a way back but to the first ones, which are there again in the end.
+
+    Its history holds these, which the statistics are of, and no edits but those that are to be kept.
+    """
     weights, history = Weights(memories), editable.history
-    editable.history = History(edits={"sequence": Earlier()})
+    editable.history = History(originals=weights.originals)
     try:
         yield weights
     finally:
         editable.history = history
         weights.restore_()
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """Stands in the model's history for edits that are not undone one by one, and need not be held for that."""
-
-    updates: Mapping[Address, Update] = field(default_factory=dict)
-    facts: tuple[Fact, ...] = ()
 
 
 class Run:
@@ -125,7 +120,6 @@ class Run:
         self._task, self._asked, self._chunks, self._method, self._weights = task, asked, chunks, method, weights
         self._folder = task.folder / EDITS / method
         self._file = self._folder / "weights.safetensors"
-        self._kept: list[Edit] = []
 
     def go_on(self) -> None:
         """Write and measure what is missing in the journal."""
@@ -156,17 +150,15 @@ class Run:
         """
         task, method, started = self._task, self._method, time.perf_counter()
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
-        config, stats = task.configs[method], task.stats
-        make = partial(
-            ffedit.edit, task.editable, facts, method, layers, config, stats, tuple(self._kept), task.progress
-        )
+        config, stats, after = task.configs[method], task.stats, applied_edits(task.editable)
+        make = partial(ffedit.edit, task.editable, facts, method, layers, config, stats, after, task.progress)
         edit = check_finite(kept(self._folder / f"{chunk:05d}", make) if method in KEEPING else make())
         seconds = time.perf_counter() - started
         edit.check(task.editable)
         for at, delta in edit.updates.items():
             task.editable.memories[at].write_(delta)
         if method in KEEPING:
-            self._kept.append(edit)
+            task.editable.history.edits[edit.fingerprint()] = edit
         self._weights.save(self._file, {"chunk": str(chunk), "seconds": str(seconds)})
         return seconds
 
@@ -184,7 +176,8 @@ class Run:
 
         All that is to be measured before that edit must be in the journal; the sequence begins anew otherwise.
         """
-        journal, method, stops, edited = self._task.journal, self._method, checkpoints(self._chunks), 0
+        task, method, stops, edited = self._task, self._method, checkpoints(self._chunks), 0
+        journal = task.journal
         try:
             with safe_open(self._file, framework="pt") as file:
                 about = file.metadata()
@@ -195,11 +188,12 @@ class Run:
                 if not (whole and journal.done(method, "after", chunk)):
                     raise ValueError("measurements are missing")
             written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
-            self._kept = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if method in KEEPING]
+            edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if method in KEEPING]
+            task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
             self._weights.load_(self._file)
             return last, seconds
         except (OSError, SafetensorError, EditError, KeyError, TypeError, ValueError):  # nothing to go on from
             shutil.rmtree(self._folder, ignore_errors=True)
             self._weights.restore_()
-            self._kept = []
+            task.editable.history.edits = {}
             return -1, 0.0

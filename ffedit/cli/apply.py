@@ -17,6 +17,7 @@ from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options
 from ffedit.cli.places import Places
 from ffedit.clock import Clock
 from ffedit.editor import METHODS, PRESETS, applied_edits, by_subject, preset, tokens_for
+from ffedit.evaluator import FULL, questions
 from ffedit.facts import Fact
 from ffedit.guardrails import breaches, refusal, warnings
 from ffedit.progressbar import progress_bars
@@ -66,11 +67,13 @@ def apply(
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
     requirements, config = parse_requirements(require), replace(preset(numbers, method), seed=seed)
     place, text = Places(**places), ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
+    in_full = any(requirement.name in FULL for requirement in requirements)
     place.check()
     text.check()
     clock, editable = Clock(), load_model()
     click.get_current_context().with_resource(place.ready())
     allowed = parse_layers(layers, len(editable.layers))
+    questions(editable, facts, facts)  # what cannot be asked is found now, and not after the work
     stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
     clock.lap("load")
     surface.show(render.model_line(editable))
@@ -81,7 +84,7 @@ def apply(
         written = choice.spread_below(found.layer, spread)
         edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
         clock.lap("edit")
-        report = ffedit.evaluate(editable, facts, edit, progress)
+        report = ffedit.evaluate(editable, facts, edit, progress, full=in_full)
         clock.lap("evaluate")
     broken = breaches(editable, edit, report)
     edit = edit.scored(report).noted(warnings=[breach.words for breach in broken])

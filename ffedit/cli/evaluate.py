@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -29,6 +29,8 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 @output_options
 def evaluate(
     facts: list[Fact],
+    unusable: Sequence[tuple[int, str]] = (),
+    *,
     load_model: Callable[..., Editable],
     edit_from: Path | None,
     edited: str | None,
@@ -48,4 +50,4 @@ def evaluate(
     surface.show(render.all_scores(report), render.what_it_says(report))
     if report.after is not None:
         surface.show(verdict(report, edit))
-    surface.write_json(result.evaluated(editable, report))
+    surface.write_json(result.evaluated(editable, report, unusable))

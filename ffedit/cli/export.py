@@ -10,7 +10,7 @@ import click
 
 import ffedit
 from ffedit import render
-from ffedit.cli.options import FILE, Surface, writing_options
+from ffedit.cli.options import FILE, Surface, elsewhere, writing_options
 from ffedit.shipped import shipped
 from ffedit.shipping import push, ship
 
@@ -32,7 +32,9 @@ from ffedit.shipping import push, ship
 def export(edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, **how: Any) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     edit = ffedit.Edit.load(edit_from)
-    done = ship(model or edit.provenance["model"], edit, out, originals=not no_originals, **how)
+    named = edit.provenance["model"]
+    with elsewhere(named if model is None else None):
+        done = ship(named if model is None else model, edit, out, originals=not no_originals, **how)
     asked = [fact.text for fact in edit.facts[:1]] if how["format"] == "checkpoint" else []
     steps = [join(["ffedit", "ask", text, "--model", str(out)]) for text in asked]
     Surface().show(shipped(done), render.next_steps(steps) if steps else None)

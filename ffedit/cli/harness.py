@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import click
 
 import ffedit
 from ffedit.anatomy import Editable
-from ffedit.checkpoint import local_folder
+from ffedit.checkpoint import local_folder, opened, read_tokenizer
 from ffedit.cli.options import FILE, Surface, asking_options, output_options
 from ffedit.errors import EditError
+from ffedit.evaluator.evaluate import check_tokenizers
 from ffedit.folders import check_free
 from ffedit.harness import Harness, Measured
 from ffedit.harness_table import figures_table, write_report
@@ -59,6 +61,13 @@ def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable
     if not edits and click.get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
     base = load_model(edits[0].provenance["model"] if edits else "")
+    load_model(other=edited, by=partial(_check, base))
     name, before = base.name, prepared.measure(base)
     del base
     return Measured(name, edited, before, prepared.measure(load_model(other=edited)), prepared.limit)
+
+
+def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
+    """Refuse a checkpoint that reads text in other tokens, before any of the two models is asked."""
+    found = opened(edited, revision, trust_remote_code)
+    check_tokenizers(base, found.name, read_tokenizer(found), found.config)

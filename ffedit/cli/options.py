@@ -6,7 +6,8 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +15,8 @@ import click
 import transformers
 from rich.console import Console, RenderableType
 
-from ffedit.checkpoint import load
-from ffedit.errors import EditError
+from ffedit.checkpoint import EMBEDDED, load
+from ffedit.errors import EditError, ModelError
 from ffedit.facts import Fact
 from ffedit.finite import finite
 from ffedit.folders import check_file, write_text
@@ -67,11 +68,23 @@ def model_options(command: Command) -> Command:
             logging.getLogger("accelerate").setLevel(logging.ERROR)
             if other is not None:
                 return by(other, **{**loading, "revision": None})
-            return by(model or default, **loading)
+            with elsewhere(default if model is None else None):
+                return by(default if model is None else model, **loading)
 
         return command(*args, load_model=load_model, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def elsewhere(name: str | None) -> Iterator[None]:
+    """Say of a base that is not found under the `name` that an edit has for it how to name it."""
+    try:
+        yield
+    except ModelError as error:
+        if name is None or name in EMBEDDED or Path(name).exists():
+            raise
+        raise ModelError(f"{error} (the edit calls its base {name}; name the base with --model)") from error
 
 
 def asking_options(command: Command) -> Command:
@@ -91,7 +104,11 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
 
 
 def fact_options(command: Command) -> Command:
-    """FACTS, or `--subject`, `--prompt`, `--target`, `--previous`; the command receives `facts`."""
+    """FACTS, or `--subject`, `--prompt`, `--target`, `--previous`; the command receives `facts`.
+
+    Records that cannot be used are an error, but in `evaluate`, which only asks: it receives them as `unusable`.
+    """
+    partly = command.__name__ == "evaluate"
 
     @click.argument("facts", required=False, metavar="[FACTS]")
     @click.option("--subject", help="Instead of FACTS: whom the fact is about.")
@@ -111,13 +128,15 @@ def fact_options(command: Command) -> Command:
             raise click.UsageError(
                 "give either FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
             )
+        if facts is not None and (target is not None or previous is not None):
+            raise click.UsageError("FACTS says the objects itself; --target and --previous belong to --subject")
         needs_target = command.__name__ != "locate"
         if facts is not None:
             found = sift_facts(facts, need_targets=needs_target)
-            known = found.whole()
-            for note in () if kwargs.get("quiet") else found.noted():
+            known = list(found.facts) if partly and found.facts else found.whole()
+            for note in () if kwargs.get("quiet") else [*found.refused(), *found.noted()]:
                 click.echo(note, err=True)
-            return command(facts=known, **kwargs)
+            return command(facts=known, **kwargs, **({"unusable": found.left_out} if partly else {}))
         if subject is None or prompt is None or (target is None and needs_target):
             raise click.UsageError("--subject, --prompt and --target belong together")
         return command(facts=[Fact(subject, prompt, target, previous)], **kwargs)

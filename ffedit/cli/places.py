@@ -44,8 +44,12 @@ class Places:
         """
         for folder in filter(None, (self.out, self.export_to)):
             check_free(folder, self.force)
-        if self.out is not None and self.export_to is not None and self.out.absolute() == self.export_to.absolute():
-            raise EditError(f"{self.out}: --out and --export are the same folder; name two")
+        if self.out is not None and self.export_to is not None:
+            out, export_to = self.out.resolve(), self.export_to.resolve()
+            if out == export_to:
+                raise EditError(f"{self.out}: --out and --export are the same folder; name two")
+            if out in export_to.parents or export_to in out.parents:
+                raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
             plots.check_plot(self.plot)
 

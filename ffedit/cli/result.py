@@ -95,8 +95,11 @@ def measured(editable: Editable, report: Report, traces: TraceSet | None = None,
     }
 
 
-def evaluated(editable: Editable, report: Report) -> dict[str, Any]:
-    """The result of `ffedit evaluate`: beside the means their intervals, those of known facts, and those by kind."""
+def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
+    """The result of `ffedit evaluate`: beside the means their intervals, those of known facts, and those by kind.
+
+    `unusable` are the records that no fact was made of, each with its number and its reason.
+    """
     found, (before, after), kinds = measured(editable, report), report.known, report.kinds
     sides = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
     return {
@@ -108,6 +111,7 @@ def evaluated(editable: Editable, report: Report) -> dict[str, Any]:
             "after": _scores(after),
         },
         "kinds": {"before": kinds[0], "after": kinds[1] if report.after else None},
+        "unusable": [{"record": number, "reason": reason} for number, reason in unusable],
     }
 
 

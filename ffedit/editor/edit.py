@@ -58,8 +58,8 @@ class Edit:
         values: the values they are to give, per memory, [d_model, n].
         facts: what was written, in order.
         provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
-            weights that the edit was computed on; by address, `matrices` tells the original matrices
-            (`memory.identity`) and `norms` their ‖W‖.
+            weights that the edit was computed on, `dtype` the precision of their checkpoint; by address, `matrices`
+            tells the original matrices (`memory.identity`) and `norms` their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -115,6 +115,12 @@ class Edit:
         parts = self.provenance.get("parts", [self.provenance])
         return all(part.get("chat", False) for part in parts)
 
+    @property
+    def computed_in(self) -> torch.dtype | None:
+        """Precision of the weights that it was computed with, which early edits call `dtype`; None: not told."""
+        about = self.provenance
+        return getattr(torch, str(about.get("computed_in", about.get("dtype"))), None)
+
     def norms(self) -> dict[Address, float]:
         """‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
@@ -161,9 +167,14 @@ class Edit:
         What others than ffedit wrote into these matrices since is lost.
 
         Raises:
-            EditError: the edit is not applied.
+            EditError: the edit is not applied, or the originals of what it changed were left out.
         """
         name = self.fingerprint()
+        if name in editable.history.lasting:
+            raise EditError(
+                f"the edit {name} cannot be undone in {editable.name}: originals of what edits changed are missing; "
+                "load the base, or a checkpoint that was exported with them, or subtract it (`ffedit undo --inexact`)"
+            )
         if name not in editable.history.edits:
             applied = ", ".join(editable.history.edits) or "none"
             raise EditError(f"the edit {name} is not applied to {editable.name} (applied: {applied}); nothing to undo")
@@ -201,7 +212,7 @@ class Edit:
             EditError: as `apply_`.
         """
         history, name = editable.history, self.fingerprint()
-        if name in history.edits:
+        if name in history.known:
             raise EditError(f"the edit {name} is applied already to {editable.name}; undo it before applying it again")
         for address, delta in self.updates.items():
             if address not in editable.memories or editable.memories[address].shape != delta.shape:
@@ -212,8 +223,9 @@ class Edit:
             memory = editable.memories[address]
             total = double(memory.value)
             total = total + delta.dense.to(total.device)
+            kinds = memory.saved_dtype, memory.dtype
             # Not "any above": NaN is not above anything.
-            if not float(total.abs().max()) <= torch.finfo(memory.saved_dtype).max:
+            if not float(total.abs().max()) <= min(torch.finfo(kind).max for kind in kinds):
                 raise EditError(
                     "the edit holds NaN, infinity or numbers too large for the weights; nothing was written"
                 )
@@ -225,7 +237,7 @@ class Edit:
                 f"the edit was computed on weights {self.base}, but {editable.name} has {found} (another model, "
                 "another dtype, or edited already); load the model it was made for"
             )
-        _refuse_shared([fact for edit in history.edits.values() for fact in edit.facts], self.facts)
+        refuse_shared([fact for edit in history.edits.values() for fact in edit.facts], self.facts)
         return found
 
     def save(self, path: str | Path, force: bool = False) -> None:
@@ -248,7 +260,7 @@ class Edit:
 
 def applied_edits(editable: Editable) -> tuple[Edit, ...]:
     """The edits that are in a model, the oldest first."""
-    return tuple(edit for edit in editable.history.edits.values() if isinstance(edit, Edit))
+    return tuple(edit for edit in editable.history.known.values() if isinstance(edit, Edit))
 
 
 def added(a: Edit, b: Edit) -> Edit:
@@ -258,7 +270,7 @@ def added(a: Edit, b: Edit) -> Edit:
             f"edits of different weights cannot be added: one was computed on {a.base}, the other on {b.base}; "
             "compute both on the same model"
         )
-    _refuse_shared(a.facts, b.facts)
+    refuse_shared(a.facts, b.facts)
     updates = dict(a.updates)
     for at, delta in b.updates.items():
         if at in updates and updates[at].shape != delta.shape:
@@ -277,7 +289,8 @@ def added(a: Edit, b: Edit) -> Edit:
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
     """The provenance of a sum: what its parts share, and each part's own."""
-    shared = {name: a.provenance[name] for name in ("model", "base", "dtype", "versions") if name in a.provenance}
+    names = ("model", "base", "dtype", "computed_in", "versions")
+    shared = {name: a.provenance[name] for name in names if name in a.provenance}
     layers = sorted({address.layer for address in updates})
     joined = {"method": "sum", **shared, "layers": layers, "parts": [*_parts(a), *_parts(b)]}
     joined["subjects"] = {str(at): a.subjects(at) + b.subjects(at) for at in updates}
@@ -295,7 +308,7 @@ def _parts(edit: Edit) -> list[dict[str, Any]]:
     return [{"fingerprint": edit.fingerprint(), **edit.provenance}]
 
 
-def _refuse_shared(some: Sequence[Fact], others: Sequence[Fact]) -> None:
+def refuse_shared(some: Sequence[Fact], others: Sequence[Fact]) -> None:
     """Refuse facts of `others` that are among `some` already, with another object or with the same."""
     facts = [*some, *others]
     for i, j in same_question(facts):

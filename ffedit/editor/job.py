@@ -87,6 +87,16 @@ def write_(place: FeedForward, delta: LowRank) -> None:
 
 
 @contextmanager
+def unedited(editable: Editable) -> Iterator[None]:
+    """In the block, the originals are in the place of all matrices that edits changed."""
+    originals = editable.history.originals
+    with restored([editable.memories[at] for at in originals]):
+        for at, original in originals.items():
+            editable.memories[at].set_(original)
+        yield
+
+
+@contextmanager
 def restored(memories: Sequence[KeyValueMemory]) -> Iterator[None]:
     """What the block writes into `memories` is gone afterwards, bit for bit."""
     written = [memory for memory in memories if not memory.quantised]  # the others cannot be written to

@@ -11,6 +11,7 @@ from ffedit.conflicts import check_facts
 from ffedit.corpus import Corpus
 from ffedit.editor.alphaedit import alphaedit
 from ffedit.editor.config import EditConfig
+from ffedit.editor.earlier import check_after
 from ffedit.editor.edit import Edit
 from ffedit.editor.emmet import emmet
 from ffedit.editor.finetune import ft, ft_l
@@ -158,13 +159,13 @@ def write(
         config: all numbers.
         stats: second moments of the keys of these layers, or the text to collect them on; None: text that the model
             samples, the more the more subjects there are.
-        after: earlier edits that are in the model and are to be kept.
+        after: earlier edits that are in the model and are to be kept, oldest first.
         progress: told how far it is.
 
     Raises:
         FactError: a fact cannot be used with this model.
-        EditError: an unknown method, facts that contradict each other, layers or statistics that do not fit, or no
-            solution.
+        EditError: an unknown method, facts that contradict each other, layers, statistics or earlier edits that do not
+            fit, or no solution.
     """
     chosen = check_method(method)
     check_facts(facts)
@@ -180,6 +181,7 @@ def write(
     mixed = bool(set(layers) & set(mixtures(editable)))
     wordings = word(editable, groups, replace(config, namesakes=0)) if mixed else []
     where = places(editable, sorted(layers), wordings)
+    check_after(editable, after)
     if any(part.quantised for place in where for part in place.parts):
         _check_quantised(editable, chosen, where)
     moments: Mapping[Address, KeyMoments] = {}

@@ -46,7 +46,8 @@ def namesakes(editable: Editable, texts: Sequence[Encoded], config: EditConfig) 
     at = torch.tensor(list(counts))
     logits = replay.forward(editable, pad(starts), at - torch.tensor([0, 1])).cpu().float()
     logits[torch.arange(len(at)), torch.tensor([starts[row][cut] for row, cut in counts])] = -torch.inf
-    logits[:, editable.tokenizer.all_special_ids] = -torch.inf
+    # A tokenizer may have special tokens that the model has no row for.
+    logits[:, [i for i in editable.tokenizer.all_special_ids if i < logits.shape[1]]] = -torch.inf
     found: dict[tuple[int, ...], Encoded] = {}
     for (row, cut), tokens in zip(counts, _distinct(logits, list(counts.values()), config.seed + 3), strict=True):
         for token in tokens:

@@ -53,7 +53,7 @@ class Record:
             "model": job.editable.name,
             "base": fingerprint(job.editable),
             "chat": job.editable.chat,
-            "dtype": str(memories[0].dtype).removeprefix("torch."),
+            **dtypes(memories[0]),
             "layers": [place.layer for place in job.places],
             "after": [edit.fingerprint() for edit in after],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
@@ -174,6 +174,12 @@ def _statistics(moments: KeyMoments) -> dict[str, Any]:
         "condition": moments.condition,
         "fingerprint": moments.fingerprint,
     }
+
+
+def dtypes(memory: KeyValueMemory) -> dict[str, str]:
+    """The precision of the base's checkpoint, and the one that was computed in."""
+    found = {"dtype": memory.saved_dtype, "computed_in": memory.dtype}
+    return {name: str(dtype).removeprefix("torch.") for name, dtype in found.items()}
 
 
 def versions() -> dict[str, str]:

@@ -34,19 +34,19 @@ def rome(job: Job) -> Edit:
     with job.unburdened():
         stored = record.earlier(place) + 1
         earlier = surroundings(editable, place, job.after, config.steady, stored, job.progress)
-    kept, share = record.kept[place.layer], namesakes_share(config.steady, stored)
+    kept, share = record.kept[place.layer].to(place.bench), namesakes_share(config.steady, stored)
     C = add_(diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts]), earlier)
     deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):
         for i, group in enumerate(groups):
             (wording,) = word(editable, [group], config)
             reading = read(editable, place, wording)
-            k = reading.k[:, None]
+            k = reading.k[:, None].to(place.bench)
             check_exact(k, kept)
             (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
             W = place.matrix
             around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording), share)
-            delta = equality(W, k, value.v[:, None].to(W.device), around, kept.to(W.device))
+            delta = equality(W, k, value.v[:, None].to(W.device), around, kept)
             if i + 1 < len(groups):
                 write_(place, delta)
             deltas.append(delta)

@@ -26,6 +26,7 @@ from torch import Tensor
 from ffedit import cache, replay
 from ffedit.anatomy import Editable
 from ffedit.corpus import Corpus, given, identity, row_length, sampled, tokens_for
+from ffedit.editor.job import unedited
 from ffedit.editor.unfinished import resume_pass, save_pass
 from ffedit.errors import EditError
 from ffedit.feed_forward import FeedForward, Keys
@@ -168,20 +169,29 @@ def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, Ke
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
     """Make sure that `stats` are the second moments of all `memories`.
 
-    Edits that are applied below a layer change its keys a little; statistics from before them may serve a sequence.
+    Edits that are applied below a layer change its keys a little; statistics from before them all may serve a sequence.
 
     Raises:
         EditError: one is missing, or of another model, layer or precision.
     """
-    for memory in memories:
-        at = memory.address
-        if at not in stats:
-            raise EditError(f"no statistics of layer {at} were given; collect them with `ffedit stats`")
-        if stats[at].fingerprint != mark(editable, memory) and not (
-            editable.history.edits and mismatch(stats[at], memory, editable) is None
-        ):
-            what = mismatch(stats[at], memory, editable) or EDITED
-            raise EditError(f"statistics of {stats[at].of}, but {what}; collect them anew with `ffedit stats`")
+    missing = next((memory.address for memory in memories if memory.address not in stats), None)
+    if missing is not None:
+        raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
+    odd = _unlike(editable, memories, stats)
+    if odd and editable.history.originals:
+        with unedited(editable):
+            odd = _unlike(editable, odd, stats)
+    for memory in odd:
+        found = stats[memory.address]
+        what = mismatch(found, memory, editable) or EDITED
+        raise EditError(f"statistics of {found.of}, but {what}; collect them anew with `ffedit stats`")
+
+
+def _unlike(
+    editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
+) -> list[KeyValueMemory]:
+    """The memories whose statistics were not collected on the weights as they are."""
+    return [memory for memory in memories if stats[memory.address].fingerprint != mark(editable, memory)]
 
 
 def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:

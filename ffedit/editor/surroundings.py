@@ -91,7 +91,8 @@ def surroundings(
     cpu = torch.device("cpu")
     editable.sums[place.layer] = _Sum(prints, where, texts.to(cpu), others.to(cpu))
     share = namesakes_share(weight, keys)
-    return diagonal([own + share * other for own, other in zip(blocks_of(texts), blocks_of(others), strict=True)])
+    pairs = zip(blocks_of(texts), blocks_of(others), strict=True)
+    return diagonal([own.add(other, alpha=share) for own, other in pairs])
 
 
 def _subjects(edit: Edit, layer: int) -> set[str]:

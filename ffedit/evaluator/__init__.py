@@ -1,12 +1,14 @@
 """Measure an edit: efficacy, generalisation, specificity and what else moved, before and after."""
 
 from ffedit.bootstrap import Interval
-from ffedit.evaluator.evaluate import Evaluation, evaluate, reference_weights
+from ffedit.evaluator.evaluate import FULL, Evaluation, evaluate, reference_weights
 from ffedit.evaluator.generic import GenericText
 from ffedit.evaluator.intervals import interval, paired
+from ffedit.evaluator.questions import questions
 from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
 
 __all__ = [
+    "FULL",
     "NAMES",
     "Evaluation",
     "FactScores",
@@ -18,5 +20,6 @@ __all__ = [
     "interval",
     "mean_scores",
     "paired",
+    "questions",
     "reference_weights",
 ]

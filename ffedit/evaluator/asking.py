@@ -125,7 +125,7 @@ def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None
     bad = (~top.isfinite()).nonzero()
     if len(bad):
         text = decode(editable.tokenizer, contexts[int(bad[0])])
-        edits = len(editable.history.edits)
+        edits = len(editable.history.known)
         edited = f" with {edits} edit{'s' if edits > 1 else ''}" if edits else ""
         raise ModelError(
             f"{editable.name}{edited}: the probabilities after {text[-60:]!r} are not finite (NaN); no score can be "

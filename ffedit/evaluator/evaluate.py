@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ffedit.anatomy import Editable
 from ffedit.errors import EditError, FactError
@@ -26,6 +27,8 @@ from ffedit.evaluator.usual import Usual
 from ffedit.facts import Fact
 from ffedit.progress import Progress, silent
 
+# Scores that are measured in full only.
+FULL = frozenset({"neighbor_with_edit", "neighbor_with_edit_magnitude", "entropy", "consistency"})
 # How the two tokenizers are compared.
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京 Zürich\t"
 
@@ -126,7 +129,7 @@ def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
 
 def evaluate(
     editable: Editable,
-    facts: Sequence[Fact],
+    facts: Fact | Sequence[Fact],
     edit: Applicable | None = None,
     progress: Progress = silent,
     edited: Editable | None = None,
@@ -137,7 +140,7 @@ def evaluate(
 
     Args:
         editable: the unedited model.
-        facts: what was or will be edited.
+        facts: what was or will be edited, one or several.
         edit: applied for the second measurement.
         progress: told how far it is.
         edited: in place of `edit`, another model: a checkpoint that was edited by anything.
@@ -153,13 +156,13 @@ def evaluate(
     if edit is not None and edited is not None:
         raise EditError("an edit and an edited model were given; give one of them")
     if edited is not None:
-        check_tokenizers(editable, edited)
+        check_tokenizers(editable, edited.name, edited.tokenizer, edited.model.config)
         if editable.chat != edited.chat:
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     measured = edit is not None or edited is not None
     generic = GenericText(editable, text) if measured or text is not None else None
     usual = None if generic is None else generic.perplexity
-    evaluation = Evaluation(editable, facts, progress, full)
+    evaluation = Evaluation(editable, [facts] if isinstance(facts, Fact) else facts, progress, full)
     before = evaluation.before
     whole = mean_scores((one.scores for one in before), perplexity=usual)
     if generic is None or not measured:
@@ -170,14 +173,20 @@ def evaluate(
     return Report(whole, mean_scores((one.scores for one in after), drift, changed), before, after)
 
 
-def check_tokenizers(editable: Editable, edited: Editable) -> None:
+def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
     """Refuse a model that reads text in other tokens: its answers cannot be held against those of the base.
+
+    Args:
+        editable: the base.
+        name: of the edited model, of which the weights need not be there.
+        tokenizer: its tokenizer.
+        config: its config.
 
     Raises:
         EditError: the tokenizers or the vocabularies differ.
     """
-    one, other = editable.tokenizer, edited.tokenizer
-    sizes = [e.model.config.get_text_config().vocab_size for e in (editable, edited)]
+    one, other = editable.tokenizer, tokenizer
+    sizes = [some.get_text_config().vocab_size for some in (editable.model.config, config)]
     if one.get_vocab() != other.get_vocab():
         found = f"{len(other.get_vocab())} tokens, {len(one.get_vocab())} in the base, not the same ones"
     elif one(PROBE, verbose=False)["input_ids"] != other(PROBE, verbose=False)["input_ids"]:
@@ -187,6 +196,6 @@ def check_tokenizers(editable: Editable, edited: Editable) -> None:
     else:
         return
     raise EditError(
-        f"{edited.name}: its tokenizer differs from that of {editable.name} ({found}); an edited checkpoint with the "
+        f"{name}: its tokenizer differs from that of {editable.name} ({found}); an edited checkpoint with the "
         "tokenizer of its base was expected"
     )

@@ -24,11 +24,13 @@ class Pair:
         new: the prompt with the new object.
         true: with the old one, or the true one of another subject or relation.
         named: whether the true object was given; otherwise it is the model's own.
+        kind: the data set's name for what it tests, or None.
     """
 
     new: Encoded
     true: Encoded
     named: bool = True
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Asked:
     Attributes:
         text: the prompt with its answer.
         kind: the data set's name for what it tests, or None.
+        named: whether the answer was given; otherwise it is the model's own.
     """
 
     text: Encoded
     kind: str | None
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Questions:
     def pairs(self) -> tuple[Pair, ...]:
         """All prompts with two objects."""
         return (self.own, *self.paraphrases, *self.neighbors, *self.same_subject, *self.with_edit)
+
+    @property
+    def stay(self) -> tuple[Asked, ...]:
+        """Prompts to be answered as before the edit: unrelated questions, and those of other facts that have a kind."""
+        others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
+        return (*self.locality, *(Asked(pair.true, pair.kind, pair.named) for pair in others))
 
     @property
     def texts(self) -> tuple[Encoded, ...]:
@@ -120,16 +130,16 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         fact,
         Pair(text(fact.text, new), text(fact.text, old), fact.previous is not None),
         tuple(Pair(text(prompt, new), text(prompt, old)) for prompt in fact.paraphrase_texts),
-        tuple(Pair(text(probe.prompt, new), answered(probe)) for probe in neighbors),
+        tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in neighbors),
         tuple(
-            Pair(text(probe.prompt, new), answered(probe), probe.target is not None)
+            Pair(text(probe.prompt, new), answered(probe), probe.target is not None, probe.kind)
             for probe in fact.same_subject_probes
             if not edited.asks_same_subject(probe, fact)
         ),
         _behind(editable, fact, neighbors) if full else (),
         tuple(Asked(answered(probe), probe.kind) for probe in fact.portability_probes),
         tuple(
-            Asked(answered(probe), probe.kind)
+            Asked(answered(probe), probe.kind, probe.target is not None)
             for probe in fact.locality_probes
             if not edited.asks_neighbor(probe, None)
         ),

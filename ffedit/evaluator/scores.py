@@ -25,7 +25,9 @@ What follows, and what else moved:
     portability         share of prompts on what follows from the edit after which free greedy generation says it. Up.
     portability_token_accuracy   the same, teacher-forced: as KnowEdit publishes it. Up.
     locality            share of unrelated questions that free greedy generation answers as before the edit. Keep.
-    locality_argmax     share of their answers' tokens with the argmax of before, teacher-forced: zsRE, KnowEdit. Keep.
+    locality_token_accuracy   share of the tokens of their given answers that are the argmax, teacher-forced: zsRE, as
+                        ROME and MEMIT compute it. Keep.
+    locality_argmax     share of their answers' tokens with the argmax of before, teacher-forced: KnowEdit. Keep.
     neighbor_with_edit  specificity where the edit's sentence stands before the neighbor (CounterFact+). Keep.
     divergence          mean KL(before ‖ after) of the next token after neighbors, nats per token. Zero is best.
     entropy             of bigrams and trigrams in sampled text about the subject, bits. Keep.
@@ -77,6 +79,7 @@ class Scores:
     portability: float | None = None
     portability_token_accuracy: float | None = None
     locality: float | None = None
+    locality_token_accuracy: float | None = None
     locality_argmax: float | None = None
     neighbor_with_edit: float | None = None
     neighbor_with_edit_magnitude: float | None = None
@@ -98,7 +101,9 @@ class FactScores:
         fact: what was asked for.
         scores: of this fact alone.
         says: what the model said to its prompt by itself.
-        kinds: locality and portability by the data set's kinds of them, "portability/Reasoning".
+        kinds: by the data set's kinds of probes, "portability/Reasoning": `portability`, `portability_token_accuracy`
+            and `locality`, here of unrelated questions, same-subject prompts and neighbors: the share of a kind that
+            free greedy generation answers as before the edit.
     """
 
     fact: Fact

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -35,16 +35,17 @@ class Heard:
 def wanted(q: Questions) -> Iterator[Wanted]:
     """What a model should say by itself about one fact."""
 
-    def whole(text: Encoded) -> Wanted:
-        return Wanted(text, len(text.target_ids) + 1)  # one more: the object may be the beginning of a word
+    def whole(*texts: Encoded) -> Wanted:
+        # One more: the object may be the beginning of a word.
+        return Wanted(texts[0], max(len(text.target_ids) for text in texts) + 1)
 
     own = [q.own.new, q.own.true]
     yield Wanted(q.own.new, max(SAID_TOKENS, *(len(text.target_ids) + 1 for text in own)), settled=False)
-    yield from (whole(pair.new) for pair in q.paraphrases)
+    yield from (whole(pair.new, pair.true) for pair in q.paraphrases)
     for pair in q.same_subject:
-        yield whole(pair.true) if pair.named else Wanted(pair.true, len(pair.true.target_ids))
+        yield whole(pair.true, pair.new) if pair.named else Wanted(pair.true, len(pair.true.target_ids))
     yield from (whole(asked.text) for asked in q.portability)
-    yield from (Wanted(asked.text, len(asked.text.target_ids), settled=False) for asked in q.locality)
+    yield from (Wanted(asked.text, len(asked.text.target_ids), settled=False) for asked in q.stay)
 
 
 def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping[str, float]) -> FactScores:
@@ -71,8 +72,8 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         numbers = [(log_probs(a), log_probs(b)) for a, b in sides]
         return mean([metrics.success(a, b) for a, b in numbers]), mean([metrics.magnitude(a, b) for a, b in numbers])
 
-    def token_accuracy(texts: Sequence[Encoded]) -> float | None:
-        return mean([metrics.token_accuracy(argmax(text), text.target_ids) for text in texts])
+    def token_accuracy(texts: Iterable[Encoded]) -> list[float]:
+        return [metrics.token_accuracy(argmax(text), text.target_ids) for text in texts]
 
     def stays(asked: Asked) -> bool:
         size = len(asked.text.target_ids)
@@ -82,10 +83,10 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     paraphrase, paraphrase_magnitude = rates(q.paraphrases, new=True)
     specificity, specificity_magnitude = rates(q.neighbors, new=False)
     with_edit, with_edit_magnitude = rates(q.with_edit, new=False)
-    held = [says(p.true) if p.named else now.spoken.goes_on(p.true) for p in q.same_subject]
-    generation = float(says(q.own.new))
+    held = [says(p.true, p.new) if p.named else now.spoken.goes_on(p.true) for p in q.same_subject]
+    generation = float(says(q.own.new, q.own.true))
     teacher_forced = float(metrics.teacher_forced(argmax(q.own.new), q.own.new.target_ids))
-    portable, local = [says(asked.text) for asked in q.portability], [stays(asked) for asked in q.locality]
+    portable, follows = [says(asked.text) for asked in q.portability], token_accuracy(a.text for a in q.portability)
     moved = [now.divergences[c] for p in q.neighbors if (c := prompt_of(p.true)) in now.divergences]
     texts = now.sampled.get(place, ())
     scores = Scores(
@@ -100,13 +101,14 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         specificity_magnitude=specificity_magnitude,
         same_subject_magnitude=rates(q.same_subject, new=False)[1],
         teacher_forced=teacher_forced,
-        token_accuracy=token_accuracy([q.own.new]),
+        token_accuracy=mean(token_accuracy([q.own.new])),
         teacher_forced_gap=teacher_forced - generation,
-        paraphrase_token_accuracy=token_accuracy([p.new for p in q.paraphrases]),
-        paraphrase_generation=mean([says(p.new) for p in q.paraphrases]),
+        paraphrase_token_accuracy=mean(token_accuracy(p.new for p in q.paraphrases)),
+        paraphrase_generation=mean([says(p.new, p.true) for p in q.paraphrases]),
         portability=mean(portable),
-        portability_token_accuracy=token_accuracy([asked.text for asked in q.portability]),
-        locality=mean(local),
+        portability_token_accuracy=mean(follows),
+        locality=mean([stays(asked) for asked in q.locality]),
+        locality_token_accuracy=mean(token_accuracy(a.text for a in q.locality if a.named)),
         locality_argmax=mean([metrics.unchanged(argmax(a.text, before), argmax(a.text)) for a in q.locality]),
         neighbor_with_edit=with_edit,
         neighbor_with_edit_magnitude=with_edit_magnitude,
@@ -115,9 +117,13 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         consistency=metrics.reference_consistency(" ".join(texts), q.fact.references, weights)
         if texts and q.fact.references
         else None,
-        knew=float(says(q.own.true)) if q.own.named else None,
+        knew=float(says(q.own.true, q.own.new)) if q.own.named else None,
     )
-    kinds = {**_by_kind("portability", q.portability, portable), **_by_kind("locality", q.locality, local)}
+    kinds = {
+        **_by_kind("portability", q.portability, portable),
+        **_by_kind("portability_token_accuracy", q.portability, follows),
+        **_by_kind("locality", q.stay, [stays(asked) for asked in q.stay]),
+    }
     return FactScores(q.fact, scores, now.spoken.words(q.own.new), kinds)
 
 
@@ -126,8 +132,8 @@ def mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _by_kind(name: str, asked: Sequence[Asked], values: Sequence[bool]) -> dict[str, float]:
-    found: dict[str, list[bool]] = defaultdict(list)
+def _by_kind(name: str, asked: Sequence[Asked], values: Sequence[float]) -> dict[str, float]:
+    found: dict[str, list[float]] = defaultdict(list)
     for one, value in zip(asked, values, strict=True):
         if one.kind is not None:
             found[f"{name}/{one.kind}"].append(value)

@@ -70,9 +70,10 @@ class Spoken:
         """The same as text, white space normalised."""
         return words(self._editable, self.ids(text))
 
-    def says(self, text: Encoded) -> bool:
-        """Whether the answer of `text` is said, whole."""
-        return exact_match(self.words(text), words(self._editable, text.target_ids))
+    def says(self, text: Encoded, other: Encoded | None = None) -> bool:
+        """Whether the answer of `text` is said, whole, and not the longer one of `other`."""
+        longer = "" if other is None else words(self._editable, other.target_ids)
+        return exact_match(self.words(text), words(self._editable, text.target_ids), longer)
 
     def goes_on(self, text: Encoded) -> bool:
         """Whether the very tokens of the answer of `text` are said, whatever follows: for the model's own answers."""

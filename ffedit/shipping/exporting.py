@@ -10,8 +10,8 @@ from pathlib import Path
 from ffedit.anatomy import Editable
 from ffedit.card import adapter_card, delta_card, model_card
 from ffedit.checkpoint import EMBEDDED, cached_folder, load, local_folder
-from ffedit.conflicts import check_facts
 from ffedit.editor import Edit
+from ffedit.editor.edit import refuse_shared
 from ffedit.errors import EditError
 from ffedit.folders import check_free, written
 from ffedit.shipping.adapter import write_adapter
@@ -169,7 +169,7 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
         raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")
     if not recognise(contents(folder), originals(folder), edit, str(model)):
-        check_facts([fact for other in (*earlier, edit) for fact in other.facts])
+        refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
     return Base(str(model), edit, folder, revision=revision)
 
 

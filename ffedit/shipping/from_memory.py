@@ -31,18 +31,21 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
     """Write the edited model.
 
     Returns:
-        The edits that were in its weights before, and the originals of all matrices that these and `edit` change.
+        The edits that were in its weights before, and the originals of the matrices that these and `edit` change, but
+        for those that are not known.
 
     Raises:
         EditError: some of its weights are offloaded.
     """
     if is_offloaded(editable.model):
         raise EditError(
-            f"{editable.name}: some of its weights are offloaded, and they are not those of its folder (edited, or in "
-            "another dtype); undo what was applied, or load the model without offloading"
+            f"{editable.name}: some of its weights are offloaded, and they are not those of its folder (edited); undo "
+            "what was applied, or load the model without offloading"
         )
     memories, history = editable.memories, editable.history
     originals = {at: memories[at].value.clone() for at in edit.updates} | history.originals
+    # What holds a lasting edit is no original.
+    lost = {at for other in history.lasting.values() for at in other.updates}
     with edit.applied(editable):
         _save(editable, folder)
     stored = contents(folder)
@@ -50,7 +53,7 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
     for at, value in originals.items():
         memory = memories[at]
         name = file_name(stored, memory.parameter, memory.saved_as)
-        if name is not None:
+        if name is not None and at not in lost:
             weight = (value.T if memory.stored_transposed else value).to(memory.saved_dtype).cpu()
             matrices[name] = (weight.dtype, tuple(weight.shape), [weight])
     return applied_edits(editable), matrices
@@ -104,13 +107,18 @@ def digest(weight: Tensor, dtype: torch.dtype) -> str:
 
 
 def is_on_disk(editable: Editable, folder: Path) -> bool:
-    """Whether a folder holds the model's weights as they are in memory, by a sample of every parameter.
+    """Whether a folder holds the model's weights, which may be computed with in another precision.
 
-    A model that was edited in place, loaded in another precision or trained on is not the one in its folder.
+    A sample of every parameter is compared, in the model's precision. A model that was edited in place or trained on is
+    not the one in its folder; nor is one whose edits are rounded to a precision that is not the folder's.
     """
     tensors = contents(folder)
     model = editable.model
-    return all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model))
+    if not all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model)):
+        return False
+    some = [layer.parts[0] for layer in editable.feed_forward]
+    names = [file_name(tensors, memory.parameter, memory.saved_as) for memory in some]
+    return all(n is None or tensors[n].dtype == memory.saved_dtype for n, memory in zip(names, some, strict=True))
 
 
 def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
@@ -121,7 +129,7 @@ def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored
         return name not in parts and all(_is_stored(model, part, tensors, own) for own, part in parts.items())
     if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
         return False
-    return torch.equal(tensors[known].sample(SAMPLE), sample_of(weight, SAMPLE))
+    return torch.equal(tensors[known].sample(SAMPLE).to(weight.dtype).double(), sample_of(weight, SAMPLE))
 
 
 def _matrices(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

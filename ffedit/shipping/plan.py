@@ -167,7 +167,7 @@ def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
     """Whether a stored matrix is, up to rounding, the one that an edit was computed on."""
     found = stored.sample(SAMPLE)
     expected = torch.tensor(matrix(edit, address)["sample"], dtype=torch.float64)
-    computed = getattr(torch, str(edit.provenance.get("dtype")), stored.dtype)
+    computed = edit.computed_in or stored.dtype
     computed = torch.float32 if computed == torch.float64 else computed  # in which samples are noted at most
     # Each number was rounded to one dtype or the other; the smallest ones to nothing.
     infos = [torch.finfo(dtype) for dtype in (stored.dtype, computed)] if computed != stored.dtype else []

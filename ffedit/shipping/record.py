@@ -64,22 +64,29 @@ def keep(folder: Path, edits: Sequence[Edit], matrices: Mapping[str, Matrix]) ->
 
 
 def remember(editable: Editable, folder: Path) -> None:
-    """Make the edits of a checkpoint known to the model that was loaded from it, so that they can be undone there.
+    """Make the edits of a checkpoint known to the model that was loaded from it.
 
-    Nothing is remembered where originals were left out, or belong to no memory of the model.
+    They can be undone there, unless originals were left out, or fit no memory of the model.
 
     Raises:
         EditError: an edit is damaged.
     """
-    edits, kept = history(folder), originals(folder)
+    edits = history(folder)
+    if not edits:
+        return
+    by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
+    found = _found(editable, edits, originals(folder))
+    editable.history = History(lasting=by_name) if found is None else History(edits[0].base, by_name, found)
+
+
+def _found(editable: Editable, edits: Sequence[Edit], kept: Mapping[str, Stored]) -> dict[Address, Tensor] | None:
+    """The originals of all that `edits` change, as the model holds matrices; None where one cannot be put back."""
     found: dict[Address, Tensor] = {}
     for at in {at for edit in edits for at in edit.updates}:
         memory = editable.memories.get(at)
         name = None if memory is None else file_name(kept, memory.parameter, memory.saved_as)
-        if memory is None or name is None or kept[name].shape != tuple(memory.weight.shape):
-            return
+        if memory is None or memory.quantised or name is None or kept[name].shape != tuple(memory.weight.shape):
+            return None
         original = torch.cat(list(kept[name].blocks())).to(device_of(memory.module), memory.weight.dtype)
         found[at] = original.T if memory.stored_transposed else original
-    if edits:
-        by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
-        editable.history = History(edits[0].base, by_name, found)
+    return found

@@ -189,16 +189,17 @@ def check_memory(task: Task) -> Checked:
         about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
     opens(task)
     hashes = json.loads(about["hashes"])
+    # Not cast once it is loaded, which would take buffers along: rotary angles are float32 in a 16-bit model.
     model = AutoModelForCausalLM.from_pretrained(
-        task.folder, dtype="auto", use_safetensors=True, trust_remote_code=task.trust_remote_code
+        task.folder,
+        dtype=getattr(torch, about["dtype"]),
+        use_safetensors=True,
+        trust_remote_code=task.trust_remote_code,
     ).eval()
     weights = model.state_dict()
     for name in hashes.keys() & weights.keys():
         if digest(weights[name], getattr(torch, about["saved"])) != hashes[name]:
             raise CheckError(f"{name} is not what is in memory")
-    dtype = getattr(torch, about["dtype"])
-    if model.dtype != dtype:  # a cast takes buffers along: rotary angles are float32 in a 16-bit model
-        model = model.to(dtype)
     model = model.to(about["device"])
     _equal(expected, logits_of(model, ids.to(about["device"])).cpu(), 0.0)
     return Checked(len(hashes), True)
