@@ -75,15 +75,7 @@ def load(
     """
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if not isinstance(name_or_path, str | Path):
-        spreads = device_map is not None
-        pair = ready_pair(
-            name_or_path,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            device_map=spreads,
-        )
+        pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
         return _asked(dissect(*pair, value_matrix), chat)
     name = str(name_or_path)
     found = opened(name, revision, trust_remote_code)
@@ -98,21 +90,30 @@ def load(
     return _asked(editable, chat)
 
 
-def ready_pair(given: Any, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+def ready_pair(
+    given: Any, device: str, dtype: str, revision: str | None, trust_remote_code: bool, device_map: DeviceMap | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """A model that was loaded elsewhere, its tokenizer, and how messages call it.
 
     Args:
         given: the pair.
-        options: of loading, which nothing would come of.
+        device, dtype, revision, trust_remote_code, device_map: as of `load`; nothing would come of them here.
 
     Raises:
-        ModelError: it is no pair, or an option is not at its default.
+        ModelError: it is no pair, or one of the others is not at its default.
     """
     some = given if isinstance(given, tuple) else (given,)
     if len(some) != 2 or not hasattr(some[0], "config") or not isinstance(some[1], PreTrainedTokenizerBase):
         found = ", ".join(type(one).__name__ for one in some)
         raise ModelError(f"found {found}; a model's name, its folder or a pair (model, tokenizer) was expected")
-    if unused := [name for name, value in options.items() if value not in ("auto", None, False)]:
+    options = {
+        "device": device != "auto",
+        "dtype": dtype != "auto",
+        "revision": revision is not None,
+        "trust_remote_code": trust_remote_code,
+        "device_map": device_map is not None,
+    }
+    if unused := [name for name, given_too in options.items() if given_too]:
         raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
     model, tokenizer = some
     return model, tokenizer, model.config._name_or_path or type(model).__name__

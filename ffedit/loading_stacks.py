@@ -40,15 +40,7 @@ def load_stacks(
     """
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if not isinstance(name_or_path, str | Path):
-        spreads = device_map is not None
-        pair = ready_pair(
-            name_or_path,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            device_map=spreads,
-        )
+        pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
         return stacks(*pair, value_matrix)
     found = opened(str(name_or_path), revision, trust_remote_code)
     if (reader := _reader(found.config)) is None:
