@@ -3,7 +3,8 @@
 An edit gives v* to the mean key of its subject. That the subject's own texts say the new fact hangs on more: on the
 same change in all of them, and on none beside the subject (`algebra.steadied`). A later edit that keeps the key alone
 moves the rest. These texts, and the namesakes, are sampled with a seed, so they need not be kept with an edit: they are
-worded again, as they were, and a sequence is what one batch of all its facts would be.
+worded again, as they were, and a sequence is what one batch of all its facts would be, but for a namesake of an earlier
+subject that is edited later.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class _Sum:
     Attributes:
         edits: their fingerprints.
         where: what it depends on, besides.
-        texts: second moment of their subjects' own texts, on the CPU.
-        namesakes: of these subjects' namesakes, on the CPU.
+        texts: `weight` times the second moment of their subjects' own texts, on the CPU.
+        namesakes: the same of these subjects' namesakes, on the CPU.
     """
 
     edits: tuple[str, ...]
