@@ -1,7 +1,7 @@
 """What single edits gain and lose with one setting: a table and a curve from reports of `single_edits.py`.
 
-    for K in 0 1.5 6 24 96; do
-        python evaluations/single_edits.py --split tuning --limit 40 --set keep=$K --out trade-off/keep-$K
+    for K in 0 6 24; do
+        python evaluations/single_edits.py --split tuning --limit 60 --set keep=$K --out trade-off/keep-$K
     done
     python evaluations/trade_off.py keep trade-off/keep-*.json --out evaluations/trade-off
 

@@ -150,6 +150,7 @@ def counted_in(C: Moment, kinds: Sequence[Tensor], weight: float) -> Moment:
 
 
 def _counted_in(C: Tensor, *kinds: Tensor, weight: float) -> Tensor:
+    """`counted_in` for one block."""
     found = double(C).clone()
     for rows in kinds:
         a = rows.to(found)

@@ -72,7 +72,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         numbers = [(log_probs(a), log_probs(b)) for a, b in sides]
         return mean([metrics.success(a, b) for a, b in numbers]), mean([metrics.magnitude(a, b) for a, b in numbers])
 
-    def token_accuracy(texts: Iterable[Encoded]) -> list[float]:
+    def accuracies(texts: Iterable[Encoded]) -> list[float]:
         return [metrics.token_accuracy(argmax(text), text.target_ids) for text in texts]
 
     def stays(asked: Asked) -> bool:
@@ -86,7 +86,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     held = [says(p.true, p.new) if p.named else now.spoken.goes_on(p.true) for p in q.same_subject]
     generation = float(says(q.own.new, q.own.true))
     teacher_forced = float(metrics.teacher_forced(argmax(q.own.new), q.own.new.target_ids))
-    portable, follows = [says(asked.text) for asked in q.portability], token_accuracy(a.text for a in q.portability)
+    portable, follows = [says(asked.text) for asked in q.portability], accuracies(a.text for a in q.portability)
     moved = [now.divergences[c] for p in q.neighbors if (c := prompt_of(p.true)) in now.divergences]
     texts = now.sampled.get(place, ())
     scores = Scores(
@@ -101,14 +101,14 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         specificity_magnitude=specificity_magnitude,
         same_subject_magnitude=rates(q.same_subject, new=False)[1],
         teacher_forced=teacher_forced,
-        token_accuracy=mean(token_accuracy([q.own.new])),
+        token_accuracy=mean(accuracies([q.own.new])),
         teacher_forced_gap=teacher_forced - generation,
-        paraphrase_token_accuracy=mean(token_accuracy(p.new for p in q.paraphrases)),
+        paraphrase_token_accuracy=mean(accuracies(p.new for p in q.paraphrases)),
         paraphrase_generation=mean([says(p.new, p.true) for p in q.paraphrases]),
         portability=mean(portable),
         portability_token_accuracy=mean(follows),
         locality=mean([stays(asked) for asked in q.locality]),
-        locality_token_accuracy=mean(token_accuracy(a.text for a in q.locality if a.named)),
+        locality_token_accuracy=mean(accuracies(a.text for a in q.locality if a.named)),
         locality_argmax=mean([metrics.unchanged(argmax(a.text, before), argmax(a.text)) for a in q.locality]),
         neighbor_with_edit=with_edit,
         neighbor_with_edit_magnitude=with_edit_magnitude,
