@@ -50,7 +50,15 @@ def write_text(target: Path, text: str) -> None:
     Raises:
         EditError: it cannot be written.
     """
+    with text_ready(target, text):
+        pass
+
+
+@contextmanager
+def text_ready(target: Path, text: str) -> Iterator[None]:
+    """As `write_text`: the file is there in full, but takes its place only when the block ends well."""
     if target.exists() and not target.is_file():
+        yield
         try:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -58,6 +66,7 @@ def write_text(target: Path, text: str) -> None:
         return
     with placed(target) as made:
         made.write_text(text, encoding="utf-8")
+        yield
 
 
 @contextmanager

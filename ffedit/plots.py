@@ -5,18 +5,17 @@ matplotlib is an optional extra, imported when a figure is drawn. The figure app
 
 from __future__ import annotations
 
-import os
-import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ffedit.errors import EditError, FFEditError
-from ffedit.folders import check_file
+from ffedit.folders import check_file, placed
 from ffedit.locator.result import Trace, TraceSet
 from ffedit.picture import NEGATIVE, RAMP, UNITS, Picture, Row, pictures
 
@@ -59,8 +58,18 @@ def save_plot(
         FFEditError: matplotlib is not installed.
         EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
     """
+    with plot_ready(traces, path, layer):
+        return Path(path)
+
+
+@contextmanager
+def plot_ready(
+    traces: Trace | TraceSet | Sequence[Trace | TraceSet], path: str | Path, layer: int | None = None
+) -> Iterator[None]:
+    """As `save_plot`: the figure is drawn, but takes its place only when the block ends well."""
     several = [traces] if isinstance(traces, (Trace, TraceSet)) else list(traces)
-    return save_figure(path, lambda: _draw(pictures(several, layer, MOST_ROWS)))
+    with _figure_ready(path, lambda: _draw(pictures(several, layer, MOST_ROWS))):
+        yield
 
 
 def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
@@ -70,30 +79,25 @@ def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
         FFEditError: matplotlib is not installed.
         EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
     """
+    with _figure_ready(path, draw):
+        return Path(path)
+
+
+@contextmanager
+def _figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
     target = check_plot(path)
     import matplotlib
 
+    suffix = target.suffix.lower()
     about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with (
-        matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": _fonts()}),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure = draw()
-        temporary = None
-        try:
-            handle, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
-            os.close(handle)
-            suffix = target.suffix.lower()
-            figure.savefig(temporary, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except OSError as error:
-            raise EditError(f"{target}: the figure cannot be written ({error.strerror or error})") from error
-        finally:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
-    return target
+    with placed(target) as made:
+        with (
+            matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": _fonts()}),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            draw().savefig(made, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
+        yield
 
 
 def check_plot(path: str | Path) -> Path:

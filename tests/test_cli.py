@@ -232,8 +232,15 @@ def test_an_export_that_does_not_verify_leaves_nothing(
 
     monkeypatch.setattr("ffedit.shipping.exporting.check_fresh", differ)
     before = disk(here)
-    done = apply("bare.json", "--export", "x", "--out", "e", "--json", "r.json")
+    done = apply("bare.json", "--export", "x", "--out", "e", "--json", "r.json", "--plot", "p.png")
     assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
+
+
+def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
+    base, before = model.parent / "corpus.txt", disk(here)
+    words = ["-m", "ffedit", "apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
+    done = process(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
+    assert done.code == 1 and done.err.startswith("error: p.png: cannot be written (") and disk(here) == before
 
 
 @pytest.mark.parametrize(
@@ -334,7 +341,7 @@ def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache
     assert "0 files" in run("cache", "list").out
     assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"
     listed = run("cache", "list")
-    assert listed.code == 0 and f"2 files in {cache_folder}" in listed.out
+    assert listed.code == 0 and f"5 files in {cache_folder}" in listed.out
     assert "moments/" in listed.out and "texts/" in listed.out
     assert run("cache", "clear").code == 0 and "0 files" in run("cache", "list").out
 

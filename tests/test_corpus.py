@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import zoo
+from making import made
 
-from ffedit import Corpus, EditError, cache
+from ffedit import Corpus, EditError, cache, readout
 from ffedit import corpus as module
-from ffedit.corpus import given, identity, sampled
+from ffedit.corpus import given, identity, own_text, sampled
 
 WORDS = "the old tower stands in Rome and the red river flows through Paris . "
 
@@ -189,6 +190,17 @@ def test_sampled_text_is_exactly_as_long_as_asked_and_kept(monkeypatch: pytest.M
     monkeypatch.setattr(module.readout, "own_text", None)
     assert sampled(editable, corpus, name).equal(ids)
     assert identity(editable, Corpus(tokens=200))[1] == beginning != identity(editable, Corpus(seed=1))[1]
+
+
+def test_rows_of_own_text_are_kept_but_not_those_of_an_edited_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.build("gpt2")
+    rows = own_text(editable, 3, 8, seed=5)
+    assert rows == readout.own_text(editable, 3, 8, seed=5) != own_text(editable, 3, 8, seed=6)
+    with made(editable, {1: 1}).applied(editable):
+        own_text(editable, 3, 8, seed=7)
+    assert len(cache.entries()) == 2
+    monkeypatch.setattr(readout, "own_text", None)
+    assert own_text(editable, 3, 8, seed=5) == rows
 
 
 def test_a_kept_text_that_is_damaged_is_sampled_anew() -> None:

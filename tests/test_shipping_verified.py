@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from shell import disk, process, shell
 
 from ffedit import CheckError, Edit, EditError
-from ffedit.shipping import prepared, push, record, ship
+from ffedit.shipping import push, record, ship
 from ffedit.shipping.tensors import contents, read_header
+from ffedit.waiting import prepared
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 here = pytest.mark.usefixtures("verified_here")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit import choice, plots, render
+from ffedit import choice, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
@@ -71,7 +71,6 @@ def apply(
     place.check()
     text.check()
     clock, editable = Clock(), load_model()
-    click.get_current_context().with_resource(place.ready())
     allowed = parse_layers(layers, len(editable.layers))
     questions(editable, facts, facts)  # what cannot be asked is found now, and not after the work
     stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
@@ -90,11 +89,10 @@ def apply(
     edit = edit.scored(report).noted(warnings=[breach.words for breach in broken])
     surface.show(render.before_after(report), render.what_it_says(report), verdict(report, edit), warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
-    if failure is None:
-        place.save(editable, edit)
-    surface.write_json(result.applied(editable, edit, found.traces, report, clock.seconds))
-    if place.plot is not None:
-        plots.save_plot(found.traces, place.plot, found.layer)
+    told = result.applied(editable, edit, found.traces, report, clock.seconds)
+    with surface.json_ready(told), place.plot_ready(found):
+        if failure is None:
+            place.save(editable, edit)
     if failure is not None:
         raise failure
     surface.show(place.next_step(facts[0], editable.chat))

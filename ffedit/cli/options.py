@@ -19,7 +19,7 @@ from ffedit.checkpoint import EMBEDDED, load
 from ffedit.errors import EditError, ModelError
 from ffedit.facts import Fact
 from ffedit.finite import finite
-from ffedit.folders import check_file, write_text
+from ffedit.folders import check_file, text_ready
 from ffedit.reading import sift_facts
 from ffedit.render import Commands
 
@@ -201,10 +201,19 @@ class Surface:
         Raises:
             EditError: the file cannot be written.
         """
-        if self.json_to == "-":
-            sys.stdout.write(json.dumps(finite(result), indent=2) + "\n")
-        elif self.json_to is not None:
-            write_text(Path(self.json_to), json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
+        with self.json_ready(result):
+            pass
+
+    @contextmanager
+    def json_ready(self, result: dict[str, Any]) -> Iterator[None]:
+        """As `write_json`, but the result takes its place only when the block ends well."""
+        if self.json_to is None or self.json_to == "-":
+            yield
+            if self.json_to:
+                sys.stdout.write(json.dumps(finite(result), indent=2) + "\n")
+        else:
+            with text_ready(Path(self.json_to), json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n"):
+                yield
 
 
 def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "sweep")) -> range:

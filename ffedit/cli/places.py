@@ -13,11 +13,11 @@ from rich.text import Text
 import ffedit
 from ffedit import plots, render
 from ffedit.anatomy import Editable
+from ffedit.choice import Found
 from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_free
-from ffedit.shipping import prepared
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Places:
         if self.plot is not None:
             plots.check_plot(self.plot)
 
-    def ready(self) -> AbstractContextManager[None]:
-        """While it is open, what will verify a checkpoint is being made ready."""
-        return prepared() if self.export_to is not None else nullcontext()
+    def plot_ready(self, found: Found) -> AbstractContextManager[None]:
+        """The picture, where one was asked for; it takes its place when the block ends well."""
+        return nullcontext() if self.plot is None else plots.plot_ready(found.traces, self.plot, found.layer)
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders; first the checkpoint, which may be refused."""

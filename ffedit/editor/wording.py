@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ffedit import readout, replay
 from ffedit.anatomy import Editable
+from ffedit.corpus import own_text
 from ffedit.editor.config import EditConfig
 from ffedit.editor.namesakes import namesakes
 from ffedit.facts import Fact
@@ -91,7 +92,7 @@ class Wording:
 
 def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
     """Short texts of the model's own, as contexts before a prompt."""
-    rows = readout.own_text(editable, config.contexts, max(config.context_tokens, default=1), config.seed)
+    rows = own_text(editable, config.contexts, max(config.context_tokens, default=1), config.seed)
     lengths = [config.context_tokens[i % len(config.context_tokens)] for i in range(len(rows))]
     texts = [
         decode(editable.tokenizer, row[:length], special=False).strip()
@@ -230,7 +231,7 @@ def _name(editable: Editable, subject: str) -> tuple[int, ...]:
 
 def _pool(editable: Editable, subjects: Sequence[str], config: EditConfig) -> _Pool:
     """Read in the model's own text where each of `subjects` would be named."""
-    ids = torch.tensor(readout.own_text(editable, MENTION_POOL, MENTION_POOL, config.seed + 2))
+    ids = torch.tensor(own_text(editable, MENTION_POOL, MENTION_POOL, config.seed + 2))
     first = config.mention_tokens - 1
     reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(min(first, ids.shape[1]), ids.shape[1]))
     tokens = sorted({_name(editable, subject)[0] for subject in subjects})

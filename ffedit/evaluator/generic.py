@@ -13,8 +13,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from ffedit import readout, replay
+from ffedit import replay
 from ffedit.anatomy import Editable
+from ffedit.corpus import own_text
 from ffedit.errors import EditError, ModelError
 from ffedit.evaluator.metrics import divergence, perplexity
 from ffedit.readout import log_softmax
@@ -47,7 +48,7 @@ class GenericText:
     def __init__(self, editable: Editable, path: str | Path | None = None, most: int = MOST_BYTES) -> None:
         self._editable = editable
         if path is None:
-            self.rows = readout.own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
+            self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
             self.rows = _rows_of(editable, Path(path))
         vocabulary = editable.model.config.get_text_config().vocab_size

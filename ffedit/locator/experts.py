@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffedit import readout
 from ffedit.anatomy import Editable
+from ffedit.corpus import own_text
 from ffedit.facts import Fact
 from ffedit.routing import Routes, mixtures, routes
 from ffedit.tokens import decode
@@ -31,7 +31,7 @@ def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> 
     layers = mixtures(editable)
     if not layers:
         return [{} for _ in facts]
-    rows = readout.own_text(editable, CONTEXTS, LENGTH, seed)
+    rows = own_text(editable, CONTEXTS, LENGTH, seed)
     openings = [text for row in rows if (text := decode(editable.tokenizer, row, special=False).strip())]
     found = []
     for fact in facts:

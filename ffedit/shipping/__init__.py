@@ -4,9 +4,8 @@ What goes out is made without loading a model, and is compared in a fresh proces
 """
 
 from ffedit.shipping.exporting import Shipped, export, ship
-from ffedit.shipping.fresh import prepared
 from ffedit.shipping.hub import push
 from ffedit.shipping.record import history
 from ffedit.shipping.undoing import undo, unship
 
-__all__ = ["Shipped", "export", "history", "prepared", "push", "ship", "undo", "unship"]
+__all__ = ["Shipped", "export", "history", "push", "ship", "undo", "unship"]

@@ -6,18 +6,14 @@ A process of its own has nothing of this one in its memory: it sees what anybody
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ffedit.errors import CheckError, EditError
+from ffedit.waiting import waiting
 
 DIFFERS = 4  # the exit code of a difference
 HOW = ("auto", "tensors", "logits")
@@ -76,66 +72,14 @@ def check_how(verify: str) -> None:
         raise EditError(f"verify {verify!r} is not known; give {', '.join(HOW)}")
 
 
-class Fresh:
-    """A process that loads what it needs, and then waits for one task.
-
-    Args:
-        offline: nothing is to be asked of the hub: everything is on the disk.
-    """
-
-    def __init__(self, offline: bool = True) -> None:
-        package = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
-        if offline:
-            environment["HF_HUB_OFFLINE"] = "1"
-        self._elsewhere = tempfile.TemporaryDirectory()  # no file of the current folder is taken for a module
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ffedit.shipping.verify"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment, cwd=self._elsewhere.name,
-        )  # fmt: skip
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is still there: something may have ended it meanwhile."""
-        return self._process.poll() is None
-
-    def run(self, task: Task) -> tuple[int, list[str], list[str]]:
-        """Give it the task: its exit code, and the lines that it wrote to stdout and stderr."""
-        out, problems = self._process.communicate(json.dumps(asdict(task)))
-        return self._process.returncode, out.strip().splitlines(), problems.strip().splitlines()
-
-    def close(self) -> None:
-        """End it, wherever it is."""
-        self._process.kill()
-        self._process.communicate()
-        self._elsewhere.cleanup()
-
-
-_ready: list[Fresh] = []
-
-
-@contextmanager
-def prepared() -> Iterator[None]:
-    """While the block runs, a process loads its libraries: the first check in the block need not wait for them."""
-    with closing(Fresh()) as process:
-        _ready.append(process)
-        try:
-            yield
-        finally:
-            _ready[:] = [other for other in _ready if other is not process]
-
-
 def check_fresh(task: Task) -> Checked:
     """Run `python -m ffedit.shipping.verify` on a task.
 
     Raises:
         CheckError: it found a difference, or could not finish.
     """
-    offline = not task.trust_remote_code
-    ready = _ready.pop() if _ready and offline else None
-    with closing(ready if ready is not None and ready.waits else Fresh(offline)) as process:
-        code, lines, problems = process.run(replace(task, threads=torch.get_num_threads()))
+    with closing(waiting(offline=not task.trust_remote_code)) as process:
+        code, lines, problems = process.run(asdict(replace(task, threads=torch.get_num_threads())))
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]
         raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
