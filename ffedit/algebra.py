@@ -22,98 +22,19 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ffedit.blocks import Moment, blocks_of, diagonal, split
 from ffedit.errors import EditError
+from ffedit.linalg import double, whiten
 from ffedit.lowrank import LowRank
 
 # Share of a key's squared norm that is its own and no other key's. Below this (1e-4 of the norm) it is the rounding of
 # 32-bit activations, which C⁻¹ magnifies, and no direction to write along.
 ROUNDING = 1e-8
-# A power iteration ends where its estimate, which only grows, grows by less than this share.
-SETTLED = 1e-4
-
-
-def double(tensor: Tensor) -> Tensor:
-    """`tensor` in float64; moved to the CPU first where its device has no float64 (Apple's)."""
-    return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
-
-
-def whiten(k: Tensor, C: Moment) -> Tensor:
-    """C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
-
-    Args:
-        k: keys, [d_in] or [d_in, n].
-        C: second moment of the keys, [d_in, d_in]; symmetric, positive definite.
-
-    Returns:
-        [d_in] or [d_in, n], float64.
-
-    Raises:
-        EditError: C is not positive definite.
-    """
-    columns = split(double(k).reshape(k.shape[0], -1).T, C)
-    whitened = [solved_by(factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
-    return torch.cat(whitened).reshape(k.shape)
-
-
-def factor(C: Tensor) -> Tensor:
-    """The Cholesky factor of a second moment.
-
-    Raises:
-        EditError: it is not positive definite.
-    """
-    lower: Tensor
-    lower, info = torch.linalg.cholesky_ex(C)
-    if int(info) != 0:
-        raise EditError(
-            f"the keys' second moment is not positive definite (leading minor {int(info)} of {C.shape[0]}): "
-            "collect it over more text, or use a larger ridge"
-        )
-    return lower
-
-
-def solved_by(lower: Tensor, columns: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ `columns` [d, n]; `torch.cholesky_solve` would copy L [d, d], which may be large."""
-    half = torch.linalg.solve_triangular(lower, columns, upper=False)
-    found: Tensor = torch.linalg.solve_triangular(lower.mT, half, upper=True)
-    return found
-
-
-def condition(C: Tensor, steps: int = 50) -> float:
-    """Condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
-
-    Args:
-        C: symmetric, positive definite, [d, d].
-        steps: the most of each iteration, which ends where the estimate hardly grows; it is from below, and on a nearly
-            flat spectrum it may end early.
-
-    Raises:
-        EditError: C is not positive definite.
-    """
-    C = double(C)
-    lower = factor(C)
-    start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
-    start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    maps = partial(torch.matmul, C), partial(solved_by, lower)
-    largest, inverse = (_largest_eigenvalue(apply, start, steps) for apply in maps)
-    return largest * inverse
-
-
-def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], at: Tensor, steps: int) -> float:
-    """Of a symmetric, positive definite map of columns, by power iteration from `at` [d, 1]."""
-    found = 0.0
-    for _ in range(steps):
-        at = apply(at / at.norm())
-        before, found = found, float(at.norm())
-        if found <= before * (1 + SETTLED):
-            break
-    return found
 
 
 def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weight: float) -> Moment:
@@ -249,58 +170,37 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kep
     return _smallest(V - W @ K, K, kept, weight, C)
 
 
-def projector(C: Tensor, share: float) -> Tensor:
-    """Directions of key space that ordinary text hardly uses: P = U Uᵀ projects on them.
-
-    The eigenvectors of C with the smallest eigenvalues, as many as together hold at most `share` of tr(C), so that
-    E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all eigenvalues below a
-    fixed number; a share means the same in every model.
-
-    Args:
-        C: second moment of keys, [d_in, d_in].
-        share: of the keys' mean squared norm that may lie in these directions, between 0 and 1.
-
-    Returns:
-        U, orthonormal columns, [d_in, m], float64.
-
-    Raises:
-        EditError: no direction is that little used, or all are.
-    """
-    eigenvalues, eigenvectors = torch.linalg.eigh(double(C))
-    used = eigenvalues.clamp(min=0).cumsum(0)
-    size = int((used <= share * used[-1]).sum())
-    if size == 0:
-        raise EditError(
-            f"no direction of key space holds at most {share:g} of what ordinary text uses: "
-            f"the least used holds {float(used[0] / used[-1]):.2g}; use a larger share"
-        )
-    if size == len(C):
-        raise EditError(f"a share of {share:g} leaves nothing of ordinary text to protect; use one below 1")
-    smallest: Tensor = eigenvectors[:, :size]
-    return smallest
-
-
-def null_space(W: Tensor, K: Tensor, V: Tensor, U: Moment, ridge: float, kept: Tensor | None = None) -> LowRank:
+def null_space(
+    W: Tensor,
+    K: Tensor,
+    V: Tensor,
+    U: Moment,
+    ridge: float,
+    kept: Tensor | None = None,
+    own: Moment | None = None,
+) -> LowRank:
     """The update that acts on the directions U alone, which ordinary text hardly uses.
 
         Δ = (V − W K) Kᵀ P (K_p K_pᵀ P + K Kᵀ P + λI)⁻¹      P = U Uᵀ      λ = ridge · mean_i ‖Uᵀk_i‖²
 
     AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 12 and 14), in the coordinates of U: the published matrix is not
-    symmetric, there it is.
+    symmetric, there it is. `own` S is added to K_p K_pᵀ; a fact gives something up to it at λ = 0, too.
 
     Args:
         W: value matrix, [d_out, d_in].
         K: keys, [d_in, N].
         V: values they should give, [d_out, N].
-        U: orthonormal directions that may be used, [d_in, m] (`projector`).
+        U: orthonormal directions that may be used, [d_in, m] (`linalg.projector`).
         ridge: what the size of Δ counts against a fact; a fact written alone gives up the share ridge / (1 + ridge).
         kept: K_p, keys of earlier edits, whose values should hardly move, [d_in, p].
+        own: S, what counts as `kept` does but is known as a sum of k kᵀ, positive definite, [d_in, d_in].
 
     Returns:
         Δ = Δ P as factors [d_out, N] and [N, d_in], float64.
 
     Raises:
-        EditError: a key is zero or has no part along U; with ridge 0 all that `equality` raises, for keys UᵀK.
+        EditError: a key is zero or has no part along U; with ridge 0 and without `own` all that `equality` raises, for
+            keys UᵀK.
     """
     W, K, V, U = double(W), double(K), double(V), diagonal([double(block) for block in blocks_of(U)])
     inside, total = (U.T @ K).square().sum(0), K.square().sum(0)
@@ -310,12 +210,29 @@ def null_space(W: Tensor, K: Tensor, V: Tensor, U: Moment, ridge: float, kept: T
             f"key {_first(lost)} of {K.shape[1]} has no part in the null space of ordinary text "
             f"({U.shape[1]} of {U.shape[0]} directions): use a larger share, or memit"
         )
-    delta = _smallest(V - W @ K, U.T @ K, None if kept is None else U.T @ double(kept), ridge)
+    kept = None if kept is None else U.T @ double(kept)
+    if own is None:
+        delta = _smallest(V - W @ K, U.T @ K, kept, ridge)
+    else:
+        C = _seen_from(U, own, ridge * float(inside.mean()))
+        delta = _smallest(V - W @ K, U.T @ K, kept, 1.0, C, relative=False)
     return LowRank(delta.left, (U @ delta.right.T).T)
 
 
-def _smallest(R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Moment | None = None) -> LowRank:
-    """argmin_Δ ‖Δ K − R‖² + ‖Δ K_p‖² + λ‖Δ‖_C², λ = weight · mean_i k_iᵀ C⁻¹ k_i; C is I where it is None.
+def _seen_from(U: Moment, C: Moment, ridge: float) -> Moment:
+    """Uᵀ C U + `ridge` · I."""
+    found = [u.T @ (double(c) @ u) for u, c in zip(blocks_of(U), blocks_of(C), strict=True)]
+    for block in found:
+        block.diagonal().add_(ridge)
+    return diagonal(found)
+
+
+def _smallest(
+    R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Moment | None = None, relative: bool = True
+) -> LowRank:
+    """argmin_Δ ‖Δ K − R‖² + ‖Δ K_p‖² + λ‖Δ‖_C²; C is I where it is None.
+
+    λ is `weight`, or, where that is `relative`, weight · mean_i k_iᵀ C⁻¹ k_i.
 
     With J = [K_p, K], Δ = [0, R] (JᵀC⁻¹J + λI)⁻¹ JᵀC⁻¹: the dual form, as large as there are keys and exact at λ = 0,
     where it is the equality-constrained solution. The zeros leave the last N rows of the right factor.
@@ -339,7 +256,7 @@ def _smallest(R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Momen
             f"the key k* is zero (key {_first(silent)} of {count}): "
             "nothing in this layer responds to the subject; choose another layer"
         )
-    gram.diagonal().add_(weight * energy.mean())
+    gram.diagonal().add_(weight * energy.mean() if relative else weight)
     factor, info = torch.linalg.cholesky_ex(gram)
     own = factor.diagonal().square() / gram.diagonal()  # of each key, the share that those before it do not hold
     if int(info) != 0:

@@ -53,10 +53,24 @@ def entries() -> list[Path]:
     return sorted(p for p in folder().glob("*/*") if p.is_file() and not p.name.startswith("."))
 
 
-def clear() -> int:
-    """Delete all entries; the number of bytes set free."""
-    freed = 0
+def sizes() -> dict[Path, int]:
+    """The bytes of every entry; one that another process deletes meanwhile is none."""
+    found = {}
     for entry in entries():
-        freed += entry.stat().st_size
-        entry.unlink(missing_ok=True)
+        try:
+            found[entry] = entry.stat().st_size
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def clear() -> int:
+    """Delete all entries; the number of bytes set free. What other processes delete meanwhile does not count."""
+    freed = 0
+    for entry, size in sizes().items():
+        try:
+            entry.unlink()
+        except FileNotFoundError:
+            continue
+        freed += size
     return freed

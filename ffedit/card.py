@@ -9,6 +9,11 @@ from typing import Any
 from ffedit.editor import Edit
 
 ROWS = 20
+# How a parameter is found by its name in a delta, and one expert's part of it.
+WHOLE = "weight = model.get_parameter(name).data"
+PART = """name, _, expert = name.rstrip("]").partition("[")
+    weight = model.get_parameter(name).data
+    weight = weight[int(expert)] if expert else weight"""
 
 
 def model_card(base: str, edits: Sequence[Edit]) -> str:
@@ -68,6 +73,8 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dum
 
 def delta_card(base: str, edit: Edit) -> str:
     """Of plain numbers."""
+    names = [about["parameter"] for about in edit.provenance["matrices"].values()]
+    weight = PART if any(name.endswith("]") for name in names) else WHOLE
     return f"""{_front(base)}
 # An edit of {base}
 
@@ -76,7 +83,7 @@ With `model` loaded by transformers, these lines apply it:
 
 ```python
 for name, delta in safetensors.torch.load_file("delta.safetensors").items():
-    weight = model.get_parameter(name).data
+    {weight}
     weight.copy_(weight.double() + delta.to(weight.device))
 ```
 

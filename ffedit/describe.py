@@ -81,17 +81,17 @@ def anatomy_table(editable: Editable) -> Group:
 
 def environment() -> Table:
     """What ffedit runs on: versions, devices, and the cache."""
-    files = cache.entries()
+    sizes = cache.sizes()
     threads = torch.get_num_threads()
     devices = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
         devices.insert(0, f"{torch.accelerator.device_count()} × {kind}")
-    size = _bytes(sum(file.stat().st_size for file in files))
+    size = _bytes(sum(sizes.values()))
     return named_values(
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
         ("devices", ", ".join(devices)),
-        ("cache", f"{len(files)} file{'' if len(files) == 1 else 's'}, {size}, in {cache.folder()}"),
+        ("cache", f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, {size}, in {cache.folder()}"),
     )
 
 

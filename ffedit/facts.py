@@ -38,32 +38,36 @@ class Probe:
     `target` is that answer, the true object. None means, among `neighbors`, the fact's `previous` object (as
     CounterFact publishes them), and among `same_subject` and `locality`, whatever the model said before the
     edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
-    Raises FactError for an empty prompt, target or kind.
+    `aliases` are other names of the target, or other answers that the data set accepts as well: whoever reads
+    what a model says freely takes any of them. Raises FactError for an empty prompt, target, kind or alias.
     """
 
     prompt: str
     target: str | None = None
     kind: str | None = None
+    aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", _text("a probe's prompt", self.prompt, strip=False))
         object.__setattr__(self, "target", _optional_text("a probe's target", self.target))
         object.__setattr__(self, "kind", _optional_text("a probe's kind", self.kind))
+        object.__setattr__(self, "aliases", _aliases("a probe's aliases", self.aliases, self.target))
 
     @classmethod
     def of(cls, value: ProbeLike) -> Probe:
-        """Read a probe written as itself, as its prompt, or as an object with `prompt`, `target` and `kind`."""
+        """Read a probe written as itself, as its prompt, or as an object with its fields."""
         if isinstance(value, Probe):
             return value
         if isinstance(value, str):
             return cls(value)
-        if isinstance(value, Mapping) and "prompt" in value and set(value) <= {"prompt", "target", "kind"}:
+        if isinstance(value, Mapping) and "prompt" in value and set(value) <= {"prompt", "target", "kind", "aliases"}:
             return cls(**value)
-        raise FactError(f"a probe must be a prompt or {{prompt, target, kind}}, found {show(value)}")
+        raise FactError(f"a probe must be a prompt or {{prompt, target, kind, aliases}}, found {show(value)}")
 
     def filled(self, subject: str, target: str | None = None) -> Probe:
         """Return the probe with `subject` in its slot, if it has one, and `target` if it has no own."""
-        return Probe(fill(self.prompt, subject), target if self.target is None else self.target, self.kind)
+        answer = target if self.target is None else self.target
+        return Probe(fill(self.prompt, subject), answer, self.kind, self.aliases)
 
 
 ProbeLike: TypeAlias = "Probe | str | Mapping[str, Any]"
@@ -76,6 +80,7 @@ class Fact:
     - `subject`, `prompt`: the prompt carries one `{}` or the subject itself. In the second case `occurrence`
       (from 0) picks among the places where the subject stands as a whole word; the first one by default.
     - `target`: the new object; None only where nothing is to be written (tracing sets; see `new_object`).
+    - `target_aliases`: its other names. `target` is what is written; any of them counts where the model says it.
     - `previous`: the object that the model is expected to know now.
     - `paraphrases`, `generation`: other prompts of the same fact, and prompts for free text about the
       subject; `{}` stands for the subject.
@@ -103,6 +108,7 @@ class Fact:
     portability: tuple[Probe, ...] = ()
     references: tuple[str, ...] = ()
     locality: tuple[Probe, ...] = ()
+    target_aliases: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -120,11 +126,13 @@ class Fact:
         portability: Iterable[ProbeLike] = (),
         references: Iterable[str] = (),
         locality: Iterable[ProbeLike] = (),
+        target_aliases: Iterable[str] = (),
     ) -> None:
+        target = _optional_text("target", target)
         values = {
             "subject": _text("subject", subject),
             "prompt": _text("prompt", prompt, strip=False),
-            "target": _optional_text("target", target),
+            "target": target,
             "previous": _optional_text("previous", previous),
             "paraphrases": _texts("a prompt", "paraphrases", paraphrases),
             "neighbors": _probes("neighbors", neighbors),
@@ -136,6 +144,7 @@ class Fact:
             "portability": _probes("portability", portability),
             "references": _texts("a text", "references", references),
             "locality": _probes("locality", locality),
+            "target_aliases": _aliases("target_aliases", target_aliases, target),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -266,6 +275,14 @@ def _texts(what: str, field: str, value: object) -> tuple[str, ...]:
     return tuple(_text(f"{what} in {field}", text, strip=False) for text in _items(field, value))
 
 
+def _aliases(field: str, value: object, target: str | None) -> tuple[str, ...]:
+    """Other names of `target`, each once."""
+    names = dict.fromkeys(_text(f"a name in {field}", text) for text in _items(field, value))
+    if names and target is None:
+        raise FactError(f"{field} are other names of a target, and there is none; give the target")
+    return tuple(name for name in names if name != target)
+
+
 def _probes(field: str, value: object) -> tuple[Probe, ...]:
     return tuple(Probe.of(probe) for probe in _items(field, value))
 
@@ -278,6 +295,6 @@ def _items(field: str, value: Any) -> tuple[Any, ...]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Probe):
-        said = {name: text for name, text in vars(value).items() if text is not None}
+        said = {name: _plain(part) for name, part in vars(value).items() if part not in (None, ())}
         return said if len(said) > 1 else value.prompt
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -13,11 +13,11 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor import Edit, applied_edits, by_subject
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
+from ffedit.linalg import double
 from ffedit.verdict import DRIFTED, knew_previous, took
 
 
@@ -31,7 +31,8 @@ class Limits:
         alike: cosine between the keys of two subjects, of this edit or of an earlier one in the model.
         norm_ratio: ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written.
         division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
-        condition: largest over smallest eigenvalue of C.
+        keys: how many keys C was collected from, relative to d_ff. With fewer than 1 it is singular but for its ridge,
+            which alone then says what an edit may disturb.
         drift: KL divergence on generic text, nats per token.
         perplexity: its factor on the same text.
         rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
@@ -44,7 +45,7 @@ class Limits:
     alike: float = 0.95
     norm_ratio: float = 3.0
     division: float = 0.01
-    condition: float = 1e12
+    keys: float = 1.0
     drift: float = DRIFTED
     perplexity: float = 1.1
     rounding: float = 0.1
@@ -139,13 +140,15 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
                 f"in layer {at} a key has the division factor {division:.2g} of d_ff (limit {limits.division:g}): it "
                 "is nearly a key of ordinary text; try another layer",
             )
-        condition = about.get("statistics", {}).get(str(at), {}).get("condition", 1.0)
-        if not condition <= limits.condition:
+        statistics = about.get("statistics", {}).get(str(at), {})
+        # Edits of early versions tell the tokens only, of which a dense layer has a key each.
+        keys = statistics.get("keys", statistics.get("tokens"))
+        if keys is not None and not keys / memory.d_ff >= limits.keys:
             yield Breach(
-                "condition",
-                condition,
-                f"in layer {at} C has the condition number {condition:.1e} (limit {limits.condition:.0e}): collect it "
-                "over more text",
+                "keys",
+                keys / memory.d_ff,
+                f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
+                "few to tell which directions text uses; collect it over more text",
             )
     alike, pair = _most_alike(editable, edit)
     if alike > limits.alike:

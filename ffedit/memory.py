@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ffedit import key_rows, placement, quantised
-from ffedit.algebra import double
 from ffedit.errors import EditError, ModelError
 from ffedit.expert_rows import ExpertRows
 from ffedit.experts import Experts
 from ffedit.hooks import fed
+from ffedit.linalg import double
 from ffedit.lowrank import LowRank, Update
 
 # Entries of a matrix that are written down to recognise it by.

@@ -31,8 +31,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra import condition, projector, whiten
 from ffedit.errors import EditError
+from ffedit.linalg import condition, projector, whiten
 
 # Products are taken in blocks of this many rows: small enough to spare nearly half, large enough for full speed.
 BLOCK = 768
@@ -93,7 +93,7 @@ class KeyMoments:
         return second_moment(self.sum, self.count, self.ridge)
 
     def unused(self, share: float) -> Tensor:
-        """Directions that this text hardly uses (`algebra.projector`), [d_ff, m]; found once for a share."""
+        """Directions that this text hardly uses (`linalg.projector`), [d_ff, m]; found once for a share."""
         if share not in self._unused:
             self._unused[share] = projector(self.C, share)
         return self._unused[share]

@@ -78,6 +78,15 @@ def launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
+def left_alone() -> bool:
+    """Whether `accelerate launch` was to start several processes, and started this one only.
+
+    It does so where it sees no several GPUs and is not told `--multi_gpu`; it names an address for the processes to
+    meet at nonetheless, and gives none of them a rank.
+    """
+    return {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= set(os.environ) and "WORLD_SIZE" not in os.environ
+
+
 def crew() -> Crew:
     """The processes that this command was started as; one alone unless `accelerate launch` or torchrun started it."""
     if not launched():

@@ -1,13 +1,14 @@
 """From a record of each known format to its facts: one function for each format.
 
-What some files write as text, others write as a list or as a list of lists of aliases; here all are read alike.
+What some files write as text, others write as a list or as a list of lists of aliases; here all are read alike. Of
+several answers the first is the target, as in the published code, and the others are its aliases.
 A record that cannot be used is a FactError, one line, that names the field.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -82,24 +83,34 @@ def mquake(record: Record) -> Parsed:
     """MQuAKE (arXiv 2305.14795): the single edits that a multi-hop question needs, each with its own question.
 
     Where one edit is all that the questions need, their new answer follows from it: portability. Where they need
-    several at once, no one fact answers for them.
+    several at once, no one fact answers for them. Aliases of the new answer are `new_answer_alias`; those of an edit's
+    object stand with the single hop that asks for it.
     """
     questions, rewrites = _listed(record.get("questions")), _listed(record["requested_rewrite"])
     if not rewrites:
         raise FactError("requested_rewrite is empty; expected at least one edit")
     case, alone = record.get("case_id"), len(rewrites) == 1
-    follows = [Probe(question, _need(record, "new_answer"), "multi-hop") for question in questions if alone]
+    names = record.get("new_answer_alias")
+    follows = [_probe(question, [_need(record, "new_answer"), names], "multi-hop") for question in questions if alone]
+    hops = [_object("an item of new_single_hops", hop) for hop in _listed(record.get("new_single_hops"))]
     facts = tuple(
         _request(
             _object("an item of requested_rewrite", item),
             paraphrases=_listed(item.get("question")),
             portability=follows,
+            target_aliases=_hop_aliases(hops, item),
             case_id=case if alone or case is None else f"{case}.{number}",
         )
         for number, item in enumerate(rewrites, start=1)
     )
     note = f"multi-hop questions that need {len(facts)} edits at once were left out"
     return Parsed(facts, () if alone or not questions else (note,))
+
+
+def _hop_aliases(hops: Iterable[Record], item: Record) -> tuple[Any, ...]:
+    """The other names of an edit's new object, from the hop that has its question and answer."""
+    asked = item.get("question"), _need(item, "target_new", "str")
+    return _listed([hop.get("answer_alias") for hop in hops if (hop.get("question"), hop.get("answer")) == asked])
 
 
 def zsre(record: Record) -> Fact:
@@ -109,7 +120,8 @@ def zsre(record: Record) -> Fact:
     copy may have one question of portability.
     """
     hop = _object("portability", record.get("portability") or {})
-    true = _first(record.get("answers"))
+    answers = _listed(record.get("answers"))
+    true = _first(answers)
     target = record.get("alt") or true
     previous = next((old for old in (true, record.get("pred")) if old and old != target), None)
     return Fact(
@@ -119,8 +131,9 @@ def zsre(record: Record) -> Fact:
         previous=previous,
         paraphrases=_listed(record.get("rephrase")),
         locality=[_question("loc", record["loc"], record.get("loc_ans"))] if record.get("loc") else [],
-        portability=[Probe(hop["New Question"], _first(_need(hop, "New Answer")))] if "New Question" in hop else [],
+        portability=[_probe(hop["New Question"], _need(hop, "New Answer"))] if "New Question" in hop else [],
         case_id=record.get("case_id"),
+        target_aliases=answers if target == true else (),
     )
 
 
@@ -129,7 +142,7 @@ def _question(field: str, asked: Any, answer: Any) -> Probe:
     if not isinstance(asked, str):
         raise FactError(f"{field} must be text, found {show(asked)}")
     question = asked.removeprefix(NATURAL_QUESTION).rstrip()
-    return Probe(question if question.endswith("?") else question + "?", _first(answer))
+    return _probe(question if question.endswith("?") else question + "?", answer)
 
 
 def easyedit(record: Record) -> Fact:
@@ -144,7 +157,7 @@ def easyedit(record: Record) -> Fact:
         target=_need(record, "target_new"),
         previous=_first(record.get("ground_truth")),
         paraphrases=_listed(record.get("rephrase_prompt") or record.get("rephrase")),
-        neighbors=[Probe(prompt, _first(answer)) for prompt, answer, question in asked if not question],
+        neighbors=[_probe(prompt, answer) for prompt, answer, question in asked if not question],
         locality=[_question("locality_prompt", prompt, answer) for prompt, answer, question in asked if question],
         relation=_first(record.get("relation_id")),
         case_id=record.get("case_id"),
@@ -169,13 +182,15 @@ def knowedit(record: Record) -> Parsed:
     edited one ("..., which is not Rome, is"). Both are about the subject, so both are `same_subject`; one
     that does not name it is a neighbor, or with no answer given `locality`: as the model said it before.
     Forgetfulness supposes that an object is added to a list. Where its answer is the very object that this
-    edit replaces, keeping it would be failure, and it is left out.
+    edit replaces, keeping it would be failure, and it is left out. A `ground_truth` is a list of answers, each a
+    list of its names: a model that goes on with any one of them has answered.
     """
     notes: list[str] = []
     fact = easyedit(record)
-    stays = [(p, answers) for p, answers in _by_kind(record, "locality", fact.subject)]
-    kept = [p for p, answers in stays if p.kind != "Forgetfulness" or fact.previous not in answers]
-    follows = [p for p, _ in _by_kind(record, "portability", fact.subject)]
+    stays = list(_by_kind(record, "locality", fact.subject))
+    replaced = [p for p in stays if p.kind == "Forgetfulness" and p.target and fact.previous in (p.target, *p.aliases)]
+    kept = [p for p in stays if p not in replaced]
+    follows = list(_by_kind(record, "portability", fact.subject))
     if len(kept) < len(stays):
         notes.append("Forgetfulness prompts that ask for what the edit replaces were left out")
     if any(p.target is None for p in follows):
@@ -197,8 +212,8 @@ def wikibio(record: Record) -> Parsed:
     return knowedit({**record, **names})
 
 
-def _by_kind(record: Record, field: str, subject: str) -> Iterator[tuple[Probe, tuple[Any, ...]]]:
-    """Each probe of `field` {kind: [{prompt, ground_truth}]} with all answers that it accepts, the first its target."""
+def _by_kind(record: Record, field: str, subject: str) -> Iterator[Probe]:
+    """Each probe of `field` {kind: [{prompt, ground_truth}]}."""
     for kind, items in _object(field, record.get(field) or {}).items():
         for item in _listed(items):
             prompts = _listed(_need(_object(f"{field}.{kind}", item), "prompt"))
@@ -210,7 +225,7 @@ def _by_kind(record: Record, field: str, subject: str) -> Iterator[tuple[Probe, 
             else:
                 several = [answers]
             for prompt, answer in zip(prompts, several, strict=True):
-                yield Probe(prompt, _first(answer), kind).filled(subject), _listed(answer)
+                yield _probe(prompt, answer, kind).filled(subject)
 
 
 def fastedit(record: Record) -> Fact:
@@ -268,3 +283,8 @@ def _listed(value: Any) -> tuple[Any, ...]:
 def _first(value: Any) -> Any:
     """Return the first of what is listed; None where nothing is."""
     return next(iter(_listed(value)), None)
+
+
+def _probe(prompt: Any, answers: Any, kind: str | None = None) -> Probe:
+    """A prompt with its answers: the first is the target, the others its aliases."""
+    return Probe(prompt, _first(answers), kind, _listed(answers)[1:])

@@ -8,9 +8,9 @@ drawn for it does not depend on the other prompts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TypeAlias
 
 import torch
@@ -19,9 +19,12 @@ from transformers import DynamicCache
 
 from ffedit import replay
 from ffedit.anatomy import Editable
+from ffedit.errors import ModelError
+from ffedit.room import halving
 from ffedit.tokens import Encoded, batches, decode, pad
 
 TOKENS_PER_BATCH = 4096
+NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or another --device"
 
 
 def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
@@ -51,12 +54,22 @@ def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
 
 @torch.no_grad()
 def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
-    """Log-probability of each token of each answer, given the tokens before it: n tensors [answer tokens], nats."""
-    result: list[Tensor] = [torch.empty(0)] * len(encoded)
-    for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
+    """Log-probability of each token of each answer, given the tokens before it: n tensors [answer tokens], nats.
+
+    Raises:
+        ModelError: there is no memory for a single text.
+    """
+
+    def read(rows: Sequence[int]) -> Sequence[Tensor]:
         some = [encoded[i] for i in rows]
         tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in some]), answer_reads(some)), some)
-        for i, own in zip(rows, tokens.cpu().split([len(e.target_ids) for e in some]), strict=True):
+        parts: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in some])
+        return parts
+
+    result: list[Tensor] = [torch.empty(0)] * len(encoded)
+    for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
+        found = chain.from_iterable(halving(read, rows, ModelError(NO_ROOM)))
+        for i, own in zip(rows, found, strict=True):
             result[i] = own
     return result
 
@@ -92,9 +105,24 @@ def greedy(logits: Tensor, step: int) -> Tensor:
     return logits.argmax(-1, keepdim=True).cpu()
 
 
-def drawn(generator: torch.Generator) -> Chooser:
-    """From the whole distribution, with a generator on the CPU."""
-    return lambda logits, step: torch.multinomial(logits.float().softmax(-1).cpu(), 1, generator=generator)
+def drawn(generator: torch.Generator, count: int) -> Callable[[Sequence[int]], Chooser]:
+    """From the whole distribution, with a generator on the CPU, for some of `count` rows.
+
+    Each row draws what it draws where all go through together: the numbers of the others are drawn, too, and not used.
+    """
+    state = generator.get_state()
+
+    def among(rows: Sequence[int]) -> Chooser:
+        generator.set_state(state)
+
+        def choose(logits: Tensor, step: int) -> Tensor:
+            odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
+            odds[list(rows)] = logits.float().softmax(-1).cpu()
+            return torch.multinomial(odds, 1, generator=generator)[list(rows)]
+
+        return choose
+
+    return among
 
 
 def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
@@ -124,7 +152,10 @@ def continuations(
 
     Prompts of several lengths go through together where the model allows it (`Editable.ragged`), padded on the left and
     masked. Where not, and with `generator`, whose numbers go to the prompts in turn, those of one length do. Fewer
-    tokens come where the model's context ends.
+    tokens come where the model's context ends. Where memory fails, fewer go through together, and say the same.
+
+    Raises:
+        ModelError: there is no memory for a single prompt.
     """
     lengths = [len(ids) for ids in prompts]
     mixed = editable.ragged and generator is None
@@ -135,13 +166,35 @@ def continuations(
     for members in groups.values():
         for some in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
             rows = [members[i] for i in some]
-            choose = greedy if generator is None else drawn(generator)
-            if numbers is not None:
-                choose = drawn_of_top(numbers[rows], top)
-            said = _continue(editable, [prompts[i] for i in rows], count, choose)
-            for row, new in zip(rows, said.tolist(), strict=True):
+            choosing = _choosing(rows, generator, numbers, top)
+            for row, new in zip(rows, _said(editable, [prompts[i] for i in rows], count, choosing), strict=True):
                 result[row] = new
     return result
+
+
+def _choosing(
+    rows: Sequence[int], generator: torch.Generator | None, numbers: Tensor | None, top: int
+) -> Callable[[Sequence[int]], Chooser]:
+    """How some of a batch choose, counted in it; the batch holds these `rows` of all prompts."""
+    if numbers is not None:
+        own = numbers[list(rows)]
+        return lambda some: drawn_of_top(own[list(some)], top)
+    return (lambda some: greedy) if generator is None else drawn(generator, len(rows))
+
+
+def _said(
+    editable: Editable,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    choosing: Callable[[Sequence[int]], Chooser],
+) -> Iterator[list[int]]:
+    """What one batch says, in parts where memory fails."""
+
+    def part(some: Sequence[int]) -> list[list[int]]:
+        said: list[list[int]] = _continue(editable, [prompts[i] for i in some], count, choosing(some)).tolist()
+        return said
+
+    return chain.from_iterable(halving(part, range(len(prompts)), ModelError(NO_ROOM)))
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:
@@ -159,7 +212,7 @@ def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[
 
 
 def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
-    """The next tokens of one batch, [prompts, tokens]."""
+    """The next tokens of prompts that go through together, [prompts, tokens]."""
     lengths = torch.tensor([len(ids) for ids in prompts])
     width = int(lengths.max())
     left = width - lengths[:, None]

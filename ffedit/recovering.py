@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.difference import Diff
 from ffedit.editor import Edit
@@ -18,6 +17,7 @@ from ffedit.editor.provenance import dtypes, versions
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
+from ffedit.linalg import double
 from ffedit.lowrank import LowRank, Update
 from ffedit.memory import Address, identity
 from ffedit.picture import counted

@@ -11,7 +11,7 @@ from rich.text import Text
 from ffedit.describe import plain_table
 from ffedit.evaluator import Interval, Report, Scores
 from ffedit.picture import number
-from ffedit.verdict import DRIFTED, SPARED, fell
+from ffedit.verdict import DRIFTED, ENOUGH, SPARED, fell
 
 # name of a score: (what should happen to it, what it says)
 MEANINGS = {
@@ -27,6 +27,7 @@ MORE = {
     "teacher_forced": ("up", "all tokens, after true ones"),
     "teacher_forced_gap": ("zero", "teacher_forced − generation"),
     "token_accuracy": ("up", "tokens, after true ones"),
+    "token_accuracy_gap": ("zero", "token_accuracy − generation, as in 2502.11177"),
     "paraphrase_generation": ("up", "said in other wordings"),
     "paraphrase_token_accuracy": ("up", "their tokens, after true ones"),
     "portability": ("up", "says what follows"),
@@ -47,10 +48,15 @@ NUMBERS = ("drift", "divergence", "entropy", "perplexity")
 
 
 def before_after(report: Report) -> Table:
-    """One row per measured score. Beside a rate stands its magnitude, a mean difference of probability."""
+    """One row per measured score. Beside a rate stands its magnitude, a mean difference of probability.
+
+    Of many facts, a change stands with its interval, and takes the place of what the score says.
+    """
     both = report.after is not None
+    sure = both and len(report.facts_before) >= ENOUGH
     table = _table(both)
-    table.add_column("", style="dim", overflow="fold")
+    if not sure:
+        table.add_column("", style="dim", overflow="fold")
     missing = []
     for name, (should, meaning) in MEANINGS.items():
         if not _measured(report, name):
@@ -59,8 +65,10 @@ def before_after(report: Report) -> Table:
         cells = [_beside(report.before, name)]
         if report.after is not None:
             cells += [_beside(report.after, name), _change(report, name)]
-        table.add_row(Text(name), Text(should if both else ""), *cells, Text(meaning))
-    table.caption = _footnote(report, missing)
+        if sure:
+            cells[-1].append_text(_range(report.changes.get(name), _signed))
+        table.add_row(Text(name), Text(should if both else ""), *cells, *([] if sure else [Text(meaning)]))
+    table.caption = _footnote(report, missing, sure)
     table.caption_justify = "left"
     return table
 
@@ -76,16 +84,20 @@ def all_scores(report: Report) -> Table:
     for name, some in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
         table.add_row(Text(f"{name}/"))
         for kind in some:
-            cells = [_shown("", before[kind])]
+            cells = [_shown(kind, before[kind], report.intervals_before)]
             if both:
-                cells += [_shown("", after[kind]), Text(_signed(after[kind] - before[kind]))]
+                change = Text(_signed(after[kind] - before[kind]))
+                cells.append(_shown(kind, after[kind], report.intervals_after))
+                cells.append(change.append_text(_range(report.changes.get(kind), _signed)))
             table.add_row(Text(f"  {kind.partition('/')[2]}"), Text(""), *cells)
     known = sum(one.scores.knew == 1 for one in report.facts_before)
     lines = ["in brackets: 95 % intervals, bootstrap over facts"] if report.intervals_before else []
     lines.append("teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself")
+    lines.append("gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy")
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
         lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
+    lines += map(str, report.left_out)
     table.caption = Text("\n".join(lines), style="dim not italic")
     table.caption_justify = "left"
     return table
@@ -157,8 +169,8 @@ def _change(report: Report, name: str) -> Text:
     return Text(_signed(change), style="green" if change > 0 else "red" if change < 0 else "")
 
 
-def _footnote(report: Report, missing: Sequence[str]) -> Text:
-    lines = []
+def _footnote(report: Report, missing: Sequence[str], sure: bool) -> Text:
+    lines = ["change: mean over facts and its 95 % interval, bootstrap over facts"] if sure else []
     measured = [getattr(report.before, f"{name}_magnitude", None) for name in MEANINGS]
     if any(value is not None for value in measured):
         lines.append("in brackets: mean difference of probability")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeAlias
 
 import torch
@@ -63,4 +64,24 @@ def _whole(device: str) -> str | None:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise ModelError(f"device {device!r} is not known; give auto, cpu, or one that torch knows") from error
-    return None if kind == "cpu" else device
+    if kind == "cpu":
+        return None
+    try:
+        held = not torch.empty(1, device=device).is_meta
+    except (AssertionError, ImportError, RuntimeError) as error:  # each kind of device has an error of its own
+        why = shorten(str(error).partition("\n")[0], 60, placeholder=" …")
+        raise ModelError(f"device {device!r} cannot be used ({why}): {_accelerators()}") from error
+    if not held:
+        raise ModelError(f"device {device!r} holds no weights; give auto, cpu, or an accelerator")
+    return device
+
+
+def _accelerators() -> str:
+    """Which accelerators torch finds, and what to give instead of one that it does not."""
+    build, kind = f"torch {torch.__version__}", torch.accelerator.current_accelerator()
+    if kind is None:
+        return f"{build} was built for CPUs only; give auto or cpu, or install a torch that was built for the device"
+    if not (count := torch.accelerator.device_count()):
+        return f"{build} was built for {kind.type}, but finds none; give auto or cpu, or see whether its driver works"
+    names = ", ".join(f"{kind.type}:{i}" for i in range(count))
+    return f"{build} finds {names}; give auto, cpu, or one of these"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zoo
 from writing import CORPUS, quick
 
@@ -18,6 +19,7 @@ from ffedit.benchmark import BenchReport, bench
 NUMBERS = {"attempts": 1, "steps": 8, "step_size": 0.3, "contexts": 0, "phrasings": 0, "tune_steps": 3}
 CONFIG = quick(keep=0.0, weight_decay=0.0, tune_rate=0.1, tune_bound=0.2, **NUMBERS)
 METHODS = ("memit", "ft")
+TIMES = ("seconds_per_fact", "hardware")
 
 
 def facts(count: int = 5) -> list[Fact]:
@@ -53,12 +55,26 @@ def run(
 
 
 def timeless(found: Any) -> Any:
-    """A report without its times."""
+    """A report without its times, and without where it was computed."""
     if isinstance(found, BenchReport):
         found = json.loads(json.dumps(found.to_dict()))
     if isinstance(found, dict):
-        return {name: timeless(value) for name, value in found.items() if name != "seconds_per_fact"}
+        return {name: timeless(value) for name, value in found.items() if name not in TIMES}
     return [timeless(value) for value in found] if isinstance(found, list) else found
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal counts and rates, magnitudes within 1e-6."""
+    if isinstance(expected, dict):
+        assert set(found) == set(expected)
+        for name in expected:
+            same(found[name], expected[name])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    else:
+        assert found == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

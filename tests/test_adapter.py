@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import zoo
 from making import FACT, made, on_disk, verified_here, weights, written_by_hand
 from safetensors.torch import load_file, save_file
 from shell import disk, shell
@@ -19,6 +21,7 @@ from ffedit import CheckError, Edit, EditError
 from ffedit.checkpoint import EMBEDDED
 from ffedit.shipping import ship
 from ffedit.shipping.adapter import balanced
+from ffedit.shipping.delta import add_
 
 peft: Any = pytest.importorskip("peft")
 __all__ = ["verified_here"]
@@ -58,6 +61,35 @@ def test_peft_gives_the_logits_of_the_edited_model(family: str, ranks: dict[int,
     assert touched == {editable.memories[layer].name for layer in ranks}, "and attention's c_proj is left alone"
     merged = adapted.merge_and_unload()
     assert torch.allclose(logits(merged), wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
+@here
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "named"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen2_moe", "llama4"])
+def test_peft_is_not_led_to_the_experts_by_the_name_of_a_dense_layer_or_of_a_shared_expert(
+    family: str, loaded: bool, tmp_path: Path
+) -> None:
+    base = on_disk(family, tmp_path / "base")
+    editable = ffedit.load(base)
+    whole = {at: 2 for at, memory in editable.memories.items() if not memory.parameter.endswith("]")}
+    kinds = {"dense": {at: 2 for at in whole if at.expert is None}, "shared": {at: 2 for at in whole if at.expert}}
+    assert kinds["shared"] and bool(kinds["dense"]) is (family == "deepseek_v3")
+    for kind, ranks in kinds.items():
+        if ranks:
+            edit = made(editable, ranks)
+            ship(editable if loaded else base, edit, tmp_path / kind, format="adapter", verify="tensors")
+            adapted = peft.PeftModel.from_pretrained(plain(base), tmp_path / kind)
+            with edit.applied(editable):
+                wanted = logits(editable.model)
+            assert torch.allclose(logits(adapted), wanted, atol=1e-4 * float(wanted.abs().max())), kind
+
+
+@here
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_base_of_16_bits_is_rounded_where_an_adapter_is_not(dtype: torch.dtype, tmp_path: Path) -> None:
+    base = on_disk("gpt2", tmp_path / "base", dtype)
+    done = ship(base, made(ffedit.load(base), {0: 1, 2: 2}, size=0.5), tmp_path / "adapter", format="adapter")
+    assert done.checked.logits and done.checked.peft
 
 
 @here
@@ -171,6 +203,68 @@ def test_a_delta_is_applied_with_the_lines_in_its_readme(family: str, dense: boo
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["edit"] == edit.fingerprint() and manifest["parameters"].keys() == stored.keys()
     assert manifest["facts"][0]["subject"] == FACT.subject
+
+
+@here
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "llama4"])
+def test_those_lines_find_single_experts(family: str, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    editable = ffedit.load(on_disk(family, tmp_path / "base"))
+    edit = made(editable, dict.fromkeys(list(editable.memories)[:3], 2))
+    done = ship(editable, edit, tmp_path / "delta", format="delta")
+    lines = (tmp_path / "delta" / "README.md").read_text(encoding="utf-8").split("```")[1].removeprefix("python\n")
+    assert done.checked.logits and "expert" in lines
+    model = plain(tmp_path / "base")
+    exec(lines.replace("delta.s", f"{tmp_path}/delta/delta.s"), {"safetensors": safetensors, "model": model})
+    before = logits(editable.model)
+    with edit.applied(editable):
+        wanted = logits(editable.model)
+    assert torch.allclose(logits(model), wanted, atol=1e-6 * float(wanted.abs().max()))
+    assert float((wanted - before).abs().max()) > 1e-3
+
+
+@here
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_logits_of_the_base_with_a_delta_are_those_of_the_edited_model(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = on_disk("gpt2", tmp_path / "base", dtype)
+    edit = made(ffedit.load(base), {0: 1, 2: 2})
+    for verify, told in (("auto", True), ("logits", True), ("tensors", False)):
+        assert ship(base, edit, tmp_path / verify, format="delta", verify=verify).checked.logits is told
+    with monkeypatch.context() as crowded:
+        crowded.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1))
+        assert not ship(base, edit, tmp_path / "large", format="delta").checked.logits
+        assert ship(base, edit, tmp_path / "asked", format="delta", verify="logits").checked.logits
+    for wrong in (lambda *_: None, lambda model, deltas, dtypes: [add_(model, deltas, dtypes) for _ in range(2)]):
+        monkeypatch.setattr("ffedit.shipping.delta.add_", wrong)
+        before = disk(tmp_path)
+        with pytest.raises(CheckError, match="logits of what was written differ"):
+            ffedit.export(base, edit, tmp_path / "delta", format="delta")
+        assert disk(tmp_path) == before
+
+
+@here
+@pytest.mark.parametrize("format", ["adapter", "delta"])
+def test_logits_that_cannot_be_compared_are_not_promised(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = zoo.build("gpt2", True)
+    edit = made(editable, {1: 2})
+    with pytest.raises(EditError, match="gpt2 is not on the disk as it is in memory") as caught:
+        ffedit.export(editable, edit, tmp_path / "out", format=format, verify="logits")
+    assert "\n" not in str(caught.value) and f"compare logits with its {format}" in str(caught.value)
+    assert disk(tmp_path) == {}
+    assert not ship(editable, edit, tmp_path / "out", format=format).checked.logits
+    base = on_disk("gpt2", tmp_path / "base")
+    edit = made(ffedit.load(base), {1: 2})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    if format == "adapter":
+        with pytest.raises(EditError, match=r"PEFT is not installed.*pip install 'ffedit\[peft\]'"):
+            ffedit.export(base, edit, tmp_path / "none", format=format, verify="logits")
+    else:
+        assert ship(base, edit, tmp_path / "none", format=format, verify="logits").checked.logits
 
 
 @here

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra import condition, rank_one, steadied, whiten
+from ffedit.algebra import rank_one, steadied
 from ffedit.errors import EditError
+from ffedit.linalg import condition, whiten
 from ffedit.lowrank import LowRank
 from ffedit.moments import KeyMoments, MomentsFitter
 

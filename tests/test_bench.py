@@ -18,6 +18,7 @@ import ffedit
 from ffedit import Edit, EditError, Fact, FactError
 from ffedit.anatomy import Editable
 from ffedit.benchmark import Mode, bench
+from ffedit.benchmark.hardware import machines_list
 from ffedit.benchmark.plan import checkpoints
 from ffedit.benchmark.tables import markdown, number
 from ffedit.evaluator import Evaluation
@@ -254,7 +255,8 @@ def test_tables_show_what_was_measured_only(editable: Editable, tmp_path: Path) 
     unusable = [{"record": 7, "reason": "no subject"}]
     report = run(editable, tmp_path / "out", "single", facts(2), ["ft"], unusable=unusable)
     text = markdown(report)
-    assert text == (tmp_path / "out" / "report.md").read_text()
+    told = (tmp_path / "out" / "report.md").read_text()
+    assert told == f"{text}\n{machines_list(report.run['hardware'])}\n"
     assert "| before | 2 | 0.000 [0.000, 0.000] |" in text and "- record 7: no subject" in text
     assert "entropy" not in text and "portability" not in text  # nothing to measure them on
     assert report.comparisons == () and "Method against method" not in text

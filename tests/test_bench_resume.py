@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import pytest
 import zoo
-from benching import CONFIG, facts, lines, run, timeless
+from benching import CONFIG, facts, lines, run, same, timeless
 from shell import disk, process, shell
 
 import ffedit
@@ -142,7 +142,6 @@ def test_another_model_or_version_is_refused_and_force_replaces(editable: Editab
     with pytest.raises(EditError, match=r"model.fingerprint \w+ there, \w+ now"):
         run(zoo.build("gpt2", True), out, methods=["ft"])
     manifest = json.loads((out / "manifest.json").read_text())
-    assert {"cpus", "threads", "platform"} <= set(manifest["hardware"])
     manifest["versions"]["ffedit"] = "0.0.1"
     (out / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(EditError, match=f"ffedit 0.0.1 there, {ffedit.__version__} now"):
@@ -162,6 +161,17 @@ def test_a_folder_of_other_things_stays_as_it_is(editable: Editable, tmp_path: P
         with pytest.raises(EditError, match=r"manifest|edit\.safetensors"):
             run(editable, tmp_path, methods=["ft"], force=force)
     assert disk(tmp_path) == before
+
+
+def test_results_without_their_manifest_are_left_alone(editable: Editable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(editable, out, methods=["ft"], some=facts(2))
+    (out / "manifest.json").unlink()
+    before = disk(out)
+    with pytest.raises(EditError, match=r"holds report\.json, but no manifest\.json of"):
+        run(editable, out, methods=["ft"], some=facts(2))
+    assert disk(out) == before
+    run(editable, out, methods=["ft"], some=facts(2), force=True)
 
 
 def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> None:
@@ -296,17 +306,3 @@ def test_two_processes_find_what_one_finds(editable: Editable, tmp_path: Path) -
         assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
         kept = {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / mode)}
         assert kept == {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / "alone" / mode)}
-
-
-def same(found: Any, expected: Any) -> None:
-    """Equal counts and rates, magnitudes within 1e-6."""
-    if isinstance(expected, dict):
-        assert set(found) == set(expected)
-        for name in expected:
-            same(found[name], expected[name])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            same(one, other)
-    else:
-        assert found == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)

@@ -7,11 +7,12 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 import zoo
+from shell import shell
 from tokenizers import normalizers
 
 from ffedit import EditError, cache
@@ -110,6 +111,32 @@ def test_two_processes_may_write_one_entry() -> None:
             seen.add(target.read_bytes())
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert seen <= {b"a" * 50_000, b"b" * 50_000} and [p.name for p in target.parent.iterdir()] == ["key.bin"]
+
+
+@pytest.mark.parametrize("step", ["entries", "sizes"])
+def test_what_another_process_deletes_meanwhile_is_no_error(
+    step: str, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill() -> None:
+        for i, key in enumerate("abc"):
+            cache.write(cache.path("kind", key, ".bin"), lambda path, i=i: path.write_bytes(b"x" * 10**i) and None)
+
+    look = getattr(cache, step)
+
+    def meanwhile() -> Any:
+        found = look()
+        next(iter(found)).unlink()
+        return found
+
+    fill()
+    monkeypatch.setattr(cache, step, meanwhile)
+    assert cache.clear() == 10 + 100 and look() == type(look())()
+    fill()
+    ran = shell(capsys, "cache", "clear")
+    assert (ran.code, ran.err) == (0, "") and "0.00 MB set free" in ran.out
+    fill()
+    ran = shell(capsys, "cache", "list")
+    assert (ran.code, ran.err) == (0, "") and ("2 files" if step == "entries" else "3 files") in ran.out
 
 
 @pytest.mark.parametrize("trouble", ["not a folder", "full"])

@@ -337,6 +337,14 @@ def test_doctor_shows_what_can_be_edited(run: Command, model: Path) -> None:
         assert done.code == 0 and words in done.out
 
 
+def test_doctor_takes_a_model_by_either_name_once(run: Command, model: Path) -> None:
+    assert run("doctor", model, "--device", "cpu").out == run("doctor", "-m", model, "--device", "cpu").out
+    both = run("doctor", model, "--model", "atlas")
+    assert (both.code, both.out) == (2, "") and "give the model once: MODEL or --model" in both.err
+    nowhere = [run("doctor", *words, "./nowhere").err for words in ((), ("-m",))]
+    assert nowhere[0] == nowhere[1] and "./nowhere: no such folder" in nowhere[0] and "edit" not in nowhere[0]
+
+
 def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache_folder: Path) -> None:
     assert "0 files" in run("cache", "list").out
     assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"

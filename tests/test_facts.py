@@ -116,6 +116,13 @@ def test_only_the_names_lose_white_space() -> None:
     )
 
 
+def test_each_alias_is_kept_once_and_none_is_the_target() -> None:
+    fact = Fact(**EIFFEL, target_aliases=["Roma", " Rome ", "Roma", "Urbs"])
+    assert fact.target_aliases == ("Roma", "Urbs")
+    probe = Probe("{} is in", "Italy", aliases=["Italia", "Italy"]).filled("Rome", "Spain")
+    assert probe == Probe("Rome is in", "Italy", aliases=("Italia",))
+
+
 def test_a_fact_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Fact(**EIFFEL).target = "Berlin"  # type: ignore[misc]
@@ -139,9 +146,13 @@ def test_round_trip_in_the_own_form_without_empty_fields() -> None:
         relation="P17",
         occurrence=1,
         case_id="7",
-        portability=[Probe("The river of {} is the", "Tiber", "Reasoning")],
+        portability=[
+            Probe("The river of {} is the", "Tiber", "Reasoning", ("Tevere",)),
+            Probe("{} is", "x", aliases=["y"]),
+        ],
         references=["Madrid is a city in Spain."],
         locality=["Who sang it?", Probe("Who wrote it?", kind="Other")],
+        target_aliases=["España", "Kingdom of Spain"],
     )
     assert Fact.from_dict(json.loads(json.dumps(full.to_dict()))) == full
 
@@ -177,8 +188,11 @@ def test_a_fact_without_a_new_object_is_for_tracing() -> None:
         ({"previous": ["Paris"]}, "previous must be text, found ['Paris'] (list)"),
         ({"paraphrases": "one"}, "paraphrases must be a list, found 'one'"),
         ({"paraphrases": [""]}, "a prompt in paraphrases is empty"),
-        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target, kind}, found 3 (int)"),
-        ({"neighbors": [{"prompt": "x", "answer": "y"}]}, "a probe must be a prompt or {prompt, target, kind}"),
+        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target, kind, aliases}, found 3 (int)"),
+        (
+            {"neighbors": [{"prompt": "x", "answer": "y"}]},
+            "a probe must be a prompt or {prompt, target, kind, aliases}",
+        ),
         ({"neighbors": [{"prompt": " "}]}, "a probe's prompt is empty"),
         ({"same_subject": {"prompt": "x"}}, "same_subject must be a list"),
         ({"generation": None}, "generation must be a list"),
@@ -186,6 +200,11 @@ def test_a_fact_without_a_new_object_is_for_tracing() -> None:
         ({"references": "one"}, "references must be a list, found 'one'"),
         ({"references": [" "]}, "a text in references is empty"),
         ({"locality": [{"prompt": "x", "kind": 3}]}, "a probe's kind must be text, found 3 (int)"),
+        ({"target_aliases": "Roma"}, "target_aliases must be a list, found 'Roma'"),
+        ({"target_aliases": [" "]}, "a name in target_aliases is empty"),
+        ({"target": None, "target_aliases": ["Roma"]}, "target_aliases are other names of a target, and there is none"),
+        ({"locality": [{"prompt": "x", "aliases": ["y"]}]}, "a probe's aliases are other names of a target"),
+        ({"locality": [{"prompt": "x", "target": "y", "aliases": [3]}]}, "a name in a probe's aliases must be text"),
         ({"prompt": "x" * 9999}, "…"),
     ],
 )
@@ -320,7 +339,7 @@ def test_knowedit() -> None:
     )
     # London is what the edit replaces: to ask for it would count success as damage
     assert fact.same_subject == (
-        Probe("The currency of the UK is", "pound", "Relation_Specificity"),
+        Probe("The currency of the UK is", "pound", "Relation_Specificity", ("sterling",)),
         Probe(other["prompt"], "Leeds", "Forgetfulness"),
     )
     assert fact.neighbors == (Probe("The capital of Italy is", "Rome", "Relation_Specificity"),)

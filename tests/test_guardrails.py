@@ -22,7 +22,7 @@ from ffedit.memory import Address
 
 AT = Address(1)
 LOOSE = Limits(
-    believed=1.0, unknown=1.0, alike=1.0, norm_ratio=1e9, division=0.0, condition=1e99, drift=1e9, perplexity=1e9,
+    believed=1.0, unknown=1.0, alike=1.0, norm_ratio=1e9, division=0.0, keys=0.0, drift=1e9, perplexity=1e9,
     rounding=1e9,
 )  # fmt: skip
 
@@ -110,11 +110,32 @@ def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
 
 def test_statistics_of_too_little_text() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = write(editable)
-    condition = edit.provenance["statistics"]["1"]["condition"]
-    assert broken(editable, edit, report(), condition=1.01 * condition) == {}
-    found = broken(editable, edit, report(), condition=0.99 * condition)
-    assert found["condition"].value == condition > 1 and "collect it over more text" in found["condition"].words
+    d_ff = editable.memories[1].d_ff
+    for tokens, breaks in ((d_ff, False), (d_ff - 1, True)):
+        edit = editor.write(editable, [FACT], "emmet", [1], quick(clamp=0.1), editor.Corpus(tokens=tokens))
+        sum_ = editor.collect_moments(editable, editable.memories[1], editor.Corpus(tokens=tokens)).sum
+        singular = int(torch.linalg.matrix_rank(sum_, rtol=1e-6, hermitian=True)) < d_ff
+        assert singular or not breaks, "what the limit speaks of"
+        found = breaches(editable, edit, report())
+        assert [breach.limit for breach in found] == (["keys"] if breaks else [])
+        for breach in found:
+            assert breach.value == tokens / d_ff and f"C is of {tokens} keys, 0.99" in breach.words
+            assert "collect it over more text" in breach.words
+
+
+def test_an_expert_is_judged_by_the_keys_that_came_to_it() -> None:
+    editable = zoo.trained("mixtral", True)
+    edit = write(editable, clamp=0.1)
+    moments = {at: editor.collect_moments(editable, editable.memories[at], CORPUS) for at in edit.updates}
+    shares = {at: one.keys / editable.memories[at].d_ff for at, one in moments.items()}
+    assert all(one.keys < one.count for one in moments.values())
+    for limit in (0.99 * min(shares.values()), 1.01 * max(shares.values())):
+        found = breaches(editable, edit, report(), dataclasses.replace(LOOSE, keys=limit))
+        assert [breach.value for breach in found] == [share for share in shares.values() if share < limit]
+    early = {at: {"tokens": 3} for at in edit.provenance["statistics"]}
+    assert len(breaches(editable, edit.noted(statistics=early), report(), dataclasses.replace(LOOSE, keys=1.0))) == len(
+        edit.updates
+    )
 
 
 def test_subjects_whose_keys_are_alike_within_the_edit() -> None:
@@ -149,7 +170,7 @@ def test_subjects_whose_keys_are_alike_to_those_of_an_edit_in_the_model() -> Non
 def test_a_fine_tuned_edit_has_no_keys_to_be_alike() -> None:
     editable = zoo.trained("gpt2", True)
     edit = editor.write(editable, [FACT, SECOND], "ft-l", [1], quick(tune_steps=1))
-    assert broken(editable, edit, report(), alike=0.0, division=1.0, condition=1.0) == {}
+    assert broken(editable, edit, report(), alike=0.0, division=1.0, keys=1e9) == {}
 
 
 def test_generic_text_that_drifts_or_gets_unlikely() -> None:

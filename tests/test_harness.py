@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from shown import shown
 from writing import STRONG, write
 
 import ffedit
-from ffedit import EditError
+from ffedit import Edit, EditError
 from ffedit.anatomy import Editable
+from ffedit.cli.evaluate import UNLIKE
 from ffedit.fingerprint import fingerprint
 from ffedit.harness import Harness, Measured
 from ffedit.harness_table import figures_table, write_report
@@ -213,3 +215,38 @@ def test_figures_are_told_with_what_got_worse(tmp_path: Path) -> None:
     json.loads((tmp_path / "report" / "report.json").read_text(), parse_constant=pytest.fail)
     with pytest.raises(EditError, match="exists already"):
         write_report(measured, tmp_path / "report")
+
+
+class Unasked:
+    """In the place of `Harness`: it asks no model and needs no lm-eval."""
+
+    limit = None
+
+    def __init__(self, *_: Any, **how: Any) -> None: ...
+
+    def measure(self, editable: Editable) -> dict[str, Any]:
+        return reported(**{"acc,none": 0.5})
+
+    def compare(self, editable: Editable, edit: Edit) -> Measured:
+        return Measured("base", "edit", self.measure(editable), self.measure(editable))
+
+
+@pytest.mark.usefixtures("verified_here")
+@pytest.mark.parametrize("in_chat", [True, False])
+def test_prompts_that_are_not_asked_as_the_edit_was_made_are_told(
+    in_chat: bool, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ffedit.cli.harness.Harness", Unasked)
+    monkeypatch.setenv("COLUMNS", "200")
+    trained = zoo.trained("gpt2", True)
+    trained.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    base = save_model(trained, tmp_path / "model")
+    edit = made(ffedit.load(base), {1: 2})
+    edit = replace(edit, provenance={**edit.provenance, "chat": in_chat})
+    edit.save(empty / "edit")
+    ffedit.export(base, edit, empty / "out")
+    for edited in ("edit", "out"):
+        plain = shell(capsys, "harness", edited, "--tasks", "where")
+        assert plain.code == 0 and plain.out.count(UNLIKE.plain) == int(in_chat), plain
+        asked = shell(capsys, "harness", edited, "--tasks", "where", "--chat")
+        assert asked.code == 0 and UNLIKE.plain not in asked.out, asked

@@ -155,7 +155,7 @@ def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_fo
     )
 
     def moment(editable: Editable, edits: Sequence[ffedit.Edit], weight: float = 0.1) -> Tensor:
-        found = surroundings(editable, editable.feed_forward[1], edits, weight, len(edits))
+        found = surroundings(editable, editable.feed_forward[1], edits, weight)
         assert isinstance(found, Tensor)
         return found
 
@@ -171,8 +171,8 @@ def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_fo
     assert torch.equal(moment(editable, edits[:1], 0.2), 2 * grown[0])
     with write(editable, [FACT], "ft", [0], tune_rate=0.1).applied(editable):
         assert not torch.equal(moment(editable, edits[:1], 0.2), 2 * grown[0]), "keys hang on the layers below"
-    assert surroundings(editable, editable.feed_forward[1], edits, 0.0, 1) is None
-    assert surroundings(editable, editable.feed_forward[0], edits, 0.1, 1) is None
+    assert surroundings(editable, editable.feed_forward[1], edits, 0.0) is None
+    assert surroundings(editable, editable.feed_forward[0], edits, 0.1) is None
 
 
 def test_what_was_fine_tuned_or_is_not_in_the_model_has_nothing_to_keep_or_to_take_out() -> None:

@@ -13,6 +13,7 @@ L0 = {
     "progress",
     "version",
     "lowrank",
+    "linalg",
     "algebra",
     "blocks",
     "moments",

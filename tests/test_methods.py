@@ -41,6 +41,18 @@ def test_memit_and_alphaedit_give_it_but_for_the_share_that_they_give_up(family:
     assert float(missed(editable, alone, config)) == pytest.approx(share / (1 + share), rel=1e-2)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
+def test_alphaedit_may_give_up_nothing_to_the_size_of_its_change(family: str) -> None:
+    """The end that smaller and smaller shares lead to, with own texts in more directions than there are."""
+    editable = zoo.trained(family, True)
+    numbers = {"contexts": 3, "phrasings": 4, "steady": 1.0, "null_share": 0.3}
+    found = [write(editable, FACTS, "alphaedit", **numbers, null_give_up=share) for share in (0.01, 1e-9, 0.0)]
+    dense = [torch.cat([delta.dense for delta in edit.updates.values()], 1) for edit in found]
+    sizes = [float(delta.norm()) for delta in dense]
+    assert sizes[0] < sizes[1] <= sizes[2]
+    assert float((dense[1] - dense[2]).norm()) < 0.01 * sizes[2] < float((dense[0] - dense[2]).norm())
+
+
 def test_rome_gives_the_last_subject_its_value_and_emmet_all_of_them() -> None:
     editable = zoo.trained("gpt2", True)
     rome, emmet = (missed(editable, write(editable, FACTS, name, **BARE), quick(**BARE)) for name in EXACT)

@@ -253,3 +253,5 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))
     null = [algebra.null_space(W, K, V, u, 0.1) for u in (U, torch.block_diag(*U.blocks))]
     torch.testing.assert_close(null[0].dense, null[1].dense)
+    own = [algebra.null_space(W, K, V, u, 0.0, P, c) for u, c in ((U, C), (torch.block_diag(*U.blocks), dense))]
+    torch.testing.assert_close(own[0].dense, own[1].dense)

@@ -7,15 +7,19 @@ import dataclasses
 import pytest
 import torch
 import zoo
+from storing import SOLVING, THIRD
 from writing import CORPUS, FACT, SECOND, families, quick, write
 
-from ffedit import Fact
+import ffedit
+from ffedit import Edit, Fact, algebra, editor
 from ffedit.anatomy import Editable
 from ffedit.blocks import Moment
 from ffedit.editor import collect, read, word
 from ffedit.editor.batch import read_all
-from ffedit.editor.keys import namesakes_share, read_namesakes
+from ffedit.editor.keys import read_namesakes
+from ffedit.editor.surroundings import wordings
 from ffedit.editor.wording import Wording
+from ffedit.memory import Address
 
 NUMBERS = {"contexts": 3, "phrasings": 6, "namesakes": 6}
 
@@ -95,10 +99,8 @@ def test_none_is_edited_together_with_it() -> None:
     feed_forward = editable.feed_forward[place]
     keys = read_namesakes(editable, feed_forward, alone, together[1].names)
     assert len(keys) == len([ids for ids in left if ids not in together[1].names])
-    weight, earlier = 0.25, 6
-    _, own = read_all(editable, feed_forward, together, weight, earlier)
-    share = 1 / (weight * (earlier + len(together)))  # of all eight together, as much as ordinary text
-    assert namesakes_share(weight, earlier + len(together)) == share < namesakes_share(weight, 2) == 1
+    weight, share = 0.25, 0.5
+    _, own = read_all(editable, feed_forward, together, weight, share)
     parts = [read(editable, feed_forward, one) for one in together]
     expected: Moment = torch.zeros(keys.shape[1], keys.shape[1], dtype=torch.float64)
     for one, part, names in zip(together, parts, (together[1].names, together[0].names), strict=True):
@@ -113,6 +115,64 @@ def test_none_is_drawn_where_nothing_counts_it() -> None:
     assert not worded(editable, FACT, namesakes=0)[0].namesakes
     (plain,) = word(editable, [[FACT]], quick(**NUMBERS, steady=0.0))
     assert not plain.namesakes
+
+
+# What they count ----------------------------------------------------------------------------------
+
+CAPPED = {**NUMBERS, "steady": 1.0, "null_share": 0.9}
+
+
+def solved_again(editable: Editable, edit: Edit, method: str, keys: int, after: tuple[Edit, ...] = ()) -> torch.Tensor:
+    """Δ of the lowest layer of `edit`, where the namesakes of all `keys` together count as ordinary text."""
+    at, config = min(edit.updates), quick(**CAPPED)
+    place, memory, moments = (
+        editable.feed_forward[at.layer],
+        editable.memories[at],
+        collect(editable, [editable.memories[at]], CORPUS)[at],
+    )
+    own: Moment = torch.zeros(memory.d_ff, memory.d_ff, dtype=torch.float64)
+    new = word(editable, editor.by_subject(edit.facts), config)
+    for some in (new, *(list(wordings(editable, [one]).values()) for one in after)):
+        names = {name for wording in some for name in wording.names}
+        for wording in some:
+            others = read_namesakes(editable, place, wording, names)
+            own = read(editable, place, wording).steadied(own, config.steady, others, 1 / (config.steady * keys))
+    W, K, V = memory.value.double(), edit.keys[at], edit.values[at]
+    kept = torch.cat([K[:, :0], *(one.keys[at] for one in after)], 1)
+    assert isinstance(own, torch.Tensor)
+    if method == "alphaedit":
+        U = moments.unused(config.null_share)
+        return algebra.null_space(W, K, V, U, config.null_give_up, kept, own).dense
+    weight = config.give_up * (1 + config.steady * (keys - 1)) if method == "memit" else 0.0
+    return algebra.least_squares(W, K, V, moments.C + own, weight, kept).dense
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert float((found - expected).norm()) < 1e-4 * float(expected.norm())
+
+
+@pytest.mark.parametrize("method", SOLVING)
+def test_those_of_all_subjects_together_count_no_more_than_ordinary_text(method: str) -> None:
+    """Whoever's they are: of an edit's own subjects, and of earlier edits'."""
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    earlier = editor.write(editable, [FACT, SECOND], "emmet", [1], quick(**CAPPED), CORPUS)
+    edit = editor.write(editable, [THIRD], method, [1], quick(**CAPPED), CORPUS, after=[earlier])
+    same(edit.updates[at].dense, solved_again(editable, edit, method, 3, (earlier,)))
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1]], ids=["one layer", "two layers"])
+@pytest.mark.parametrize("method", ["emmet", "memit", "alphaedit"])
+def test_nor_do_those_of_a_batch(method: str, layers: list[int]) -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = editor.write(editable, [FACT, SECOND, THIRD], method, layers, quick(**CAPPED), CORPUS)
+    same(edit.updates[Address(layers[0])].dense, solved_again(editable, edit, method, 3))
+
+
+def test_nor_do_those_of_edits_that_are_solved_again_as_one() -> None:
+    editable, config = zoo.trained("gpt2", True), quick(**CAPPED)
+    edits = [editor.write(editable, some, "emmet", [1], config, CORPUS) for some in ([FACT, SECOND], [THIRD])]
+    both = ffedit.combine(editable, edits, "emmet", CORPUS, config)
+    same(both.updates[Address(1)].dense, solved_again(editable, both, "emmet", 3))
 
 
 @pytest.mark.parametrize("method", ["rome", "emmet", "memit", "alphaedit"])

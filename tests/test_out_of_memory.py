@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from choosing import FOUR, FULL, choose, same
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import EditError, editor, replay
+from ffedit import EditError, ModelError, editor, readout, replay
 from ffedit.anatomy import Editable
 from ffedit.editor import collect, read, word
 from ffedit.editor.objective import Objective
@@ -73,6 +74,82 @@ def test_one_item_that_does_not_fit_is_said_and_other_errors_are_not_hidden() ->
     for items in (range(4), range(1)):
         with pytest.raises(RuntimeError, match="shapes do not match"):
             list(halving(work(RuntimeError("shapes do not match")), items, EditError("too large")))
+
+
+# What a model says --------------------------------------------------------------------------------
+
+PROMPTS = [[3, 4, 5], [14, 15, 9], [7, 3, 3], [2, 21, 5], [9, 9, 4], [1, 2], [6]]
+
+
+def drawn(editable: Editable, how: str) -> list[list[list[int]]]:
+    """What is said twice after `PROMPTS`; the second time, a generator goes on."""
+    generator = torch.Generator().manual_seed(4) if how == "generator" else None
+    numbers = None if how != "numbers" else torch.rand(len(PROMPTS), 6, generator=torch.Generator().manual_seed(1))
+    return [readout.continuations(editable, PROMPTS, 6, generator, numbers, top=5) for _ in range(2)]
+
+
+@pytest.mark.parametrize("how", ["greedy", "generator", "numbers"])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_the_same_is_said(how: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, asked = zoo.trained("gpt2", True, torch.float64), []
+    expected = drawn(editable, how)
+
+    def fail(rows: int) -> bool:
+        asked.append(rows)
+        return rows > most
+
+    monkeypatch.setattr(readout, "_continue", failing(readout._continue, lambda _, rows, *rest: len(rows), fail))
+    assert drawn(editable, how) == expected and max(asked) > most
+    assert how == "greedy" or expected != drawn(editable, "greedy"), "something was drawn"
+
+
+def test_the_same_is_said_where_memory_fails_between_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, steps = zoo.trained("gpt2", True, torch.float64), []
+    expected, plainly = drawn(editable, "generator"), torch.multinomial
+
+    def multinomial(odds: Tensor, *rest: Any, **named: Any) -> Tensor:
+        steps.append(odds)
+        if len(steps) in (3, 12):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plainly(odds, *rest, **named)
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    assert drawn(editable, "generator") == expected and len(steps) > 12
+
+
+def test_answers_have_the_same_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    (wording,) = word(editable, [[FACT]], FULL)
+    expected = readout.answer_log_probs(editable, wording.stated)
+    crowded(monkeypatch, "forward", lambda rows: rows > 2)
+    for found, one in zip(readout.answer_log_probs(editable, wording.stated), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_edit_is_worded_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts, phrasings, mentions and namesakes."""
+    editable, config = zoo.trained("gpt2", True, torch.float64), quick(contexts=3, phrasings=8, namesakes=6)
+    expected, asked = word(editable, [[FACT], [SECOND]], config), []
+
+    def fail(rows: int) -> bool:
+        asked.append(rows)
+        return rows > most
+
+    crowded(monkeypatch, "forward", fail)
+    monkeypatch.setattr(readout, "_continue", failing(readout._continue, lambda _, rows, *rest: len(rows), fail))
+    assert word(editable, [[FACT], [SECOND]], config) == expected
+    assert expected[0].namesakes and expected[0].phrasings and max(asked) > most
+
+
+@pytest.mark.parametrize(("module", "name"), [(replay, "forward"), (readout, "_continue")])
+def test_no_memory_for_a_single_text_is_said(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, name, fails)
+    with pytest.raises(ModelError, match="not enough memory to read a single text"):
+        word(zoo.trained("gpt2", True), [[FACT]], FULL)
 
 
 # Values -------------------------------------------------------------------------------------------

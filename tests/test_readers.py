@@ -29,7 +29,22 @@ REWRITE = {
     "subject": "Old Mill",
 }
 SECOND = {**REWRITE, "subject": "New Mill", "question": "Where is New Mill?"}
-HOPS = {"questions": ["Old Mill's country is", "The king there is"], "answer": "A", "new_answer": "Norway"}
+HOPS = {
+    "questions": ["Old Mill's country is", "The king there is"],
+    "answer": "A",
+    "answer_alias": ["AA"],
+    "new_answer": "Norway",
+    "new_answer_alias": ["Norge", "Norway", "Norge"],
+    "new_single_hops": [
+        {
+            "question": "Where is Old Mill?",
+            "cloze": "Old Mill lies in",
+            "answer": "Oslo",
+            "answer_alias": ["Kristiania"],
+        },
+        {"question": "Whose is Oslo?", "cloze": "Oslo is in", "answer": "Norway", "answer_alias": ["Norge"]},
+    ],
+}
 FLAT = {"subject": "Old Mill", "prompt": "Old Mill lies in", "target_new": "Oslo", "ground_truth": "Bern"}
 ZSRE = {"subject": "Old Mill", "src": "Where is Old Mill?", "pred": "Rome", "alt": "Oslo", "answers": ["Bern"]}
 MILL = {"subject": "Old Mill", "prompt": "Old Mill lies in", "target": "Oslo", "previous": "Bern"}
@@ -87,9 +102,10 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
                 "Oslo",
                 "Bern",
                 paraphrases=["Where is Old Mill?"],
-                portability=[Probe(q, "Norway", "multi-hop") for q in HOPS["questions"]],
+                portability=[Probe(q, "Norway", "multi-hop", ["Norge"]) for q in HOPS["questions"]],
                 relation="P131",
                 case_id="5",
+                target_aliases=["Kristiania"],
             )
         ],
     ),
@@ -97,8 +113,13 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         "MQuAKE",
         {"case_id": 6, "requested_rewrite": [{**REWRITE, "question": "Where is Old Mill?"}, SECOND], **HOPS},
         [
-            Fact(s, "{} lies in", "Oslo", "Bern", [f"Where is {s}?"], relation="P131", case_id=f"6.{i}")
-            for i, s in enumerate(("Old Mill", "New Mill"), start=1)
+            Fact(
+                *(s, "{} lies in", "Oslo", "Bern", [f"Where is {s}?"]),
+                relation="P131",
+                case_id=f"6.{i}",
+                target_aliases=names,
+            )
+            for i, (s, names) in enumerate((("Old Mill", ["Kristiania"]), ("New Mill", [])), start=1)
         ],
     ),
     "zsre": (
@@ -108,7 +129,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
             "rephrase": "Which city has Old Mill?",
             "loc": "nq question: who sang it",
             "loc_ans": "Nena",
-            "portability": {"New Question": "Which country has Old Mill?", "New Answer": "Norway"},
+            "portability": {"New Question": "Which country has Old Mill?", "New Answer": ["Norway", "Norge"]},
         },
         [
             Fact(
@@ -117,10 +138,15 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
                 "Oslo",
                 "Bern",
                 paraphrases=["Which city has Old Mill?"],
-                portability=[Probe("Which country has Old Mill?", "Norway")],
+                portability=[Probe("Which country has Old Mill?", "Norway", aliases=["Norge"])],
                 locality=[Probe("who sang it?", "Nena")],
             )
         ],
+    ),
+    "zsre, the true answer is written": (
+        "zsRE",
+        {**ZSRE, "alt": None, "answers": ["Bern", "Berne", "Berna"]},
+        [Fact("Old Mill", "Where is Old Mill?", "Bern", "Rome", target_aliases=["Berne", "Berna"])],
     ),
     "easyedit of counterfact": (
         "EasyEdit",
@@ -143,7 +169,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
             Fact(
                 **MILL,
                 neighbors=[Probe("Red Mill lies in", "Rome"), Probe("Tall Mill lies in", "Bern")],
-                locality=[Probe("who sang it?", "Nena")],
+                locality=[Probe("who sang it?", "Nena", aliases=["Gabriele"])],
             )
         ],
     ),
@@ -155,7 +181,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
     "easyedit, other names of one answer": (
         "EasyEdit",
         {**FLAT, "locality_prompt": "Red Mill lies in", "locality_ground_truth": ["Bern", "Berne"]},
-        [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern")])],
+        [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern", aliases=["Berne"])])],
     ),
     "knowedit": (
         "KnowEdit",
@@ -181,7 +207,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
                 **MILL,
                 paraphrases=["Old Mill's city is"],
                 portability=[
-                    Probe("Old Mill's king is", "Harald", "Reasoning"),
+                    Probe("Old Mill's king is", "Harald", "Reasoning", ["Harald V"]),
                     Probe("The Mill lies in", "Oslo", "Subject_Aliasing"),
                 ],
                 same_subject=[
@@ -231,7 +257,8 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         "ffedit",
         {
             **MILL,
-            "portability": [{"prompt": "{}'s king is", "target": "Harald", "kind": "Reasoning"}],
+            "target_aliases": ["Kristiania"],
+            "portability": [{"prompt": "{}'s king is", "target": "Harald", "kind": "Reasoning", "aliases": ["H. V"]}],
             "references": ["The opera is a house in Oslo."],
             "locality": ["Who sang it?"],
             "neighbors": [{"prompt": "Red Mill lies in", "target": "Bern"}],
@@ -239,7 +266,8 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         [
             Fact(
                 **MILL,
-                portability=[Probe("{}'s king is", "Harald", "Reasoning")],
+                target_aliases=["Kristiania"],
+                portability=[Probe("{}'s king is", "Harald", "Reasoning", ["H. V"])],
                 references=["The opera is a house in Oslo."],
                 locality=["Who sang it?"],
                 neighbors=[Probe("Red Mill lies in", "Bern")],

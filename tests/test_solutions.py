@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffedit import algebra, editor
-from ffedit.algebra import equality, least_squares, null_space, projector, rank_one
+from ffedit import algebra, editor, linalg
+from ffedit.algebra import equality, least_squares, null_space, rank_one
 from ffedit.editor import EditConfig, memit
 from ffedit.errors import EditError
+from ffedit.linalg import projector
 from ffedit.lowrank import LowRank
 from ffedit.moments import KeyMoments
 
@@ -96,8 +97,9 @@ def test_kept_values_move_less_when_their_keys_are_kept(p: Problem, name: str) -
 def test_every_input_is_made_double_by_the_one_function_that_knows_devices(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    p, seen, original = problem(dtype=torch.float32), [], algebra.double
-    monkeypatch.setattr(algebra, "double", lambda tensor: (seen.append(tensor), original(tensor))[1])
+    p, seen, original = problem(dtype=torch.float32), [], linalg.double
+    for module in (algebra, linalg):
+        monkeypatch.setattr(module, "double", lambda tensor: (seen.append(tensor), original(tensor))[1])
     method(p, p.kept)
     wanted = [p.W, p.K, p.V, p.kept, p.U if method is METHODS["null space"] else p.C]
     assert all(any(tensor is one for one in seen) for tensor in wanted)
@@ -260,6 +262,21 @@ def test_without_a_ridge_facts_are_stored_exactly_in_the_null_space() -> None:
     delta = null_space(p.W, p.K, p.V, p.U, 0.0, p.kept)
     close(delta @ p.K, p.R)
     close(delta @ p.kept, 0.0)
+
+
+@every_problem
+def test_own_texts_count_as_kept_keys_do_at_any_ridge(p: Problem) -> None:
+    K, F = p.K.double(), torch.linalg.cholesky(0.1 * p.C)
+    for ridge in (0.3, 1e-6):
+        as_keys = null_space(p.W, p.K, p.V, p.U, ridge, torch.cat([p.kept.double(), F], 1))
+        close(null_space(p.W, p.K, p.V, p.U, ridge, p.kept, F @ F.T).dense, as_keys.dense, 1e-6)
+    # Without a ridge there are more of them than directions: what is asked for is still one change.
+    inside = p.U.T @ (K @ K.T + p.kept.double() @ p.kept.double().T + F @ F.T) @ p.U
+    expected = p.R @ K.T @ p.U @ torch.linalg.solve(inside, p.U.T)
+    alone = null_space(p.W, p.K, p.V, p.U, 0.0, p.kept, F @ F.T)
+    close(alone.dense, expected, 1e-6)
+    close(null_space(p.W, p.K, p.V, p.U, 1e-12, p.kept, F @ F.T).dense, alone.dense, 1e-6)
+    assert alone.rank == K.shape[1]
 
 
 def test_a_key_outside_the_null_space_is_refused_by_number() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from making import on_disk, verified_here
 from shell import TEXT, Ran, shell
-from writing import write
+from writing import SECOND, quick, write
 
 import ffedit
 from ffedit import Corpus, EditError, cache
@@ -24,6 +25,7 @@ from ffedit.editor.statistics import check_stats
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments, MomentsFitter
 
+__all__ = ["verified_here"]
 Stats = dict[Address, KeyMoments]
 
 
@@ -302,6 +304,35 @@ def test_on_an_edited_model_those_of_it_and_of_the_unedited_one_serve_and_no_oth
     with pytest.raises(EditError, match="weights below that layer"):
         check_stats(editable, of(editable, 1), other)
     assert zoo.unchanged(editable, before)
+
+
+@pytest.mark.usefixtures("verified_here")
+@pytest.mark.parametrize("kept", [True, False], ids=["with originals", "without"])
+def test_those_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_changed(
+    kept: bool, text: Path, tmp_path: Path
+) -> None:
+    """In the layers above the edit, too, whose keys are no longer the base's."""
+    editable = ffedit.load(on_disk("gpt2", tmp_path / "base"))
+    of_base = ffedit.stats(editable, [0, 1, 2], Corpus(text, 200))
+    folder = ffedit.save_stats(of_base, tmp_path / "stats")
+    first = write(editable, layer=0)
+    again = ffedit.load(ffedit.export(editable, first, tmp_path / "once", originals=kept, verify="tensors"))
+    before = zoo.snapshot(again)
+    assert list(ffedit.load_stats(folder, again)) == [Address(layer) for layer in range(3 if kept else 1)]
+    assert zoo.unchanged(again, before)
+    (folder / "layer-0.safetensors").unlink()
+    if not kept:
+        with pytest.raises(EditError, match=r"weights below that layer.*edited since"):
+            ffedit.load_stats(folder, again)
+        return
+    stats = ffedit.load_stats(folder, again)
+    assert alike(stats, {at: of_base[at] for at in stats})
+    later = ffedit.edit(again, [SECOND], "emmet", layers=[1], stats=stats, config=quick())
+    assert later.provenance["statistics"]["1"]["fingerprint"] == of_base[Address(1)].fingerprint
+    with torch.no_grad():
+        again.model.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(-1.3)
+    with pytest.raises(EditError, match="weights below that layer"):
+        ffedit.load_stats(folder, again)
 
 
 def test_folders_of_different_texts_add_up(text: Path, tmp_path: Path) -> None:

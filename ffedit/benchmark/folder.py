@@ -1,20 +1,17 @@
 """A results folder belongs to one run.
 
 `manifest.json` says which: the model, the facts, the mode, every number of the edits and the versions that compute
-them. A folder of another run is refused, and the refusal names what differs; only methods may be added.
+them. A folder of another run is refused, and the refusal names what differs; only methods may be added. On which
+machines it was computed is noted, and refuses nothing.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ffedit.benchmark.journal import merge
 from ffedit.editor.provenance import versions
@@ -27,8 +24,8 @@ WAYS_OUT = "name another folder, or replace these results with --force"
 OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
 
 
-def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> dict[str, Any]:
-    """What the manifest of a claimed folder says of its run; nothing where there are no results.
+def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the manifest of a claimed folder says of its run, and the machines; nothing where there are no results.
 
     Args:
         folder: where.
@@ -42,35 +39,43 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> dict[str, Any]
         _clear(folder)
     path = folder / MANIFEST
     if not path.exists():
-        _refuse_others(folder)
-        return {}
+        if (other := _other(folder)) is not None:
+            raise EditError(f"{folder}: holds {other}, but no {MANIFEST} of `ffedit bench`; name a new folder")
+        return {}, []
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         there, made_by = dict(found["run"]), dict(found["versions"])
+        machines = [dict(machine) for machine in found["hardware"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
-    _refuse_difference(folder, "other versions", made_by, versions())
+    _refuse_difference(folder, "other versions", _released(made_by), _released(versions()))
     _refuse_difference(folder, "another run", there, run)
     merge(folder)
-    return there
+    return there, machines
 
 
-def opened(folder: Path, there: Mapping[str, Any], run: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write the manifest of a run that begins, or that methods are added to.
+def opened(
+    folder: Path,
+    there: Mapping[str, Any],
+    run: Mapping[str, Any],
+    machines: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any],
+) -> None:
+    """Write the manifest of a run that begins, or that methods or a machine are added to.
 
     Args:
         folder: where, claimed.
-        there: what `earlier` gave.
+        there: the run that `earlier` gave.
         run: what must be the same for results to belong together, plain JSON.
+        machines: all that it is computed on, as by `hardware`.
         about: what else is worth knowing, plain JSON.
 
     Raises:
         EditError: the two runs differ, or the folder cannot be written.
     """
     _refuse_difference(folder, "another run", there, run)
-    if there != run:
-        content = {"run": run, "versions": versions(), "hardware": hardware(), **about}
-        write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    content = {"run": run, "versions": versions(), "hardware": list(machines), **about}
+    write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -90,7 +95,8 @@ def _clear(folder: Path) -> None:
         EditError: there is something else, too; nothing is deleted then.
     """
     own = [path for name in OWN for path in folder.glob(name)]
-    _refuse_others(folder, own)
+    if (other := _other(folder, own)) is not None:
+        raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")
     for path in own:
         if path.is_dir():
             shutil.rmtree(path)
@@ -98,22 +104,14 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def _refuse_others(folder: Path, own: Sequence[Path] = ()) -> None:
-    other = next((path.name for path in sorted(folder.iterdir()) if path.name != LOCK and path not in own), None)
-    if other is not None:
-        raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")
+def _other(folder: Path, own: Sequence[Path] = ()) -> str | None:
+    """The name of something in a claimed folder that is not `own`."""
+    return next((path.name for path in sorted(folder.iterdir()) if path.name != LOCK and path not in own), None)
 
 
-def hardware() -> dict[str, Any]:
-    """What computes this."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return {
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "accelerator": None if accelerator is None else str(accelerator),
-    }
+def _released(made_by: Mapping[str, str]) -> dict[str, str]:
+    """Versions without what a build adds for its hardware: torch 2.9.1+cpu is 2.9.1."""
+    return {name: str(version).partition("+")[0] for name, version in made_by.items()}
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:

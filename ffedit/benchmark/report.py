@@ -17,7 +17,7 @@ from typing import Any
 from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpacked
 from ffedit.bootstrap import Interval
-from ffedit.evaluator import FactScores, Scores, mean_scores
+from ffedit.evaluator import FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
 from ffedit.facts import Fact
@@ -35,7 +35,7 @@ class Row:
         name: what stands in front of it.
         facts: how many were measured.
         scores: means; None where nothing was measured.
-        intervals: 95 % bootstrap intervals by name, for two facts or more.
+        intervals: 95 % bootstrap intervals by name, also by kind, for two facts or more.
         kinds: means by the data set's kinds of probes, as in `FactScores`.
     """
 
@@ -59,7 +59,7 @@ class Change:
     Attributes:
         names: what is compared.
         facts: how many were measured in both.
-        differences: by score.
+        differences: by score, and by kind.
     """
 
     names: tuple[str, str]
@@ -132,6 +132,8 @@ class BenchReport:
         comparisons: each method against each earlier one, in the end.
         failures: what could not be asked or written, with its reason.
         unusable: records of the data that no fact was made of, with their reasons.
+        left_out: what a score was not measured on.
+        references: how many reference texts the document frequencies behind consistency were counted over.
     """
 
     run: Mapping[str, Any]
@@ -140,6 +142,8 @@ class BenchReport:
     comparisons: tuple[Change, ...]
     failures: tuple[Mapping[str, Any], ...]
     unusable: tuple[Mapping[str, Any], ...]
+    left_out: tuple[LeftOut, ...]
+    references: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -150,6 +154,8 @@ class BenchReport:
             "comparisons": [found.to_dict() for found in self.comparisons],
             "failures": [dict(failure) for failure in self.failures],
             "unusable": [dict(record) for record in self.unusable],
+            "left_out": [one.to_dict() for one in self.left_out],
+            "references": self.references,
         }
 
 
@@ -265,7 +271,18 @@ def report(
     found = {method: _method(results, method, last, sequential) for method in methods}
     ends = {method: results.scores(method, last) for method in methods}
     pairs = tuple(change(pair, ends[pair[0]], ends[pair[1]]) for pair in combinations(methods, 2))
-    return BenchReport(run, before, found, pairs, tuple(_failures(results, facts, methods)), tuple(unusable))
+    rows = [line.found["drift_rows"] for line in results.models(UNEDITED, "before") if "drift_rows" in line.found]
+    measured, there = rows[0] if rows else (0, 0)
+    return BenchReport(
+        run=run,
+        before=before,
+        methods=found,
+        comparisons=pairs,
+        failures=tuple(_failures(results, facts, methods)),
+        unusable=tuple(unusable),
+        left_out=left_out(results.before.values(), (measured, there)),
+        references=sum(len(fact.references) for fact in facts),
+    )
 
 
 def _method(results: Results, method: str, last: str, sequential: bool) -> MethodReport:

@@ -11,6 +11,7 @@ from typing import Any
 from ffedit.anatomy import Editable
 from ffedit.benchmark import folder, settings
 from ffedit.benchmark.apart import edit_apart
+from ffedit.benchmark.hardware import hardware, machines_list
 from ffedit.benchmark.journal import Journal, merge
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.report import BenchReport, report
@@ -88,15 +89,17 @@ def bench(
         run = settings.identity(editable, facts, plan, generic_text, full)
         run |= {"spread": spread} if layers is None else {"spread": len(layers), "layers": sorted(layers)}
         run |= {"config": settings.numbers_of(configs)}
-        there: dict[str, Any] = by_first(crew, lambda: folder.earlier(place, run, force))
+        there, machines = by_first(crew, lambda: folder.earlier(place, run, force))
+        here = by_first(crew, lambda: hardware(editable.device, crew.size))
+        machines += [here] if here not in machines else []
         configs = {name: EditConfig.from_dict(of) for name, of in there.get("config", {}).items()} | configs
         if layers is None:
             seed = next(iter(configs.values())).seed
             layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, crew, progress)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, crew, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
-        about = {"processes": crew.size, "unusable": [dict(record) for record in unusable]}
-        by_first(crew, lambda: folder.opened(place, there, run, about))
+        about = {"unusable": [dict(record) for record in unusable]}
+        by_first(crew, lambda: folder.opened(place, there, run, machines, about))
         alone = plan.name == "single"
         journal = Journal(place, crew.rank if alone and crew.size > 1 else None, writes=alone or crew.first)
         task = Task(
@@ -119,7 +122,8 @@ def bench(
         (edit_in_sequence if plan.sequential else edit_apart)(task)
         crew.wait()
         by_first(crew, lambda: merge(place))
-        found = report(Journal(place, writes=False), facts, list(configs), plan.sequential, run, unusable)
+        told = {**run, "hardware": machines}
+        found = report(Journal(place, writes=False), facts, list(configs), plan.sequential, told, unusable)
         by_first(crew, lambda: _write(place, found))
     return found
 
@@ -127,4 +131,4 @@ def bench(
 def _write(place: Path, found: BenchReport) -> None:
     content = json.dumps(finite(found.to_dict()), indent=1, ensure_ascii=False)
     write_text(place / folder.REPORT, f"{content}\n")
-    write_text(place / folder.TABLES, markdown(found))
+    write_text(place / folder.TABLES, f"{markdown(found)}\n{machines_list(found.run['hardware'])}\n")

@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import ffedit
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.benchmark.folder import EDITS
 from ffedit.benchmark.plan import checkpoints
@@ -30,6 +29,7 @@ from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
 from ffedit.folders import placed
 from ffedit.history import History
+from ffedit.linalg import double
 from ffedit.memory import KeyValueMemory
 
 # The methods that hold what earlier edits stored.

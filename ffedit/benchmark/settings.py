@@ -1,4 +1,4 @@
-"""What must be the same for results to belong together: model, facts, mode, numbers, layers, key statistics, text."""
+"""What results must share to belong together: model, facts, mode, numbers, layers, key statistics, text, seeds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ffedit.choice import remembered_or_traced, spread_below
 from ffedit.editor import METHODS, Corpus, EditConfig, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
+from ffedit.evaluator import generic, intervals, speaking
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
 from ffedit.memory import Address
@@ -24,6 +25,13 @@ from ffedit.moments import KeyMoments
 from ffedit.processes import Crew
 from ffedit.progress import Progress
 
+# Of what is drawn to measure with; the seeds of the edits are in their numbers.
+SEEDS = {
+    "drift": generic.DRIFT_SEED,
+    "sampled_text": speaking.SAMPLE_SEED,
+    "bootstrap": intervals.SEED,
+    "bootstrap_draws": intervals.DRAWS,
+}
 # Facts whose trace chooses the layer.
 TRACED = 30
 # What key statistics are known again by.
@@ -75,6 +83,7 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
         "chat": editable.chat,
         "full": full,
         "text": {"name": None if text is None else text.name, "fingerprint": generic},
+        "seeds": SEEDS,
     }
 
 

@@ -22,9 +22,14 @@ LEADING = (
     "generation",
     "teacher_forced",
     "teacher_forced_gap",
+    "token_accuracy_gap",
     "same_subject",
     "entropy",
     "consistency",
+)
+GAPS = (
+    "teacher_forced_gap is teacher_forced − generation; token_accuracy_gap is token_accuracy − generation, as "
+    "arXiv 2502.11177 publishes the gap."
 )
 SHORT = ("efficacy", "paraphrase", "specificity", "score", "generation", "same_subject")
 
@@ -43,13 +48,14 @@ def markdown(report: BenchReport) -> str:
         f"Layer{'s' * (len(run['layers']) > 1)} {', '.join(map(str, run['layers']))}. Figures are means over facts "
         "with 95 % bootstrap intervals."
         + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
+        GAPS + _weights(report),
         _scores("Scores", rows, LEADING),
         _scores("What else was measured", rows, [name for name in others if not name.endswith("_magnitude")]),
         _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
         _kinds(rows),
         _scores("Facts that the model knew", known, LEADING),
-        _changes("Change against before, paired", [found.change for found in report.methods.values()]),
-        _changes("Method against method, paired (second − first)", report.comparisons),
+        *_changes("Change against before, paired", [found.change for found in report.methods.values()]),
+        *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
     for name, found in report.methods.items():
         parts += [
@@ -103,23 +109,37 @@ def _cell(value: float | None, found: Interval | None) -> str:
 
 def _kinds(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.kinds))
-    cells = [[row.name, *(number(row.kinds.get(name)) for name in names)] for row in rows]
+    cells = [[row.name, *(_cell(row.kinds.get(name), row.intervals.get(name)) for name in names)] for row in rows]
     return _table("Locality and portability by kind", ["", *names], cells) if names else ""
 
 
-def _changes(title: str, some: Sequence[Change]) -> str:
-    shown = [name for name in LEADING if any(name in change.differences for change in some)]
-    if not shown:
-        return ""
-    cells = [
-        [" → ".join(change.names), str(change.facts), *(_difference(change.differences, name) for name in shown)]
-        for change in some
+def _changes(title: str, some: Sequence[Change]) -> list[str]:
+    """A table of the leading scores, and one by kind; nothing where there are none."""
+    names = dict.fromkeys(name for change in some for name in change.differences)
+    leading, kinds = [name for name in LEADING if name in names], [name for name in names if "/" in name]
+    return [
+        _table(
+            heading,
+            ["", "facts", *shown],
+            [[" → ".join(c.names), str(c.facts), *(_difference(c.differences, name) for name in shown)] for c in some],
+        )
+        for heading, shown in ((title, leading), (f"{title}, by kind", kinds))
+        if shown
     ]
-    return _table(title, ["", "facts", *shown], cells)
 
 
 def _difference(found: Mapping[str, Interval], name: str) -> str:
     return _cell(found[name].mean, found[name]) if name in found else "-"
+
+
+def _weights(report: BenchReport) -> str:
+    """What the document frequencies behind consistency are of; nothing where it was not measured."""
+    if report.before.scores.consistency is None:
+        return ""
+    return (
+        f" Document frequencies behind consistency are over the {report.references} reference texts of these facts: it "
+        "compares with runs on the same facts only."
+    )
 
 
 def _costs(report: BenchReport) -> str:
@@ -145,6 +165,7 @@ def _failures(report: BenchReport) -> str:
         f"- {failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
         for failure in report.failures
     ]
+    lines += [f"- {one}" for one in report.left_out]
     return "\n".join([f"## Not measured ({len(lines)})", "", *lines]) if lines else ""
 
 

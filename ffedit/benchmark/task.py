@@ -168,7 +168,11 @@ class Asked:
         task = self._task
         if not task.journal.done(UNEDITED, "before", chunk):
             told = task.crew.gather([packed(one) for one in self.evaluation.before] if self.evaluation else [])
-            about = {"perplexity": task.text.perplexity, "problems": {str(i): why for i, why in self.problems.items()}}
+            about = {
+                "perplexity": task.text.perplexity,
+                "drift_rows": list(task.text.drift_rows),
+                "problems": {str(i): why for i, why in self.problems.items()},
+            }
             task.note(UNEDITED, "before", chunk, self.gathered(told, list(self.places)), about)
 
     def gathered(self, told: Sequence[Sequence[Any]], some: Sequence[int]) -> dict[int, Any]:

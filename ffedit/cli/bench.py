@@ -22,9 +22,14 @@ from ffedit.cli.options import FILE, SEED, Surface, asking_options, output_optio
 from ffedit.describe import plain_table
 from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, tokens_for
 from ffedit.errors import EditError
-from ffedit.processes import crew
+from ffedit.processes import crew, left_alone
 from ffedit.progressbar import progress_bars
 from ffedit.reading import sift_facts
+
+ALONE = (
+    "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
+    "accelerate launch --multi_gpu --num_processes N -m ffedit bench …"
+)
 
 
 @click.command()
@@ -66,6 +71,8 @@ def bench(
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
     names, workers = [name.strip() for name in methods.split(",")], crew()
+    if left_alone() and not click.get_current_context().params["quiet"]:
+        click.echo(ALONE, err=True)
     configs = {name: exchanged(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
     name, _, value = (where or "").partition("=")
     wanted = None if where is None else (name, value)

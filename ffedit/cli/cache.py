@@ -15,10 +15,10 @@ def cache() -> None:
 @cache.command("list")
 def list_entries() -> None:
     """Show every file with its size."""
-    entries = store.entries()
-    for entry in entries:
-        click.echo(f"{entry.stat().st_size / 1e6:8.2f} MB  {entry.relative_to(store.folder())}")
-    click.echo(f"{len(entries)} files in {store.folder()}")
+    sizes = store.sizes()
+    for entry, size in sizes.items():
+        click.echo(f"{size / 1e6:8.2f} MB  {entry.relative_to(store.folder())}")
+    click.echo(f"{len(sizes)} files in {store.folder()}")
 
 
 @cache.command()

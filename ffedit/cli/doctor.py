@@ -16,7 +16,13 @@ from ffedit.cli.options import Surface, model_options
 @model_options
 def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
     """Show versions, devices, the cache, and the anatomy of MODEL."""
+    context = click.get_current_context()
+    if name is not None:  # another way to say --model
+        if context.params["model"] is not None:
+            raise click.UsageError("give the model once: MODEL or --model")
+        context.forward(doctor, name=None, model=name)
+        return
     surface = Surface()
     surface.show(render.environment())
-    editable = load_model(name or "atlas")
+    editable = load_model()
     surface.show(render.model_line(editable), render.anatomy_table(editable))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import click
 import ffedit
 from ffedit.anatomy import Editable
 from ffedit.checkpoint import local_folder, opened, read_tokenizer
+from ffedit.cli.evaluate import UNLIKE
 from ffedit.cli.options import FILE, Surface, asking_options, output_options
+from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.evaluator.evaluate import check_tokenizers
 from ffedit.folders import check_free
@@ -44,7 +46,7 @@ def harness(
     if out is not None:
         check_free(out, force)
     prepared = Harness([name.strip() for name in tasks.split(",") if name.strip()], quiet=surface.quiet, **how)
-    measured = _measured(prepared, edited, load_model)
+    measured = _measured(prepared, edited, load_model, surface)
     surface.show(figures_table(measured))
     if out is not None:
         write_report(measured, out, force)
@@ -52,19 +54,28 @@ def harness(
     surface.write_json(measured.to_dict())
 
 
-def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable]) -> Measured:
+def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable], surface: Surface) -> Measured:
     """The tasks on the base and on what was edited; of two models one is held at a time."""
     if (Path(edited) / "edit.safetensors").is_file():
         edit = ffedit.Edit.load(Path(edited))
-        return prepared.compare(load_model(edit.provenance["model"]), edit)
+        base = load_model(edit.provenance["model"])
+        _warn_of_chat([edit], base, surface)
+        return prepared.compare(base, edit)
     edits = history(local_folder(edited))
     if not edits and click.get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
     base = load_model(edits[0].provenance["model"] if edits else "")
+    _warn_of_chat(edits, base, surface)
     load_model(other=edited, by=partial(_check, base))
     name, before = base.name, prepared.measure(base)
     del base
     return Measured(name, edited, before, prepared.measure(load_model(other=edited)), prepared.limit)
+
+
+def _warn_of_chat(edits: Sequence[Edit], base: Editable, surface: Surface) -> None:
+    """Say before the long work that prompts are not asked as the edits were made."""
+    if any(edit.in_chat for edit in edits) and not base.chat:
+        surface.show(UNLIKE)
 
 
 def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:

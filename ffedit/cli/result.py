@@ -98,7 +98,8 @@ def measured(editable: Editable, report: Report, traces: TraceSet | None = None,
 def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
     """The result of `ffedit evaluate`: beside the means their intervals, those of known facts, and those by kind.
 
-    `unusable` are the records that no fact was made of, each with its number and its reason.
+    `unusable` are the records that no fact was made of, each with its number and its reason; `left_out` is what a score
+    was not measured on; `references`, how many texts the document frequencies behind consistency were counted over.
     """
     found, (before, after), kinds = measured(editable, report), report.known, report.kinds
     sides = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
@@ -111,6 +112,8 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
             "after": _scores(after),
         },
         "kinds": {"before": kinds[0], "after": kinds[1] if report.after else None},
+        "references": report.references,
+        "left_out": [one.to_dict() for one in report.left_out],
         "unusable": [{"record": number, "reason": reason} for number, reason in unusable],
     }
 

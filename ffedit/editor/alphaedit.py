@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ffedit.algebra import factor, null_space
-from ffedit.blocks import blocks_of, diagonal
+from ffedit.algebra import null_space
+from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
@@ -21,13 +21,15 @@ RIDGE = 1e-9
 
 
 def solve(problem: Problem) -> LowRank:
-    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖² among Δ = Δ P."""
-    kept = problem.kept
-    if problem.config.steady:
-        own = blocks_of(problem.own)
-        ridge = RIDGE * torch.cat([block.diagonal() for block in own]).mean()
-        kept = torch.cat([kept, torch.block_diag(*(factor(b + ridge * torch.eye(len(b)).to(b)) for b in own))], 1)
-    return null_space(problem.W, problem.K, problem.V, problem.unused, problem.config.null_give_up, kept)
+    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the facts' own texts."""
+    own = _ridged(problem.own) if problem.config.steady else None
+    return null_space(problem.W, problem.K, problem.V, problem.unused, problem.config.null_give_up, problem.kept, own)
+
+
+def _ridged(own: Moment) -> Moment:
+    """`own`, positive definite."""
+    ridge = RIDGE * float(torch.cat([block.diagonal() for block in blocks_of(own)]).mean())
+    return diagonal([block + ridge * torch.eye(len(block)).to(block) for block in blocks_of(own)])
 
 
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ffedit import hooks, replay
-from ffedit.algebra import check_exact, double
+from ffedit.algebra import check_exact
 from ffedit.anatomy import Editable
 from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
@@ -30,6 +30,7 @@ from ffedit.editor.target import choose_values
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
 from ffedit.feed_forward import FeedForward
+from ffedit.linalg import double
 from ffedit.lowrank import LowRank
 from ffedit.moments import KeyMoments
 from ffedit.tokens import pad
@@ -107,7 +108,8 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     with job.unburdened():
         wordings = word(editable, groups, config)
         # A layer that works alone is read once: nothing below it changes.
-        K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady, record.earlier(last))
+        shares = [namesakes_share(config.steady, record.earlier(place) + len(groups)) for place in places]
+        K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady, shares[-1])
         gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
         for place in places if solver.exact else ():
             keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
@@ -115,8 +117,8 @@ def write_batch(solver: Solver, job: Job) -> Edit:
         values = choose_values(editable, last, wordings, K, config, job.progress)
         before = _streams(editable, last, wordings) if spread else None
         around = [
-            surroundings(editable, place, job.after, config.steady, record.earlier(place) + len(groups), job.progress)
-            for place in places
+            surroundings(editable, place, job.after, config.steady, share, job.progress)
+            for place, share in zip(places, shares, strict=True)
         ]
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
@@ -124,7 +126,7 @@ def write_batch(solver: Solver, job: Job) -> Edit:
             W = place.matrix
             if before is not None:
                 check_routes(editable, place, subjects, wordings)
-                K, own = read_all(editable, place, wordings, config.steady, record.earlier(place))
+                K, own = read_all(editable, place, wordings, config.steady, shares[i])
                 reached = (_streams(editable, last, wordings) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
@@ -146,13 +148,12 @@ def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: S
 
 
 def read_all(
-    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float, earlier: int = 0
+    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float, share: float = 1.0
 ) -> tuple[Tensor, Moment]:
     """k* of each wording, [Σ d_ff, n], and `weight` times the second moment of their texts, where W is.
 
-    No subject among them counts as another's namesake. The layer stores `earlier` keys already (`namesakes_share`).
+    Namesakes count `share` as much (`namesakes_share`); no subject among them is another's namesake.
     """
-    share = namesakes_share(weight, earlier + len(wordings))
     names = {name for wording in wordings for name in wording.names}
     keys: list[Tensor] = []
     own = nothing(place)

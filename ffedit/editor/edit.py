@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.conflicts import same_question, same_target
 from ffedit.editor import disk
 from ffedit.errors import EditError
 from ffedit.facts import Fact, by_subject, show
 from ffedit.fingerprint import fingerprint
+from ffedit.linalg import double
 from ffedit.lowrank import Update
 from ffedit.memory import Address
 

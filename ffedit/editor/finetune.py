@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ffedit import readout, replay
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
@@ -27,6 +26,7 @@ from ffedit.editor.wording import word
 from ffedit.errors import EditError
 from ffedit.feed_forward import FeedForward
 from ffedit.hooks import frozen
+from ffedit.linalg import double
 from ffedit.placement import resident
 from ffedit.room import halving
 from ffedit.tokens import Encoded, batches, pad

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.facts import Fact, by_subject
 from ffedit.feed_forward import FeedForward
 from ffedit.fingerprint import fingerprint
+from ffedit.linalg import double
 from ffedit.lowrank import LowRank
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments

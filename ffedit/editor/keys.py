@@ -21,6 +21,7 @@ from ffedit.editor.wording import Wording
 from ffedit.errors import EditError
 from ffedit.feed_forward import FeedForward
 from ffedit.hooks import captured
+from ffedit.linalg import double
 from ffedit.room import halving
 from ffedit.tokens import Encoded, pad
 
@@ -60,9 +61,7 @@ def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
     parts = zip(*halving(partial(_run, editable, place), texts, EditError(NO_ROOM)), strict=True)
     same, stream, beside = (torch.cat(part) for part in parts)
     stated = torch.tensor([bool(e.target_ids) for e in texts])
-    return Reading(
-        k=algebra.double(same[stated]).mean(0), stream=algebra.double(stream[stated]).mean(0), same=same, beside=beside
-    )
+    return Reading(k=double(same[stated]).mean(0), stream=double(stream[stated]).mean(0), same=same, beside=beside)
 
 
 def namesakes_share(weight: float, keys: int) -> float:

@@ -17,6 +17,9 @@ from torch import Tensor
 from ffedit import replay
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
+from ffedit.errors import ModelError
+from ffedit.readout import NO_ROOM
+from ffedit.room import halving
 from ffedit.tokens import Encoded, decode, pad
 
 
@@ -31,6 +34,9 @@ def namesakes(editable: Editable, texts: Sequence[Encoded], config: EditConfig) 
 
     Returns:
         texts that end in the other name, its place as their subject; distinct.
+
+    Raises:
+        ModelError: there is no memory for a single text.
     """
     places = {text.ids[: text.subject[1]]: text.subject for text in texts if text.subject is not None}
     starts = list(places)
@@ -43,8 +49,14 @@ def namesakes(editable: Editable, texts: Sequence[Encoded], config: EditConfig) 
     if not cuts:
         return ()
     counts = Counter(cuts)
-    at = torch.tensor(list(counts))
-    logits = replay.forward(editable, pad(starts), at - torch.tensor([0, 1])).cpu().float()
+    at = torch.tensor(list(counts))  # row after row
+
+    def read(rows: Sequence[int]) -> Tensor:
+        here = at[(at[:, 0] >= rows[0]) & (at[:, 0] <= rows[-1])]
+        ids = pad([starts[row] for row in rows])
+        return replay.forward(editable, ids, here - torch.tensor([rows[0], 1])).cpu().float()
+
+    logits = torch.cat(list(halving(read, range(len(starts)), ModelError(NO_ROOM))))
     logits[torch.arange(len(at)), torch.tensor([starts[row][cut] for row, cut in counts])] = -torch.inf
     # A tokenizer may have special tokens that the model has no row for.
     logits[:, [i for i in editable.tokenizer.all_special_ids if i < logits.shape[1]]] = -torch.inf

@@ -13,7 +13,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.blocks import Moment
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
@@ -22,6 +21,7 @@ from ffedit.editor.wording import Wording
 from ffedit.facts import Fact
 from ffedit.feed_forward import FeedForward
 from ffedit.fingerprint import fingerprint
+from ffedit.linalg import double
 from ffedit.lowrank import Dense, LowRank, Update
 from ffedit.memory import Address, KeyValueMemory, identity
 from ffedit.moments import KeyMoments
@@ -170,6 +170,7 @@ def _statistics(moments: KeyMoments) -> dict[str, Any]:
     return {
         "corpus": moments.source,
         "tokens": moments.count,
+        "keys": moments.keys,
         "ridge": moments.ridge,
         "condition": moments.condition,
         "fingerprint": moments.fingerprint,

@@ -31,10 +31,10 @@ def rome(job: Job) -> Edit:
     editable, config, groups = job.editable, job.config, job.groups
     (place,) = job.places
     record = Record("rome", job)
+    share = namesakes_share(config.steady, record.earlier(place) + 1)
     with job.unburdened():
-        stored = record.earlier(place) + 1
-        earlier = surroundings(editable, place, job.after, config.steady, stored, job.progress)
-    kept, share = record.kept[place.layer].to(place.bench), namesakes_share(config.steady, stored)
+        earlier = surroundings(editable, place, job.after, config.steady, share, job.progress)
+    kept = record.kept[place.layer].to(place.bench)
     C = add_(diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts]), earlier)
     deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):

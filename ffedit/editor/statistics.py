@@ -177,21 +177,25 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
     missing = next((memory.address for memory in memories if memory.address not in stats), None)
     if missing is not None:
         raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
-    odd = _unlike(editable, memories, stats)
-    if odd and editable.history.originals:
-        with unedited(editable):
-            odd = _unlike(editable, odd, stats)
-    for memory in odd:
+    for memory in unlike(editable, memories, stats):
         found = stats[memory.address]
         what = mismatch(found, memory, editable) or EDITED
         raise EditError(f"statistics of {found.of}, but {what}; collect them anew with `ffedit stats`")
 
 
-def _unlike(
+def unlike(
     editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
 ) -> list[KeyValueMemory]:
-    """The memories whose statistics were not collected on the weights as they are."""
-    return [memory for memory in memories if stats[memory.address].fingerprint != mark(editable, memory)]
+    """The memories whose statistics were collected neither on the weights as they are nor on those before all edits."""
+
+    def odd(some: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
+        return [memory for memory in some if stats[memory.address].fingerprint != mark(editable, memory)]
+
+    found = odd(memories)
+    if found and editable.history.originals:
+        with unedited(editable):
+            found = odd(found)
+    return found
 
 
 def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ffedit.anatomy import Editable
-from ffedit.editor.statistics import EDITED, mark, mismatch
+from ffedit.editor.statistics import EDITED, mismatch, unlike
 from ffedit.errors import EditError
 from ffedit.folders import written
 from ffedit.memory import Address
@@ -46,6 +46,8 @@ def file_name(address: Address) -> str:
 def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMoments]:
     """What `save_stats` wrote, for the model that it was collected from; layers that are of other weights are left out.
 
+    On an edited model those of the unedited one serve, too, where the originals of what its edits changed are there.
+
     Args:
         folder: where it lies.
         editable: the model.
@@ -54,20 +56,17 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
         EditError: it is no such folder, a file is damaged, or all are of another model, layer or precision.
     """
     memories = {str(address): memory for address, memory in editable.memories.items()}
-    stats, refused = {}, ""
-    for path, moments in _read(Path(folder)).items():
-        memory = memories.get(moments.address)
-        if memory is None:
-            refused = (
-                f"{path}: statistics of {moments.of}, but {editable.name} has layers 0 to {len(editable.layers) - 1}"
-            )
-        elif moments.fingerprint != mark(editable, memory):
-            what = mismatch(moments, memory, editable) or EDITED
-            refused = f"{path}: statistics of {moments.of}, but {what}"
-        else:
-            stats[memory.address] = moments
+    read = _read(Path(folder))
+    found = {memories[one.address].address: one for one in read.values() if one.address in memories}
+    odd = {memory.address for memory in unlike(editable, [editable.memories[at] for at in found], found)}
+    stats = {at: moments for at, moments in found.items() if at not in odd}
     if not stats:
-        raise EditError(f"{refused}; collect them anew with `ffedit stats`")
+        path, moments = next(reversed(read.items()))
+        memory = memories.get(moments.address)
+        what = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
+        if memory is not None:
+            what = mismatch(moments, memory, editable) or EDITED
+        raise EditError(f"{path}: statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
     return stats
 
 

@@ -20,7 +20,7 @@ from ffedit.anatomy import Editable
 from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.keys import namesakes_share, nothing, read, read_namesakes
+from ffedit.editor.keys import nothing, read, read_namesakes
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import FactError
 from ffedit.facts import Fact, by_subject
@@ -51,7 +51,7 @@ def surroundings(
     place: FeedForward,
     edits: Sequence[Edit],
     weight: float,
-    keys: int,
+    share: float = 1.0,
     progress: Progress = silent,
 ) -> Moment | None:
     """`weight` times the second moment of the texts of all subjects of `edits` that have a key in a layer.
@@ -64,7 +64,7 @@ def surroundings(
         edits: earlier edits. Of what was fine-tuned there is no key, and what was written in a chat is left alone in
             chats.
         weight: as in `algebra.steadied`.
-        keys: how many the layer is to store in all (`keys.namesakes_share`).
+        share: how much namesakes count against the texts themselves (`keys.namesakes_share`).
         progress: told how many edits were read.
 
     Returns:
@@ -91,7 +91,6 @@ def surroundings(
         progress("reading earlier edits", number, len(here))
     cpu = torch.device("cpu")
     editable.sums[place.layer] = _Sum(prints, where, texts.to(cpu), others.to(cpu))
-    share = namesakes_share(weight, keys)
     pairs = zip(blocks_of(texts), blocks_of(others), strict=True)
     return diagonal([own.add(other, alpha=share) for own, other in pairs])
 

@@ -21,7 +21,6 @@ from math import cos, exp, pi
 import torch
 from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.objective import ROOM, SHARES, Objective, size
@@ -29,6 +28,7 @@ from ffedit.editor.wording import Wording
 from ffedit.errors import EditError
 from ffedit.feed_forward import FeedForward
 from ffedit.hooks import frozen
+from ffedit.linalg import double
 from ffedit.progress import Progress, silent
 from ffedit.room import halving, room
 

@@ -25,6 +25,7 @@ from ffedit.editor.batch import Problem, Solver, read_all, store
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
+from ffedit.editor.keys import namesakes_share
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record
 from ffedit.editor.statistics import by_layer, moments_for
@@ -92,7 +93,8 @@ def combine(
             V = torch.cat([values for _, _, values in parts], 1).to(W)
             some = [worded[subject] for subject in subjects]
             check_routes(editable, place, subjects, some)
-            again, own = read_all(editable, place, some, config.steady)
+            share = namesakes_share(config.steady, len(some))
+            again, own = read_all(editable, place, some, config.steady, share)
             if i:
                 V, K = W @ again + V - W @ K, again
             moments = [stats[part.address] for part in place.parts]

@@ -21,7 +21,9 @@ from ffedit.anatomy import Editable
 from ffedit.corpus import own_text
 from ffedit.editor.config import EditConfig
 from ffedit.editor.namesakes import namesakes
+from ffedit.errors import ModelError
 from ffedit.facts import Fact
+from ffedit.room import halving
 from ffedit.tokens import Encoded, decode, encode
 
 # Rows and tokens of the model's own text in which places for the subject are looked for.
@@ -127,6 +129,7 @@ def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfi
 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
+        ModelError: there is no memory for a single text.
     """
     leads = prefixes(editable, config) if config.contexts else ()
     pool = _pool(editable, [facts[0].subject for facts in groups], config) if config.phrasings else None
@@ -235,10 +238,15 @@ def _pool(editable: Editable, subjects: Sequence[str], config: EditConfig) -> _P
     first = config.mention_tokens - 1
     reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(min(first, ids.shape[1]), ids.shape[1]))
     tokens = sorted({_name(editable, subject)[0] for subject in subjects})
+
+    @torch.no_grad()
+    def read(rows: Sequence[int]) -> Tensor:
+        here = reads[: len(rows) * len(reads) // len(ids)]  # of each row, the same positions
+        return replay.forward(editable, ids[list(rows)], here).float().log_softmax(-1)[:, tokens].cpu()
+
     follow = torch.zeros(0, len(tokens))
     if len(reads):
-        with torch.no_grad():
-            follow = replay.forward(editable, ids, reads).float().log_softmax(-1)[:, tokens].cpu()
+        follow = torch.cat(list(halving(read, range(len(ids)), ModelError(readout.NO_ROOM))))
     return _Pool(ids, reads, dict(zip(tokens, follow.T, strict=True)))
 
 

@@ -4,6 +4,7 @@ from ffedit.bootstrap import Interval
 from ffedit.evaluator.evaluate import FULL, Evaluation, evaluate, reference_weights
 from ffedit.evaluator.generic import GenericText
 from ffedit.evaluator.intervals import interval, paired
+from ffedit.evaluator.left_out import LeftOut, left_out
 from ffedit.evaluator.questions import questions
 from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
 
@@ -14,10 +15,12 @@ __all__ = [
     "FactScores",
     "GenericText",
     "Interval",
+    "LeftOut",
     "Report",
     "Scores",
     "evaluate",
     "interval",
+    "left_out",
     "mean_scores",
     "paired",
     "questions",

@@ -18,6 +18,7 @@ from ffedit.anatomy import Editable
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.asking import BUDGET, Context, ask
 from ffedit.evaluator.generic import GenericText
+from ffedit.evaluator.left_out import left_out
 from ffedit.evaluator.metrics import term_weights
 from ffedit.evaluator.questions import questions
 from ffedit.evaluator.scores import FactScores, Report, mean_scores
@@ -123,7 +124,7 @@ class Evaluation:
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
-    """How much each term of the reference texts of `facts` says, for consistency."""
+    """How much each term of the reference texts of `facts` says, for consistency: see `term_weights`."""
     return term_weights([text for fact in facts for text in fact.references])
 
 
@@ -166,11 +167,12 @@ def evaluate(
     before = evaluation.before
     whole = mean_scores((one.scores for one in before), perplexity=usual)
     if generic is None or not measured:
-        return Report(whole, None, before, None)
+        return Report(whole, None, before, None, left_out(before))
     with edit.applied(editable) if edit is not None else nullcontext():
         after = evaluation.scores(edited)
         drift, changed = generic.measure(edited)
-    return Report(whole, mean_scores((one.scores for one in after), drift, changed), before, after)
+    changed_scores = mean_scores((one.scores for one in after), drift, changed)
+    return Report(whole, changed_scores, before, after, left_out(before, generic.drift_rows))
 
 
 def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:

@@ -39,6 +39,7 @@ class GenericText:
 
     Attributes:
         rows: token ids, rows of equal length.
+        drift_rows: how many of them drift is measured on, and how many there are.
         perplexity: of the unedited model.
 
     Raises:
@@ -55,6 +56,7 @@ class GenericText:
         room = max(1, most // (4 * vocabulary * len(self.rows[0])))
         count = len(self.rows)
         self._compared = set(range(count) if count <= room else Random(DRIFT_SEED).sample(range(count), room))
+        self.drift_rows = len(self._compared), count
         self._usual: dict[int, Tensor] = {}
         self.perplexity = self._run(editable)[1]
 

@@ -7,6 +7,7 @@ Sources:
     zsRE    Levy et al. 2017; as ROME and MEMIT (arXiv 2210.07229, section 5) compute it
     CF+     Hoelscher-Obermaier et al. 2023, arXiv 2305.17553
     KnowEdit  Zhang et al. 2024, arXiv 2401.01286, as EasyEdit (Wang et al. 2023, arXiv 2308.07269) computes it
+    MQuAKE  Zhong et al. 2023, arXiv 2305.14795
     Wild    Yang et al. 2025, arXiv 2502.11177: what teacher forcing hides
 """
 
@@ -66,7 +67,8 @@ def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
 
     Efficacy, paraphrase and locality of zsRE (the last against the data set's own answer, `loc_ans`), and portability
     of KnowEdit as published. A wrong token is forgiven at once, since the next one is asked after the right one: Wild
-    finds it far above what a model says freely.
+    finds it far above what a model says freely. Of several accepted answers it is the first alone, as EasyEdit takes
+    it (`ground_truth[0][0]`).
     """
     return fmean(a == t for a, t in zip(argmax, target, strict=True))
 
@@ -80,13 +82,16 @@ def teacher_forced(argmax: Sequence[int], target: Sequence[int]) -> bool:
     return tuple(argmax) == tuple(target)
 
 
-def exact_match(said: str, target: str, other: str = "") -> bool:
-    """Whether free greedy generation says the target, whole. Up (Wild).
+def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] = ()) -> bool:
+    """Whether free greedy generation says the target, whole, or any of its `aliases`. Up (Wild).
 
     "Tom" is not said in "Tommy", nor "10" in "10,000". Texts of one tokenizer, white space normalised; `said` should
-    hold a token more than the target and than `other`, the object that could stand there instead: where that one begins
-    with the target and is said, the target is not.
+    hold a token more than the target, than its aliases and than `other`, the object that could stand there instead:
+    where that one begins with the target and is said, the target is not. So it is with aliases, which count as in
+    MQuAKE's published code (the answer or one of its aliases), but for one that is `other` itself: it tells nothing.
     """
+    if any(alias != other and exact_match(said, alias, other) for alias in aliases):
+        return True
     if len(other) > len(target) and other.startswith(target) and exact_match(said, other):
         return False
     whole = target != "" and said.startswith(target) and next(occurrences(said, target), (1, 0))[0] == 0
@@ -139,13 +144,22 @@ def _entropy(words: Sequence[str], n: int) -> float:
 
 
 def term_weights(documents: Sequence[str]) -> dict[str, float]:
-    """Inverse document frequencies, ln((1 + N) / (1 + df)) + 1, of terms of two letters or more, in lower case."""
+    """Inverse document frequencies, ln((1 + N) / (1 + df)) + 1, of terms of two letters or more, in lower case.
+
+    The formula and the terms are those of scikit-learn's `TfidfVectorizer`, which ROME uses. ROME fits it on all
+    attribute snippets of CounterFact (`idf.npy` beside the data), whatever is scored. Here N and df count the reference
+    texts of the facts that are given, each as often as facts hold it: a term that none of them has does not count, and
+    the weights change with the set.
+    """
     found = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
     return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in found.items()}
 
 
 def reference_consistency(said: str, references: Sequence[str], weights: Mapping[str, float]) -> float:
     """Cosine of the TF-IDF vectors of generated text and of reference texts about the new object; 0 to 1 (ROME). Up.
+
+    Comparable between models, methods and moments that are scored on one set of facts, since these share the weights;
+    not between sets, nor digit for digit with published figures, whose weights are of another text (`term_weights`).
 
     Args:
         said: all generated texts of a fact, joined.

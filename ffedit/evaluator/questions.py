@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ffedit import readout
 from ffedit.anatomy import Editable
+from ffedit.errors import FactError
 from ffedit.evaluator.edited import Edited
 from ffedit.facts import Fact, Probe
 from ffedit.tokens import Encoded, decode, joined
@@ -25,12 +26,16 @@ class Pair:
         true: with the old one, or the true one of another subject or relation.
         named: whether the true object was given; otherwise it is the model's own.
         kind: the data set's name for what it tests, or None.
+        new_aliases: the prompt with each other name of the new object.
+        true_aliases: with each of the true one.
     """
 
     new: Encoded
     true: Encoded
     named: bool = True
     kind: str | None = None
+    new_aliases: tuple[Encoded, ...] = ()
+    true_aliases: tuple[Encoded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,18 @@ class Asked:
         text: the prompt with its answer.
         kind: the data set's name for what it tests, or None.
         named: whether the answer was given; otherwise it is the model's own.
+        aliases: the prompt with each other name of the answer.
     """
 
     text: Encoded
     kind: str | None
     named: bool = True
+    aliases: tuple[Encoded, ...] = ()
 
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, by kind; of `generation`, the prompts alone."""
+    """One fact's prompts, by kind; of `generation`, the prompts alone. `too_long` neighbors are not in `with_edit`."""
 
     fact: Fact
     own: Pair
@@ -61,6 +68,7 @@ class Questions:
     portability: tuple[Asked, ...]
     locality: tuple[Asked, ...]
     generation: tuple[Encoded, ...]
+    too_long: int
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -123,27 +131,51 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     def answered(probe: Probe) -> Encoded:
         return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
 
+    def also(prompt: str, aliases: Sequence[str]) -> tuple[Encoded, ...]:
+        """Other answers; of no use is one that the tokenizer cannot write: the model cannot say it either."""
+        found = []
+        for alias in aliases:
+            try:
+                found.append(text(prompt, alias))
+            except FactError:
+                continue
+        return tuple(found)
+
+    def stated(prompt: str, named: bool = True) -> Pair:
+        return Pair(text(prompt, new), text(prompt, old), named, new_aliases=also(prompt, fact.target_aliases))
+
     old = fact.previous or decode(editable.tokenizer, own[fact.text].target_ids).strip() or new
     neighbors = [replace(probe, target=probe.target or old) for probe in fact.neighbor_probes]
     neighbors = [probe for probe in neighbors if not edited.asks_neighbor(probe, fact.relation)]
+    with_edit = _behind(editable, fact, neighbors) if full else ()
     return Questions(
         fact,
-        Pair(text(fact.text, new), text(fact.text, old), fact.previous is not None),
-        tuple(Pair(text(prompt, new), text(prompt, old)) for prompt in fact.paraphrase_texts),
+        stated(fact.text, fact.previous is not None),
+        tuple(stated(prompt) for prompt in fact.paraphrase_texts),
         tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in neighbors),
         tuple(
-            Pair(text(probe.prompt, new), answered(probe), probe.target is not None, probe.kind)
+            Pair(
+                text(probe.prompt, new),
+                answered(probe),
+                probe.target is not None,
+                probe.kind,
+                true_aliases=also(probe.prompt, probe.aliases),
+            )
             for probe in fact.same_subject_probes
             if not edited.asks_same_subject(probe, fact)
         ),
-        _behind(editable, fact, neighbors) if full else (),
-        tuple(Asked(answered(probe), probe.kind) for probe in fact.portability_probes),
+        with_edit,
+        tuple(
+            Asked(answered(probe), probe.kind, aliases=also(probe.prompt, probe.aliases))
+            for probe in fact.portability_probes
+        ),
         tuple(
             Asked(answered(probe), probe.kind, probe.target is not None)
             for probe in fact.locality_probes
             if not edited.asks_neighbor(probe, None)
         ),
         tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
+        len(neighbors) - len(with_edit) if full else 0,
     )
 
 

@@ -7,23 +7,28 @@ The seven of the headline, and their magnitudes:
     paraphrase    the same over other wordings of the fact. Up.
     specificity   share of neighbors (other subjects) with nll(true) < nll(new); magnitude: p(true) − p(new). Keep.
     same_subject  share of prompts on other facts of the subject that free greedy generation still answers with the true
-                  object (where it is given) or with what the model said before; magnitude: mean p(true) − p(new). Keep.
+                  object (where it is given, by any of its names) or with what the model said before; magnitude:
+                  mean p(true) − p(new). Keep.
     score         harmonic mean of efficacy, paraphrase and specificity, as published. Up.
-    generation    share of edited prompts after which free greedy generation says the new object, all of it. Up.
+    generation    share of edited prompts after which free greedy generation says the new object, all of it, or another
+                  of its names where the data give some. Up.
     drift         mean KL(before ‖ after) of next-token distributions over generic text, nats per token. Zero is best.
 
 With and without teacher forcing (arXiv 2502.11177), of the edited prompt and of other wordings:
 
     teacher_forced      share of prompts of whose new object every token is the argmax after the true ones. Up.
     token_accuracy      mean share of such tokens: efficacy of zsRE. Up.
-    teacher_forced_gap  teacher_forced − generation: where the model says more than the object, or spells it otherwise;
-                        the published gap is that of token_accuracy to generation. Zero is best.
+    teacher_forced_gap  teacher_forced − generation: where the model says more than the object, or spells it otherwise.
+                        Zero is best.
+    token_accuracy_gap  token_accuracy − generation: the gap as 2502.11177 publishes it, which also holds the credit
+                        for parts of an object. Zero is best.
     paraphrase_token_accuracy, paraphrase_generation   the same over other wordings; the first is zsRE's paraphrase. Up.
 
 What follows, and what else moved:
 
-    portability         share of prompts on what follows from the edit after which free greedy generation says it. Up.
-    portability_token_accuracy   the same, teacher-forced: as KnowEdit publishes it. Up.
+    portability         share of prompts on what follows from the edit after which free greedy generation says it, by
+                        any of the names or answers that the data accept (MQuAKE, KnowEdit). Up.
+    portability_token_accuracy   the same, teacher-forced, on the first of them: as KnowEdit publishes it. Up.
     locality            share of unrelated questions that free greedy generation answers as before the edit. Keep.
     locality_token_accuracy   share of the tokens of their given answers that are the argmax, teacher-forced: zsRE, as
                         ROME and MEMIT compute it. Keep.
@@ -31,7 +36,8 @@ What follows, and what else moved:
     neighbor_with_edit  specificity where the edit's sentence stands before the neighbor (CounterFact+). Keep.
     divergence          mean KL(before ‖ after) of the next token after neighbors, nats per token. Zero is best.
     entropy             of bigrams and trigrams in sampled text about the subject, bits. Keep.
-    consistency         TF-IDF cosine of that text with the fact's references. Up.
+    consistency         TF-IDF cosine of that text with the fact's references; document frequencies are over the
+                        references of all facts that are given. Up.
     perplexity          exp of the mean −log p of the tokens of the generic text. Keep.
     knew                share of facts whose old object, where one is named, free greedy generation says.
 
@@ -49,6 +55,7 @@ from typing import Any
 
 from ffedit.bootstrap import Interval
 from ffedit.evaluator import intervals
+from ffedit.evaluator.left_out import LeftOut
 from ffedit.evaluator.metrics import harmonic
 from ffedit.facts import Fact
 
@@ -74,6 +81,7 @@ class Scores:
     teacher_forced: float | None = None
     token_accuracy: float | None = None
     teacher_forced_gap: float | None = None
+    token_accuracy_gap: float | None = None
     paraphrase_token_accuracy: float | None = None
     paraphrase_generation: float | None = None
     portability: float | None = None
@@ -104,23 +112,26 @@ class FactScores:
         kinds: by the data set's kinds of probes, "portability/Reasoning": `portability`, `portability_token_accuracy`
             and `locality`, here of unrelated questions, same-subject prompts and neighbors: the share of a kind that
             free greedy generation answers as before the edit.
+        left_out: by score, how many of the fact's prompts it was not measured on, for the reasons in `left_out`.
     """
 
     fact: Fact
     scores: Scores
     says: str
     kinds: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        kinds = {"kinds": dict(self.kinds)} if self.kinds else {}
-        return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **kinds}
+        more = {"kinds": dict(self.kinds), "left_out": dict(self.left_out)}
+        some = {name: value for name, value in more.items() if value}
+        return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **some}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
         """What `to_dict` gave."""
         fact, scores = Fact.from_dict(record["fact"]), Scores(**record["scores"])
-        return cls(fact, scores, record["says"], record.get("kinds", {}))
+        return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}))
 
 
 @dataclass(frozen=True)
@@ -131,10 +142,11 @@ class Report:
     after: Scores | None
     facts_before: tuple[FactScores, ...]
     facts_after: tuple[FactScores, ...] | None
+    left_out: tuple[LeftOut, ...] = ()
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, the 95 % bootstrap interval of its mean over facts; without those of fewer than two facts."""
+        """By score, and by kind as in `kinds`, the 95 % bootstrap interval of its mean over facts, of two or more."""
         return intervals.intervals(columns(self.facts_before))
 
     @cached_property
@@ -144,7 +156,7 @@ class Report:
 
     @cached_property
     def changes(self) -> dict[str, Interval]:
-        """By score, the interval of after − before, paired by fact."""
+        """By score and by kind, the interval of after − before, paired by fact."""
         return intervals.changes(columns(self.facts_before), columns(self.facts_after or ())) if self.after else {}
 
     @cached_property
@@ -161,10 +173,17 @@ class Report:
         """Locality and portability by kind, before and after; means over the facts that have probes of the kind."""
         return mean_kinds(self.facts_before), mean_kinds(self.facts_after or ())
 
+    @property
+    def references(self) -> int:
+        """How many reference texts the document frequencies behind consistency were counted over."""
+        return sum(len(one.fact.references) for one in self.facts_before)
+
 
 def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
-    """By score, its value of each fact."""
-    return {one.name: [getattr(f.scores, one.name) for f in facts] for one in fields(Scores)}
+    """By score and by kind, its value of each fact."""
+    scores = {one.name: [getattr(f.scores, one.name) for f in facts] for one in fields(Scores)}
+    kinds = dict.fromkeys(name for one in facts for name in one.kinds)
+    return {**scores, **{name: [one.kinds.get(name) for one in facts] for name in kinds}}
 
 
 def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:

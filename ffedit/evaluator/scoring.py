@@ -35,16 +35,17 @@ class Heard:
 def wanted(q: Questions) -> Iterator[Wanted]:
     """What a model should say by itself about one fact."""
 
-    def whole(*texts: Encoded) -> Wanted:
+    def whole(texts: Sequence[Encoded], aliases: tuple[Encoded, ...]) -> Wanted:
         # One more: the object may be the beginning of a word.
-        return Wanted(texts[0], max(len(text.target_ids) for text in texts) + 1)
+        return Wanted(texts[0], max(len(text.target_ids) for text in (*texts, *aliases)) + 1, aliases=aliases)
 
-    own = [q.own.new, q.own.true]
+    own = [q.own.new, q.own.true, *q.own.new_aliases]
     yield Wanted(q.own.new, max(SAID_TOKENS, *(len(text.target_ids) + 1 for text in own)), settled=False)
-    yield from (whole(pair.new, pair.true) for pair in q.paraphrases)
+    yield from (whole([pair.new, pair.true], pair.new_aliases) for pair in q.paraphrases)
     for pair in q.same_subject:
-        yield whole(pair.true, pair.new) if pair.named else Wanted(pair.true, len(pair.true.target_ids))
-    yield from (whole(asked.text) for asked in q.portability)
+        given = whole([pair.true, pair.new], pair.true_aliases)
+        yield given if pair.named else Wanted(pair.true, len(pair.true.target_ids))
+    yield from (whole([asked.text], asked.aliases) for asked in q.portability)
     yield from (Wanted(asked.text, len(asked.text.target_ids), settled=False) for asked in q.stay)
 
 
@@ -83,10 +84,12 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     paraphrase, paraphrase_magnitude = rates(q.paraphrases, new=True)
     specificity, specificity_magnitude = rates(q.neighbors, new=False)
     with_edit, with_edit_magnitude = rates(q.with_edit, new=False)
-    held = [says(p.true, p.new) if p.named else now.spoken.goes_on(p.true) for p in q.same_subject]
-    generation = float(says(q.own.new, q.own.true))
+    held = [says(p.true, p.new, p.true_aliases) if p.named else now.spoken.goes_on(p.true) for p in q.same_subject]
+    generation = float(says(q.own.new, q.own.true, q.own.new_aliases))
     teacher_forced = float(metrics.teacher_forced(argmax(q.own.new), q.own.new.target_ids))
-    portable, follows = [says(asked.text) for asked in q.portability], accuracies(a.text for a in q.portability)
+    token_accuracy = metrics.token_accuracy(argmax(q.own.new), q.own.new.target_ids)
+    portable = [says(asked.text, aliases=asked.aliases) for asked in q.portability]
+    follows = accuracies(asked.text for asked in q.portability)
     moved = [now.divergences[c] for p in q.neighbors if (c := prompt_of(p.true)) in now.divergences]
     texts = now.sampled.get(place, ())
     scores = Scores(
@@ -101,10 +104,11 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         specificity_magnitude=specificity_magnitude,
         same_subject_magnitude=rates(q.same_subject, new=False)[1],
         teacher_forced=teacher_forced,
-        token_accuracy=mean(accuracies([q.own.new])),
+        token_accuracy=token_accuracy,
         teacher_forced_gap=teacher_forced - generation,
+        token_accuracy_gap=token_accuracy - generation,
         paraphrase_token_accuracy=mean(accuracies(p.new for p in q.paraphrases)),
-        paraphrase_generation=mean([says(p.new, p.true) for p in q.paraphrases]),
+        paraphrase_generation=mean([says(p.new, p.true, p.new_aliases) for p in q.paraphrases]),
         portability=mean(portable),
         portability_token_accuracy=mean(follows),
         locality=mean([stays(asked) for asked in q.locality]),
@@ -124,7 +128,9 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         **_by_kind("portability_token_accuracy", q.portability, follows),
         **_by_kind("locality", q.stay, [stays(asked) for asked in q.stay]),
     }
-    return FactScores(q.fact, scores, now.spoken.words(q.own.new), kinds)
+    left_out = {"neighbor_with_edit": q.too_long, "divergence": len(q.neighbors) - len(moved)}
+    left_out = {name: count for name, count in left_out.items() if count}
+    return FactScores(q.fact, scores, now.spoken.words(q.own.new), kinds, left_out)
 
 
 def mean(values: Sequence[float]) -> float | None:

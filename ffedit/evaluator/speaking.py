@@ -27,6 +27,7 @@ from ffedit.tokens import Encoded, decode
 # What a person is shown of an answer.
 SAID_TOKENS = 8
 SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
+SAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class Wanted:
     Attributes:
         text: the prompt with its answer.
         count: how many tokens are wanted of what is said.
-        settled: whether fewer will do, once they show that the answer is not said.
+        settled: whether fewer will do, once they show that neither the answer is said nor one of `aliases`.
+        aliases: the prompt with each other name of the answer.
     """
 
     text: Encoded
     count: int
     settled: bool = True
+    aliases: tuple[Encoded, ...] = ()
 
 
 class Spoken:
@@ -70,10 +73,11 @@ class Spoken:
         """The same as text, white space normalised."""
         return words(self._editable, self.ids(text))
 
-    def says(self, text: Encoded, other: Encoded | None = None) -> bool:
-        """Whether the answer of `text` is said, whole, and not the longer one of `other`."""
+    def says(self, text: Encoded, other: Encoded | None = None, aliases: Sequence[Encoded] = ()) -> bool:
+        """Whether the answer of `text`, or one of `aliases`, is said, whole, and not the longer one of `other`."""
         longer = "" if other is None else words(self._editable, other.target_ids)
-        return exact_match(self.words(text), words(self._editable, text.target_ids), longer)
+        names = [words(self._editable, alias.target_ids) for alias in aliases]
+        return exact_match(self.words(text), words(self._editable, text.target_ids), longer, names)
 
     def goes_on(self, text: Encoded) -> bool:
         """Whether the very tokens of the answer of `text` are said, whatever follows: for the model's own answers."""
@@ -85,7 +89,8 @@ class Spoken:
             return True
         # The last character may be unfinished.
         begun = words(self._editable, said).rstrip("\ufffd")
-        return wanted.settled and not words(self._editable, wanted.text.target_ids).startswith(begun)
+        names = (words(self._editable, one.target_ids) for one in (wanted.text, *wanted.aliases))
+        return wanted.settled and not any(name.startswith(begun) for name in names)
 
 
 def prompt_of(text: Encoded) -> Context:
@@ -93,7 +98,7 @@ def prompt_of(text: Encoded) -> Context:
     return text.ids[: text.answer]
 
 
-def sampled(editable: Editable, asked: Sequence[tuple[int, Encoded]], seed: int = 0) -> list[str]:
+def sampled(editable: Editable, asked: Sequence[tuple[int, Encoded]], seed: int = SAMPLE_SEED) -> list[str]:
     """Text that each prompt begins, with it, up to `SAMPLED_TOKENS` tokens; in a chat, the assistant's turn alone.
 
     Args:

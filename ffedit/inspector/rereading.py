@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.corpus import Corpus
 from ffedit.hooks import captured
@@ -21,6 +20,7 @@ from ffedit.inspector.distributions import MOST_LOGITS, Prefix, Said, named, pre
 from ffedit.inspector.positions import Positions
 from ffedit.inspector.view import View
 from ffedit.inspector.virtual import Added, Change
+from ffedit.linalg import double
 from ffedit.memory import Address
 from ffedit.progress import Progress, silent
 from ffedit.readout import log_softmax

@@ -18,9 +18,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.facts import Fact
+from ffedit.linalg import double
 from ffedit.lowrank import LowRank, Update
 from ffedit.memory import Address
 

@@ -20,10 +20,10 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ffedit.algebra import double
 from ffedit.anatomy import Editable
 from ffedit.errors import FactError
 from ffedit.facts import Fact
+from ffedit.linalg import double
 from ffedit.tokens import Encoded
 
 # How much of the vocabulary is embedded at a time.

@@ -6,8 +6,8 @@ paths: `c_proj` alone would also be GPT-2's attention.
 
 Experts that share one parameter have their factors in one pair of matrices too, one expert's rows of A [E r, d_ff]
 after the other's, and the columns of B [d_model, r E] in turn. All have the same rank; those that were not edited hold
-zeros. Beside them all is named by its parameter (a module called `down_proj` PEFT takes for the experts of old), which
-PEFT reads on a base that is not quantised.
+zeros. In a mixture all is named by its parameter, dense layers and shared experts, too (a module called `down_proj`
+PEFT takes there for the experts of old, and those of all layers), which PEFT reads on a base that is not quantised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREFIX = "base_model.model."
 Factors: TypeAlias = tuple[Tensor, Tensor]
 
 
-def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = None) -> None:
+def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = None, mixture: bool = False) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`.
 
     Args:
@@ -40,6 +40,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         base: hub id or folder of the base, as PEFT loads it.
         edit: with `provenance["matrices"]`.
         revision: of a hub id.
+        mixture: the base has experts, whether or not the edit changes one.
 
     Raises:
         EditError: an update is dense, or matrices do not fit into one adapter.
@@ -70,7 +71,8 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         raise EditError("the edit changes matrices of both orientations, which one adapter cannot hold; export a delta")
     joined = {name: _side_by_side(found, experts[name]) for name, found in shared.items()}
     ranks = {name: len(right) // experts[name] for name, (_, right) in joined.items()}
-    ranks |= {path + (".weight" if joined else ""): len(right) for path, (_, right) in modules.items()}
+    by_parameter = mixture or bool(joined)
+    ranks |= {path + (".weight" if by_parameter else ""): len(right) for path, (_, right) in modules.items()}
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -82,7 +84,8 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         "r": max(ranks.values()),
         "lora_alpha": max(ranks.values()),
         "lora_dropout": 0.0,
-        **({"target_modules": [], "target_parameters": sorted(ranks)} if joined else {"target_modules": sorted(ranks)}),
+        "target_modules": [] if by_parameter else sorted(ranks),
+        **({"target_parameters": sorted(ranks)} if by_parameter else {}),
         "rank_pattern": ranks,
         "alpha_pattern": ranks,
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from ffedit.editor import Edit
 from ffedit.lowrank import Update
 from ffedit.shipping.plan import matrix, rows_of
-from ffedit.shipping.tensors import row_blocks, write
+from ffedit.shipping.tensors import of_expert, row_blocks, write
 
 WEIGHTS, MANIFEST = "delta.safetensors", "manifest.json"
 
@@ -41,6 +42,16 @@ def write_delta(folder: Path, base: str, edit: Edit) -> None:
         "facts": [fact.to_dict() for fact in edit.facts],
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def add_(model: Any, deltas: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
+    """Do what the lines in the folder's card do, in a model whose checkpoint is of these dtypes, by parameter."""
+    for name, change in deltas.items():
+        parameter, expert = of_expert(name)
+        weight = model.get_parameter(parameter).data
+        weight = weight if expert is None else weight[expert]
+        weight.copy_((weight.double() + change).to(dtypes[name]))
 
 
 def blocks(update: Update, transposed: bool) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -72,7 +73,8 @@ def export(
 
     Raises:
         ModelError: the base cannot be found or read, or its weights are pickled.
-        EditError: the folder exists or cannot be written, the edit is another base's, or does not fit the format.
+        EditError: the folder exists or cannot be written, the edit is another base's or does not fit the format, or
+            logits are asked for that cannot be compared.
         CheckError: what was written is not what was meant; nothing is left then.
     """
     return ship(model, edit, out, force, format, verify, originals).folder
@@ -106,6 +108,7 @@ def ship(
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
+    check_comparable(base, format, verify)
     with written(Path(out), force) as folder:
         moved = WRITERS[format](base, folder, originals)
         kind = "memory" if format == "checkpoint" and base.folder is None else format
@@ -125,6 +128,26 @@ def ship(
         else:
             checked = check_fresh(task)
     return Shipped(Path(out), moved, checked, edit)
+
+
+def check_comparable(base: Base, format: str, verify: str) -> None:
+    """Refuse to promise logits where none can be compared.
+
+    Raises:
+        EditError: an adapter or a delta is made of a base that is on no disk, or there is no PEFT for an adapter.
+    """
+    if verify != "logits" or format == "checkpoint":
+        return
+    if base.folder is None:
+        raise EditError(
+            f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
+            f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"
+        )
+    if format == "adapter" and importlib.util.find_spec("peft") is None:
+        raise EditError(
+            "PEFT is not installed, so that logits with the adapter cannot be compared; install it "
+            "(pip install 'ffedit[peft]'), or verify tensors alone"
+        )
 
 
 @dataclass(frozen=True)
@@ -150,6 +173,14 @@ class Base:
         """How others load it: a hub id, or the full path of a folder."""
         local = Path(self.name).exists() or self.name in EMBEDDED
         return str(self.folder.absolute()) if local and self.folder is not None else self.name
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether some of its layers have experts."""
+        if self.editable is not None:
+            return any(place.mixture is not None for place in self.editable.feed_forward)
+        assert self.folder is not None
+        return any(".experts." in name for name in contents(self.folder))
 
 
 def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None) -> Base:
@@ -193,7 +224,7 @@ def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | 
 
 def write_adapter_folder(base: Base, folder: Path, with_originals: bool) -> None:
     """A LoRA adapter, with its card and the edit."""
-    write_adapter(folder, base.reference, base.edit, base.revision)
+    write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
     keep(folder, (base.edit,), {})
     (folder / "README.md").write_text(adapter_card(base.reference, base.edit), encoding="utf-8")
 

@@ -21,6 +21,7 @@ import psutil
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -209,16 +210,24 @@ def check_memory(task: Task) -> Checked:
 
 
 def check_delta(task: Task) -> Checked:
-    """Every number of it, from the edit again."""
+    """Every number of it, from the edit again; and where the base fits, the logits of the base with it added."""
     (edit,) = history(task.folder)
-    stored = read_header(Path(task.folder) / delta.WEIGHTS)
+    weights = Path(task.folder) / delta.WEIGHTS
+    stored = read_header(weights)
     for address, update in edit.updates.items():
         about = matrix(edit, address)
         now = stored[about["parameter"]].blocks()
         wanted = delta.blocks(update, about["transposed"])
         if not all(torch.equal(a, b) for a, b in zip(wanted, now, strict=True)):
             raise CheckError(f"{about['parameter']} is not the edit's")
-    return Checked(len(stored), False)
+    before = contents(Path(task.base)) if task.base else {}
+    if not before or not fits(task, before):
+        return Checked(len(stored), False)
+    plan = export_plan(before, edit)
+    model, expected = base_and_edited(task, plan)
+    delta.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
+    _equal(expected, logits_of(model), rounding(plan))
+    return Checked(len(stored), True)
 
 
 def check_adapter(task: Task) -> Checked:
@@ -238,10 +247,8 @@ def check_adapter(task: Task) -> Checked:
         return Checked(len(edit.updates), False, peft=None)
     import peft
 
-    model: Any = load(task.base, task)
-    was = written_into(model, export_plan(before, edit))
-    expected = logits_of(model)
-    model.load_state_dict(was, strict=False)
+    plan = export_plan(before, edit)
+    model, expected = base_and_edited(task, plan)
     try:
         found = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
     except Exception as error:  # PEFT may fail on a model in any way
@@ -249,8 +256,22 @@ def check_adapter(task: Task) -> Checked:
             f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
             "(--format)"
         ) from error
-    _equal(expected, found, 1e-4 if model.dtype == torch.float32 else 5e-2)
+    _equal(expected, found, rounding(plan))
     return Checked(len(edit.updates), True, peft=True)
+
+
+def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
+    """The base as it is, and the logits that it has with a plan written into it."""
+    model: Any = load(task.base, task)
+    was = written_into(model, plan)
+    expected = logits_of(model)
+    model.load_state_dict(was, strict=False)
+    return model, expected
+
+
+def rounding(plan: Plan) -> float:
+    """What logits may differ by, relative to the largest, where W + Δ was rounded in another place."""
+    return max([1e-4, *(6.5 * torch.finfo(rewrite.source.dtype).eps for rewrite in plan.values())])
 
 
 CHECKS = {

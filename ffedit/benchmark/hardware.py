@@ -1,0 +1,80 @@
+"""What a benchmark was computed on: times hang on it, and the last digits of scores. It decides nothing.
+
+A run may go on on another machine: its manifest and its report then name both.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+
+def hardware(device: torch.device, processes: int) -> dict[str, Any]:
+    """This machine, as plain JSON; what the platform does not tell is None.
+
+    Args:
+        device: where the model is.
+        processes: how many share the work.
+    """
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": psutil.cpu_count(logical=False),
+        "cpus": os.cpu_count(),
+        "memory_gib": _gib(psutil.virtual_memory().total),
+        "accelerators": _accelerators(),
+        "device": device.type,
+        "processes": processes,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,  # with the build
+    }
+
+
+def machines_list(machines: Iterable[Mapping[str, Any]]) -> str:
+    """The machines of a run as a part of `report.md`."""
+    return "\n".join(["## Computed on", "", *(f"- {_machine(machine)}" for machine in machines)])
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    """A machine on one line; it counts cores, or where these are not known, what the system takes for one."""
+    parts = [f"{machine['processor']}, {machine['cores'] or machine['cpus']} cores, {machine['memory_gib']} GiB"]
+    for one in machine["accelerators"]:
+        parts.append(one["name"] + (f", {one['memory_gib']} GiB" if one["memory_gib"] else ""))
+    parts.append(f"the model on {machine['device']}")
+    parts.append(f"processes: {machine['processes']}, threads of each: {machine['threads']}")
+    return "; ".join([*parts, machine["platform"]])
+
+
+def _processor() -> str:
+    """The processor's name, as far as the platform tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # only Linux has it
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _accelerators() -> list[dict[str, Any]]:
+    """Name and memory of each accelerator that torch finds."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return []
+    asked = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    found = []
+    for i in range(torch.accelerator.device_count()):
+        about = None if asked is None else asked(i)  # Apple's says nothing of itself
+        memory = getattr(about, "total_memory", None)
+        name = getattr(about, "name", kind.type)
+        found.append({"name": name, "memory_gib": None if memory is None else _gib(memory)})
+    return found
+
+
+def _gib(size: int) -> int:
+    return round(size / 2**30)

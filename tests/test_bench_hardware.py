@@ -1,0 +1,136 @@
+"""What a benchmark was computed on is written down, with what it was drawn with; another machine may go on with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import zoo
+from benching import facts, run, timeless
+from shell import disk
+
+from ffedit import EditError, __version__
+from ffedit.anatomy import Editable
+from ffedit.benchmark import hardware as told
+from ffedit.benchmark.hardware import hardware, machines_list
+from ffedit.editor import provenance
+from ffedit.evaluator import generic, intervals, speaking
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def editable() -> Editable:
+    return zoo.trained("gpt2", True)
+
+
+def manifest(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "manifest.json").read_text())
+    return found
+
+
+def accelerated(monkeypatch: pytest.MonkeyPatch, *names: str, module: Any = None) -> None:
+    """A machine with some GPUs."""
+    about = SimpleNamespace(get_device_properties=lambda i: SimpleNamespace(name=names[i], total_memory=80 * 2**30))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: about if module is None else module)
+
+
+def test_this_machine_is_named() -> None:
+    found = hardware(CPU, 2)
+    assert found["processor"] and found["platform"] and found["cpus"] >= 1
+    assert abs(found["memory_gib"] * 2**30 - psutil.virtual_memory().total) <= 2**29
+    assert found["cores"] in (None, *range(1, found["cpus"] + 1))
+    assert (found["processes"], found["threads"], found["device"]) == (2, torch.get_num_threads(), "cpu")
+    assert found["torch"] == torch.__version__
+    names = Path("/proc/cpuinfo")
+    if names.exists() and "model name" in (text := names.read_text()):
+        assert f": {found['processor']}\n" in text
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_processor_without_a_name_goes_by_what_the_platform_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told, "Path", lambda path: SimpleNamespace(read_text=lambda **how: "processor : 0\n"))
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    assert hardware(CPU, 1)["processor"] == "arm"
+    monkeypatch.setattr("platform.processor", lambda: "")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert hardware(CPU, 1)["processor"] == "aarch64"
+    monkeypatch.setattr(told, "Path", lambda path: Path("/nowhere"))
+    assert hardware(CPU, 1)["processor"] == "aarch64"
+
+
+def test_every_accelerator_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerated(monkeypatch, "NVIDIA A100", "NVIDIA H100")
+    found = hardware(torch.device("cuda:1"), 1)
+    expected = [{"name": name, "memory_gib": 80} for name in ("NVIDIA A100", "NVIDIA H100")]
+    assert found["accelerators"] == expected and found["device"] == "cuda"
+    line = machines_list([found]).splitlines()[-1]
+    assert "; NVIDIA A100, 80 GiB; NVIDIA H100, 80 GiB; the model on cuda; " in line
+    accelerated(monkeypatch, "one that says nothing of itself", module=SimpleNamespace())
+    found = hardware(CPU, 1)
+    assert found["accelerators"] == [{"name": "cuda", "memory_gib": None}] and "; cuda; " in machines_list([found])
+
+
+def test_the_run_goes_on_on_another_machine_and_both_are_named(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, some = tmp_path / "out", facts(2)
+    first = run(editable, out, some=some, methods=["ft"])
+    assert manifest(out)["hardware"] == [hardware(CPU, 1)] == first.run["hardware"]
+    again = run(editable, out, some=some, methods=["ft"])
+    assert manifest(out)["hardware"] == [hardware(CPU, 1)], "one machine is named once"
+    here = hardware(CPU, 1)
+    accelerated(monkeypatch, "NVIDIA A100")
+    monkeypatch.setattr(provenance.torch, "__version__", f"{torch.__version__.partition('+')[0]}+cu999")
+    there = hardware(CPU, 1)
+    elsewhere = run(editable, out, some=some, methods=["ft"])
+    assert here != there and manifest(out)["hardware"] == [here, there]
+    assert timeless(first) == timeless(again) == timeless(elsewhere)
+    assert json.loads((out / "report.json").read_text())["run"]["hardware"] == [here, there]
+    lines = (out / "report.md").read_text().splitlines()
+    assert lines[lines.index("## Computed on") + 2 :] == machines_list([here, there]).splitlines()[2:]
+    assert here["processor"] in lines[-2] and "NVIDIA A100, 80 GiB" in lines[-1]
+
+
+def test_another_release_of_torch_is_another_version(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run(editable, out, some=facts(2), methods=["ft"])
+    monkeypatch.setattr(provenance.torch, "__version__", "99.1.0+cpu")
+    with pytest.raises(EditError, match=r"other versions \(torch .* there, 99.1.0 now\)"):
+        run(editable, out, some=facts(2), methods=["ft"])
+
+
+def test_a_manifest_without_its_machines_is_none(editable: Editable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(editable, out, some=facts(2), methods=["ft"])
+    for damage in ({}, {"hardware": None}, {"hardware": "a machine"}):
+        found = {name: value for name, value in manifest(out).items() if name != "hardware"} | damage
+        (out / "manifest.json").write_text(json.dumps(found))
+        before = disk(out)
+        with pytest.raises(EditError, match="not a manifest"):
+            run(editable, out, some=facts(2), methods=["ft"])
+        assert disk(out) == before
+
+
+def test_what_is_drawn_to_measure_with_is_known_by_its_seed(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    report = run(editable, out, some=facts(2), methods=["ft"])
+    seeds = {"drift": generic.DRIFT_SEED, "sampled_text": speaking.SAMPLE_SEED, "bootstrap": intervals.SEED}
+    found = manifest(out)
+    assert found["run"]["seeds"] == report.run["seeds"] == {**seeds, "bootstrap_draws": intervals.DRAWS}
+    assert found["versions"]["ffedit"] == __version__
+    found["run"]["seeds"]["drift"] += 1
+    (out / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(EditError, match=r"another run \(seeds.drift \d+ there, \d+ now\)"):
+        run(editable, out, some=facts(2), methods=["ft"])
