@@ -12,7 +12,10 @@ from torch import Tensor
 
 from ffedit import replay
 from ffedit.anatomy import Editable
+from ffedit.errors import ModelError
 from ffedit.experts import Experts, Routed
+from ffedit.readout import NO_ROOM
+from ffedit.room import halving
 from ffedit.tokens import Encoded, batches, pad
 
 # Tokens in a batch.
@@ -58,29 +61,35 @@ def mixtures(editable: Editable) -> list[int]:
     return [layer.layer for layer in editable.feed_forward if layer.mixture is not None]
 
 
-@torch.no_grad()
 def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) -> dict[int, Routes]:
-    """Run `texts` and see where the routers of `layers`, all of them mixtures, send each subject's last token."""
+    """Run `texts` and see where the routers of `layers`, all of them mixtures, send each subject's last token.
+
+    Raises:
+        ModelError: there is no memory for a single text.
+    """
     if not layers or not texts:
         return {}
-    seen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    order: list[int] = []
-    for rows in batches([len(e.ids) for e in texts], TOKENS):
-        some = [texts[row] for row in rows]
-        ids = pad([e.ids for e in some])
-        at = torch.arange(len(some)) * ids.shape[1] + torch.tensor([e.subject_last for e in some])
-        with ExitStack() as stack:
-            for layer in layers:
-                mixture = editable.feed_forward[layer].mixture
-                assert mixture is not None
-                note = partial(_note, mixture.experts, at, seen[layer])
-                stack.enter_context(mixture.watched(routes=note))
-            replay.run_to(editable, ids, max(layers))
-        order += rows
-    back = torch.tensor(order).argsort()
-    return {layer: Routes(torch.cat(found)[back]) for layer, found in seen.items()}
+    order = list(batches([len(e.ids) for e in texts], TOKENS))
+    read = partial(_read, editable, layers)
+    found = [part for rows in order for part in halving(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
+    back = torch.tensor([row for rows in order for row in rows]).argsort()
+    return {layer: Routes(torch.cat([part[layer] for part in found])[back]) for layer in layers}
 
 
-def _note(experts: Experts, at: Tensor, seen: list[Tensor], found: Routed) -> None:
-    """Add what the router gave each expert at tokens `at`, [texts, experts]."""
-    seen.append(experts.weights(found.at(at)).float().cpu())
+@torch.no_grad()
+def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
+    """What the routers give each expert at the subject's last token of texts that go through together."""
+    ids, found = pad([e.ids for e in texts]), dict[int, Tensor]()
+    at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.subject_last for e in texts])
+    with ExitStack() as stack:
+        for layer in layers:
+            mixture = editable.feed_forward[layer].mixture
+            assert mixture is not None
+            stack.enter_context(mixture.watched(routes=partial(_note, mixture.experts, at, found, layer)))
+        replay.run_to(editable, ids, max(layers))
+    return found
+
+
+def _note(experts: Experts, at: Tensor, found: dict[int, Tensor], layer: int, routed: Routed) -> None:
+    """Keep what the router of a layer gave each expert at tokens `at`, [texts, experts]."""
+    found[layer] = experts.weights(routed.at(at)).float().cpu()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from making import check_here, verified_here
+from making import check_here, made, verified_here
 from safetensors.torch import load_file
 
 import ffedit
@@ -185,6 +185,18 @@ def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Pat
     assert name == case.editable.memories[1].parameter and torch.equal(kept[name], case.before[name])
     undone = load_file(ffedit.undo(out, tmp_path / "undone") / "model.safetensors")
     assert all(torch.equal(undone[name], case.before[name]) for name in undone)
+
+
+def test_a_model_that_was_never_saved_is_the_same_once_it_is(cases: dict[str, Case], tmp_path: Path) -> None:
+    given = cases["gpt2"].editable
+    settings = {**given.model.config.to_dict(), "architectures": None, "_name_or_path": ""}
+    model = type(given.model)(type(given.model.config)(**settings)).eval()
+    model.load_state_dict(given.model.state_dict())
+    editable = ffedit.load((model, given.tokenizer))
+    edit = made(editable, {1: 1})
+    (again,) = history(ffedit.export(editable, edit, tmp_path / "out"))
+    assert again.fingerprint() == edit.fingerprint()
+    edit.check(editable)
 
 
 # When it fails ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from choosing import FOUR, FULL, choose, same
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import EditError, ModelError, editor, readout, replay
+from ffedit import EditError, ModelError, editor, readout, replay, routing
 from ffedit.anatomy import Editable
 from ffedit.editor import collect, read, word
 from ffedit.editor.objective import Objective
@@ -150,6 +150,20 @@ def test_no_memory_for_a_single_text_is_said(module: ModuleType, name: str, monk
     monkeypatch.setattr(module, name, fails)
     with pytest.raises(ModelError, match="not enough memory to read a single text"):
         word(zoo.trained("gpt2", True), [[FACT]], FULL)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_routes_are_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.build("qwen3_moe")
+    texts = [editable.encode(fact.text, fact.new_object, fact.span) for fact in FOUR]
+    expected = routing.routes(editable, texts, [0, 2])
+    crowded(monkeypatch, "run_to", lambda rows: rows > most)
+    found = routing.routes(editable, texts, [0, 2])
+    for layer in (0, 2):
+        torch.testing.assert_close(found[layer].weights, expected[layer].weights)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(ModelError, match="not enough memory to read a single text"):
+        routing.routes(editable, texts, [0, 2])
 
 
 # Values -------------------------------------------------------------------------------------------
