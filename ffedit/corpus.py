@@ -119,17 +119,17 @@ def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = 
 def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
     """As `readout.own_text`, and kept: every edit of a model, and every evaluation, begins with the same few rows.
 
-    What a model says that is edited is asked for once, and not kept.
+    While edits are in the weights nothing is kept: what the model says changes with each of them.
     """
-    if editable.history.known:
+    weights = fingerprint(editable)
+    if editable.history.base not in (None, weights):
         return readout.own_text(editable, rows, length, seed)
-    name = _short(f"rows-{fingerprint(editable)}-{rows}-{length}-{seed}".encode())
-    place = cache.path("texts", name, ".safetensors")
-    ids = _kept(place)
-    if not ids:
+    place = cache.path("texts", _short(f"rows-{weights}-{rows}-{length}-{seed}".encode()), ".safetensors")
+    ids, width = _kept(place), min(length, editable.max_tokens)
+    if len(ids) != rows * width:
         ids = list(chain.from_iterable(readout.own_text(editable, rows, length, seed)))
         _keep(array("i", ids), place)
-    return [ids[i : i + len(ids) // rows] for i in range(0, len(ids), len(ids) // rows)]
+    return [ids[i : i + width] for i in range(0, len(ids), width)]
 
 
 def _keep(ids: array[int], path: Path) -> None:

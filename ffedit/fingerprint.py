@@ -35,8 +35,8 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
     config = editable.model.config.get_text_config().to_dict()
     for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
         config.pop(name, None)
-    # Not set in a model that was built from a config, until it is saved for the first time.
-    config["architectures"] = config.get("architectures") or [type(editable.model).__name__]
+    # A config may say another class, or none, until the model is saved for the first time.
+    config["architectures"] = [type(editable.model).__name__]
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
     digest.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,13 +18,11 @@ def check_free(target: Path, force: bool) -> None:
     Raises:
         EditError: the target exists, is not an empty folder, and `force` is not set; or its place cannot be written.
     """
-    try:
+    with _told(target):
         if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
             raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
         above = next(folder for folder in target.absolute().parents if folder.exists())
         os.rmdir(tempfile.mkdtemp(dir=above, prefix=f".{target.name}."))
-    except OSError as error:
-        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
 
 
 def check_file(target: Path) -> None:
@@ -33,15 +31,13 @@ def check_file(target: Path) -> None:
     Raises:
         EditError: the target is a folder, or its folder is not there or cannot be written.
     """
-    try:
+    with _told(target):
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
         if not target.exists():
             tempfile.TemporaryFile(dir=target.absolute().parent).close()
         elif not os.access(target, os.W_OK):
             raise EditError(f"{target}: cannot be written (no permission)")
-    except OSError as error:
-        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
 
 
 def write_text(target: Path, text: str) -> None:
@@ -59,13 +55,10 @@ def text_ready(target: Path, text: str) -> Iterator[None]:
     """As `write_text`: the file is there in full, but takes its place only when the block ends well."""
     if target.exists() and not target.is_file():
         yield
-        try:
+        with _told(target):
             target.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise EditError(f"{target}: cannot be written ({error.strerror})") from error
         return
-    with placed(target) as made:
-        made.write_text(text, encoding="utf-8")
+    with ready(target, lambda made: made.write_text(text, encoding="utf-8")):
         yield
 
 
@@ -76,13 +69,51 @@ def placed(target: Path) -> Iterator[Path]:
     Raises:
         EditError: it cannot be written.
     """
+    with _beside(target) as made, _told(target):
+        yield made
+        _take_place(made, target)
+
+
+@contextmanager
+def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
+    """What `write` makes of a temporary file becomes `target` when the block ends well; else it vanishes.
+
+    Raises:
+        EditError: it cannot be written.
+    """
+    with _beside(target) as made:
+        with _told(target):
+            write(made)
+        yield
+        with _told(target):
+            _take_place(made, target)
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A name for a temporary file where `target` is to be."""
+    with _told(target):
+        folder = tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}.")
     try:
-        place = target.resolve()
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{target.name}.") as folder:
-            made = Path(folder) / f"made{target.suffix}"
-            yield made
-            _open_up(Path(folder))
-            os.replace(made, place)
+        yield Path(folder) / f"made{target.suffix}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_place(made: Path, target: Path) -> None:
+    _open_up(made.parent)
+    os.replace(made, target.resolve())
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Say of which file or folder something failed.
+
+    Raises:
+        EditError: it did.
+    """
+    try:
+        yield
     except OSError as error:
         raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error
 
@@ -95,18 +126,14 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
         EditError: the target exists, or cannot be written.
     """
     check_free(target, force)
-    try:
+    with _told(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise EditError(f"{target}: cannot be written ({error.strerror})") from error
     try:
-        try:
+        with _told(target):
             yield temporary
             _open_up(temporary)
             _move(temporary, target)
-        except OSError as error:
-            raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

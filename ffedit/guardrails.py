@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from rich.text import Text
@@ -144,11 +145,13 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
         # Edits of early versions tell the tokens only, of which a dense layer has a key each.
         keys = statistics.get("keys", statistics.get("tokens"))
         if keys is not None and not keys / memory.d_ff >= limits.keys:
+            enough = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
             yield Breach(
                 "keys",
                 keys / memory.d_ff,
                 f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
-                "few to tell which directions text uses; collect it over more text",
+                f"few to tell which directions text uses; collect more (`ffedit stats --tokens {enough} --out DIR`) "
+                "and give them (--stats DIR)",
             )
     alike, pair = _most_alike(editable, edit)
     if alike > limits.alike:

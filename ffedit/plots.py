@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ffedit.errors import EditError, FFEditError
-from ffedit.folders import check_file, placed
+from ffedit.folders import check_file, ready
 from ffedit.locator.result import Trace, TraceSet
 from ffedit.picture import NEGATIVE, RAMP, UNITS, Picture, Row, pictures
 
@@ -88,15 +88,17 @@ def _figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
     target = check_plot(path)
     import matplotlib
 
-    suffix = target.suffix.lower()
-    about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with placed(target) as made:
+    def draw_to(made: Path) -> None:
+        suffix = target.suffix.lower()
+        about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
         with (
             matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": _fonts()}),
             warnings.catch_warnings(),
         ):
             warnings.filterwarnings("ignore", message="Glyph .* missing")
             draw().savefig(made, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
+
+    with ready(target, draw_to):
         yield
 
 

@@ -90,8 +90,8 @@ def mquake(record: Record) -> Parsed:
     if not rewrites:
         raise FactError("requested_rewrite is empty; expected at least one edit")
     case, alone = record.get("case_id"), len(rewrites) == 1
-    names = record.get("new_answer_alias")
-    follows = [_probe(question, [_need(record, "new_answer"), names], "multi-hop") for question in questions if alone]
+    names = _listed(record.get("new_answer_alias"))
+    follows = [Probe(question, _need(record, "new_answer"), "multi-hop", names) for question in questions if alone]
     hops = [_object("an item of new_single_hops", hop) for hop in _listed(record.get("new_single_hops"))]
     facts = tuple(
         _request(

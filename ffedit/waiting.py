@@ -15,12 +15,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ffedit.errors import CheckError
+
 
 class Waiting:
     """A process that runs `python -m ffedit.shipping.verify`.
 
     Args:
         offline: nothing is to be asked of the hub: everything is on the disk.
+
+    Raises:
+        CheckError: the system starts no process.
     """
 
     def __init__(self, offline: bool = True) -> None:
@@ -30,10 +35,14 @@ class Waiting:
         if offline:
             environment["HF_HUB_OFFLINE"] = "1"
         self._elsewhere = tempfile.TemporaryDirectory()  # no file of the current folder is taken for a module
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ffedit.shipping.verify"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment, cwd=self._elsewhere.name,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ffedit.shipping.verify"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, env=environment, cwd=self._elsewhere.name,
+            )  # fmt: skip
+        except OSError as error:
+            self._elsewhere.cleanup()
+            raise CheckError(f"the process that verifies could not be started ({error.strerror or error})") from error
 
     @property
     def waits(self) -> bool:
@@ -58,7 +67,12 @@ _ready: list[Waiting] = []
 @contextmanager
 def prepared() -> Iterator[None]:
     """While the block runs, one waits: the first check in the block need not wait for its libraries."""
-    with closing(Waiting()) as process:
+    try:
+        process = Waiting()
+    except CheckError:  # it is only early: the check will start one, or say why it cannot
+        yield
+        return
+    with closing(process):
         _ready.append(process)
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[fresh.Task]:
         tasks.append(task)
         return check_here(task)
 
+    monkeypatch.setattr("ffedit.cli.prepared", nullcontext)
     for module in ("exporting", "undoing"):
         monkeypatch.setattr(f"ffedit.shipping.{module}.check_fresh", check)
     return tasks

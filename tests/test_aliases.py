@@ -92,6 +92,14 @@ def test_an_alias_that_is_the_other_object_or_cannot_be_written_tells_nothing() 
     assert scores(editable, replace(known, previous="Paris .")).generation == 0, "the longer old object is said"
 
 
+def test_the_longer_object_decides_wherever_the_shorter_one_is_asked_for() -> None:
+    editable = zoo.shared("gpt2")
+    said = says(editable, "Eiffel tower stands in", 4)
+    fact = replace(PLAIN, target=said.split()[0], previous=said)
+    assert scores(editable, fact).paraphrase_generation == 0
+    assert scores(editable, replace(fact, previous="Berlin")).paraphrase_generation == 1
+
+
 def test_exact_match_takes_any_name() -> None:
     assert metrics.exact_match("USA. It", "United States", aliases=["America", "USA"])
     assert not metrics.exact_match("USAF", "United States", aliases=["America", "USA"])

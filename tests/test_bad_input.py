@@ -164,6 +164,12 @@ def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Pat
     for out, export in (("x/e", "x"), ("e", "e/x")):
         line = apply("fact.json", "--out", out, "--export", export, loads=False)
         assert "one inside the other" in line
+    for file in (("--json", "x/r.json"), ("--plot", "e/p.png")):
+        for force in ([], ["--force"]):
+            (here / "x").mkdir(exist_ok=True)
+            (here / "e").mkdir(exist_ok=True)
+            line = apply("fact.json", "--out", "e", "--export", "x", *file, *force, loads=False)
+            assert f"{file[1]}: lies in {file[1][0]}" in line
     assert "holds no edit" in refuses("ask", "the tower", "--edit", "e", loads=False)
 
 

@@ -236,6 +236,18 @@ def test_an_export_that_does_not_verify_leaves_nothing(
     assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
 
 
+def test_what_fails_is_named_and_not_the_file_that_waits(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
+
+    monkeypatch.setattr("ffedit.cli.places.ffedit.export", fail)
+    before = disk(here)
+    done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
+    assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before
+
+
 def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
     base, before = model.parent / "corpus.txt", disk(here)
     words = ["-m", "ffedit", "apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]

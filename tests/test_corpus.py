@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import zoo
 from making import made
+from safetensors.torch import load_file, save_file
 
 from ffedit import Corpus, EditError, cache, readout
 from ffedit import corpus as module
@@ -199,6 +201,10 @@ def test_rows_of_own_text_are_kept_but_not_those_of_an_edited_model(monkeypatch:
     with made(editable, {1: 1}).applied(editable):
         own_text(editable, 3, 8, seed=7)
     assert len(cache.entries()) == 2
+    kept = next(path for path in cache.entries() if load_file(path)["ids"].tolist()[:8] == rows[0])
+    for damaged in (rows[0], rows[0] * 4, [*rows[0], *rows[1]]):
+        save_file({"ids": torch.tensor(damaged, dtype=torch.int32)}, kept)
+        assert own_text(editable, 3, 8, seed=5) == rows
     monkeypatch.setattr(readout, "own_text", None)
     assert own_text(editable, 3, 8, seed=5) == rows
 

@@ -237,6 +237,7 @@ def test_a_neighbor_is_known_in_other_words_by_its_relation_or_its_object() -> N
     unnamed = replace(other, relation=None)
     assert Edited([unnamed]).asks_neighbor(near, "city")
     assert not Edited([unnamed]).asks_neighbor(replace(near, target="Paris"), "city"), "another fact, it seems"
+    assert Edited([unnamed]).asks_neighbor(replace(near, target="Roma", aliases=("Rome",)), "city"), "another name"
     assert not Edited([replace(unnamed, previous=None)]).asks_neighbor(replace(near, target=None), None)
 
 

@@ -187,9 +187,12 @@ def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Pat
     assert all(torch.equal(undone[name], case.before[name]) for name in undone)
 
 
-def test_a_model_that_was_never_saved_is_the_same_once_it_is(cases: dict[str, Case], tmp_path: Path) -> None:
+@pytest.mark.parametrize("called", [None, ["GPT2Model"]])
+def test_a_model_that_was_never_saved_is_the_same_once_it_is(
+    cases: dict[str, Case], tmp_path: Path, called: list[str] | None
+) -> None:
     given = cases["gpt2"].editable
-    settings = {**given.model.config.to_dict(), "architectures": None, "_name_or_path": ""}
+    settings = {**given.model.config.to_dict(), "architectures": called, "_name_or_path": ""}
     model = type(given.model)(type(given.model.config)(**settings)).eval()
     model.load_state_dict(given.model.state_dict())
     editable = ffedit.load((model, given.tokenizer))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 
 import click
 import pytest
 
-from ffedit import cli
+from ffedit import CheckError, cli, waiting
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,21 @@ def test_a_command_that_writes_what_is_verified_has_it_started_first(
     assert cli.run(words.split()) == 0
     work = ["imported"] if "--help" in words else ["imported", "ran"]
     assert seen == (["started", *work, "ended"] if started else work)
+
+
+def test_completing_a_line_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "prepared", lambda: pytest.fail("a process was started"))
+    words = ["export", "e", "--out", "out"]
+    with cli.cli.make_context("ffedit", list(words), resilient_parsing=True) as context:
+        cli.cli.resolve_command(context, words)
+
+
+def test_where_the_system_starts_no_process_the_work_goes_on_until_one_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with waiting.prepared(), pytest.raises(CheckError, match="could not be started"):
+        waiting.waiting(offline=True)

@@ -61,7 +61,7 @@ def opened(
     machines: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
 ) -> None:
-    """Write the manifest of a run that begins, or that methods or a machine are added to.
+    """Write the manifest of a run, at every start: methods or a machine may have been added.
 
     Args:
         folder: where, claimed.

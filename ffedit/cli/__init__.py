@@ -78,7 +78,7 @@ class Main(Lazy):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command and import its module, which takes as long as that process does."""
-        if _verifies(*args):
+        if not ctx.resilient_parsing and _verifies(*args):
             ctx.with_resource(prepared())
         return super().resolve_command(ctx, args)
 

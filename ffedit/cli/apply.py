@@ -66,7 +66,8 @@ def apply(
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
     requirements, config = parse_requirements(require), replace(preset(numbers, method), seed=seed)
-    place, text = Places(**places), ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
+    place = Places(**places, json_to=surface.json_to)
+    text = ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     in_full = any(requirement.name in FULL for requirement in requirements)
     place.check()
     text.check()

@@ -28,19 +28,22 @@ class Places:
         out: folder for the edit.
         export_to: folder for the edited checkpoint.
         plot: file for the picture of the trace.
+        json_to: file for the JSON, or -.
         force: replace folders that are there.
     """
 
     out: Path | None
     export_to: Path | None
     plot: Path | None
+    json_to: str | None
     force: bool
 
     def check(self) -> None:
         """Find out whether the results can be kept.
 
         Raises:
-            EditError: a folder exists or cannot be written, both are the same, or the picture cannot be drawn.
+            EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
+                picture cannot be drawn.
         """
         for folder in filter(None, (self.out, self.export_to)):
             check_free(folder, self.force)
@@ -52,6 +55,10 @@ class Places:
                 raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
             plots.check_plot(self.plot)
+        for file in [Path(file) for file in (self.plot, self.json_to) if file is not None]:
+            for folder in filter(None, (self.out, self.export_to)):
+                if folder.resolve() in file.resolve().parents:
+                    raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     def plot_ready(self, found: Found) -> AbstractContextManager[None]:
         """The picture, where one was asked for; it takes its place when the block ends well."""

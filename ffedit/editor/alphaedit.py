@@ -1,7 +1,7 @@
 """Null-space editing: change only what ordinary text hardly uses, and keep what earlier edits stored.
 
-Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same. Besides the
-keys of earlier edits, those of the facts' own texts are kept (`algebra.steadied`), weighted as everywhere.
+Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what is kept:
+the keys of earlier edits, and those of the facts' own texts (`algebra.steadied`), weighted as everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
-# Of the mean eigenvalue: makes the own texts' second moment, which may lack directions, positive definite.
+# Of the mean eigenvalue: makes the own texts' second moment, which may lack directions, positive definite. It bounds Δ
+# along these where `null_give_up` is 0.
 RIDGE = 1e-9
 
 

@@ -39,14 +39,16 @@ class Edited:
         That is one of the same relation; where the data do not name both relations, one with the same old object.
         """
         alike = self._of_relation.get(relation, []) if relation is not None else []
-        unnamed = [fact for fact in self._with_old(probe.target) if None in (relation, fact.relation)]
+        unnamed = [fact for fact in self._with_old(probe) if None in (relation, fact.relation)]
         named = (any(occurrences(probe.prompt, fact.subject)) for fact in (*alike, *unnamed))
         return self.states(probe.prompt) or any(named)
 
     def asks_same_subject(self, probe: Probe, fact: Fact) -> bool:
         """Whether a prompt about the subject of `fact` asks for another edited fact of it, whose old object it has."""
-        others = [other for other in self._with_old(probe.target) if other.subject == fact.subject]
+        others = [other for other in self._with_old(probe) if other.subject == fact.subject]
         return self.states(probe.prompt) or any(other != fact for other in others)
 
-    def _with_old(self, target: str | None) -> list[Fact]:
-        return self._of_object.get(target, []) if target is not None else []
+    def _with_old(self, probe: Probe) -> list[Fact]:
+        """The facts whose old object a prompt has for its true one, under any of its names."""
+        names = () if probe.target is None else (probe.target, *probe.aliases)
+        return [fact for name in names for fact in self._of_object.get(name, [])]

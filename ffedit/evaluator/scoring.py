@@ -36,8 +36,9 @@ def wanted(q: Questions) -> Iterator[Wanted]:
     """What a model should say by itself about one fact."""
 
     def whole(texts: Sequence[Encoded], aliases: tuple[Encoded, ...]) -> Wanted:
+        others = (*texts[1:], *aliases)
         # One more: the object may be the beginning of a word.
-        return Wanted(texts[0], max(len(text.target_ids) for text in (*texts, *aliases)) + 1, aliases=aliases)
+        return Wanted(texts[0], max(len(text.target_ids) for text in (texts[0], *others)) + 1, others=others)
 
     own = [q.own.new, q.own.true, *q.own.new_aliases]
     yield Wanted(q.own.new, max(SAID_TOKENS, *(len(text.target_ids) + 1 for text in own)), settled=False)

@@ -37,14 +37,14 @@ class Wanted:
     Attributes:
         text: the prompt with its answer.
         count: how many tokens are wanted of what is said.
-        settled: whether fewer will do, once they show that neither the answer is said nor one of `aliases`.
-        aliases: the prompt with each other name of the answer.
+        settled: whether fewer will do, once no more of the answer, nor of `others`, can follow.
+        others: the prompt with what else decides: other names of the answer, the object that could stand there instead.
     """
 
     text: Encoded
     count: int
     settled: bool = True
-    aliases: tuple[Encoded, ...] = ()
+    others: tuple[Encoded, ...] = ()
 
 
 class Spoken:
@@ -89,7 +89,7 @@ class Spoken:
             return True
         # The last character may be unfinished.
         begun = words(self._editable, said).rstrip("\ufffd")
-        names = (words(self._editable, one.target_ids) for one in (wanted.text, *wanted.aliases))
+        names = (words(self._editable, one.target_ids) for one in (wanted.text, *wanted.others))
         return wanted.settled and not any(name.startswith(begun) for name in names)
 
 
