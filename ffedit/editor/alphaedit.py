@@ -1,7 +1,7 @@
 """Null-space editing: change only what ordinary text hardly uses, and keep what earlier edits stored.
 
-Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what is kept:
-the keys of earlier edits, and those of the facts' own texts (`algebra.steadied`), weighted as everywhere.
+Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what
+is kept: the keys of earlier edits, and those of the facts' own texts (`algebra.steadied`), weighted as everywhere.
 """
 
 from __future__ import annotations
