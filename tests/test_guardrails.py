@@ -120,7 +120,7 @@ def test_statistics_of_too_little_text() -> None:
         assert [breach.limit for breach in found] == (["keys"] if breaks else [])
         for breach in found:
             assert breach.value == tokens / d_ff and f"C is of {tokens} keys, 0.99" in breach.words
-            assert "collect it over more text" in breach.words
+            assert "`ffedit stats --tokens 128 --out DIR`" in breach.words
 
 
 def test_an_expert_is_judged_by_the_keys_that_came_to_it() -> None:

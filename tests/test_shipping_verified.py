@@ -94,6 +94,7 @@ def test_apply_makes_one_ready_for_an_export(
     options: tuple[str, ...],
     processes: int,
 ) -> None:
+    monkeypatch.setattr("ffedit.cli.prepared", prepared)  # the real one
     monkeypatch.chdir(tmp_path)
     fact = {"subject": "Eiffel tower", "prompt": "the {} is located in", "target": "Rome"}
     (tmp_path / "fact.json").write_text(json.dumps(fact))
