@@ -117,7 +117,7 @@ def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = 
 
 
 def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
-    """As `readout.own_text`, and kept: every edit of a model, and every evaluation, begins with the same few rows.
+    """As `readout.own_text`, token ids [rows][length], and kept: every edit and evaluation begins with the same rows.
 
     While edits are in the weights nothing is kept: what the model says changes with each of them.
     """

@@ -1,0 +1,229 @@
+"""`ffedit apply` as a person sees it: what it shows, writes, refuses, and leaves behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Command, apply, here, loads, run, thorough_apply
+from making import verified_here
+from shell import ASKED, FACT, Ran, disk, process
+from transformers import AutoModelForCausalLM
+from writing import quick
+
+import ffedit
+from ffedit import CheckError, Edit
+from ffedit.cli import apply as apply_command
+from ffedit.cli.options import Surface
+from ffedit.evaluator import NAMES, Scores
+
+__all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
+RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
+SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
+
+
+def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
+    before = disk(here)
+    done = thorough_apply("fact.json")
+    assert (done.code, done.err) == (0, "")
+    told = [
+        "3 layers",
+        "Causal trace of feed-forward outputs",
+        "\nLayer ",
+        "efficacy",
+        "the Eiffel tower is located in",
+        "Nothing was saved: keep the edit with --out DIR",
+    ]
+    places = [done.out.find(words) for words in told]
+    assert -1 not in places and places == sorted(places)
+    assert disk(here) == before
+
+
+def test_an_edit_that_did_not_take_is_said_loudly(apply: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: ffedit.EditConfig(clamp=1e-6))
+    done = apply("bare.json", "--out", "e")
+    assert done.code == 0 and "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object" in done.out
+
+
+def test_a_preset_is_that_of_the_method_and_none_is_made_up(
+    thorough_apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("ffedit.cli.apply.preset", lambda *what: (asked.append(what), quick())[1])
+        assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
+    assert asked == [("paper", "rome")]
+    before = disk(here)
+    done = thorough_apply("bare.json", "--preset", "paper", "--method", "ft")
+    assert done.code == 1 and "no preset 'paper' for ft; there is default" in done.err and disk(here) == before
+
+
+def test_facts_come_from_a_file_from_standard_input_or_from_options(
+    apply: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(FACT).encode())))
+    found = [apply(*source, "--json", "-") for source in (["bare.json"], ["-"], [*ASKED, "--previous", "Paris"])]
+    results = [loads(done.out) for done in found]
+    for result in results:
+        assert {name: result["facts"][0][name] for name in FACT} == FACT
+        result.pop("seconds")
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path, model: Path) -> None:
+    (method,) = (option.default for option in apply_command.apply.params if option.name == "method")
+    done = apply("fact.json", "--json", "-", "--layer", "1")
+    result = loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert apply("fact.json", "--json", "result.json", "--layer", "1").out != ""
+    written = loads((here / "result.json").read_text())
+    assert written.pop("seconds").keys() == result["seconds"].keys() == {"load", "locate", "edit", "evaluate"}
+    assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
+    assert set(result) == {"model", "method", "layers", "facts", "before", "after", "edit", "versions"}
+    assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
+    assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
+    assert set(result["before"]) == set(result["after"]) == {field.name for field in fields(Scores)} >= SCORES
+    assert result["before"]["drift"] is None and result["after"]["drift"] > 0
+    assert all(type(result["after"][name]) in (int, float) for name in SCORES)
+    (fact,) = result["facts"]
+    assert set(fact) == {*FACT, "before", "after", "trace"}
+    assert fact["before"].keys() == fact["after"].keys() == {*result["after"], "says"}
+    trace = fact["trace"]
+    assert {"layer", "token", "effects", "clean", "corrupted"} <= set(trace)
+    assert trace["layer"] == 1 and trace["tokens"][trace["token"]].strip() == "tower"
+    assert len(trace["effects"]) == 3 and {len(row) for row in trace["effects"]} == {len(trace["tokens"])}
+
+
+def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Surface("-").write_json({"before": [math.nan, 1.5]})
+    assert loads(capsys.readouterr().out) == {"before": [None, 1.5]}
+    after = loads(apply("bare.json", "--json", "-").out)["after"]
+    assert {name for name in SCORES if after[name] is None} == {
+        *("paraphrase", "specificity", "same_subject", "score"),
+        *(f"{name}_magnitude" for name in ("paraphrase", "specificity", "same_subject")),
+    }
+
+
+def test_quiet_shows_nothing(apply: Command, here: Path) -> None:
+    assert apply("bare.json", "--quiet", "--out", "e") == Ran(0, "", "")
+    assert (here / "e" / "manifest.json").exists()
+
+
+def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Command, here: Path, model: Path) -> None:
+    before, base = disk(here), disk(model)
+    done = apply("fact.json", "--out", "my edit", "--export", "new/model", "--plot", "trace.png")
+    assert done.code == 0
+    written = disk(here).keys() - before.keys()
+    assert {name.split("/")[0] for name in written} == {"my edit", "new", "trace.png"}
+    assert disk(model) == base
+    assert Edit.load("my edit").fingerprint() == Edit.load("new/model/ffedit_edits/000").fingerprint()
+    assert AutoModelForCausalLM.from_pretrained("new/model").config.model_type == "gpt2"
+    assert (here / "trace.png").read_bytes().startswith(b"\x89PNG")
+    assert done.out.rstrip().endswith("ffedit ask 'the Eiffel tower is located in' --model new/model")
+
+
+def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
+    done = apply("bare.json", "--out", "my edit")
+    assert "  ffedit ask 'the Eiffel tower is located in' --edit 'my edit'\n" in done.out
+    assert "  ffedit export 'my edit' --out DIR\n" in done.out
+    assert run("ask", "the Eiffel tower is located in", "--edit", "my edit").code == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [(["--layers", "2"], 2), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
+)
+def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
+    result = loads(apply("bare.json", "--json", "-", *asked).out)
+    traced = loads(apply("bare.json", "--json", "-", "--layers", "auto").out)
+    expected = traced["layers"] if chosen is None else [chosen]
+    assert result["layers"] == expected == [result["facts"][0]["trace"]["layer"]]
+
+
+def test_a_seed_repeats_bit_for_bit(apply: Command, here: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert apply("fact.json", "--seed", str(seed), "--out", name, "--layer", "1").code == 0
+    a, b, c = (Edit.load(name).fingerprint() for name in "abc")
+    assert a == b != c
+    assert (here / "a" / "edit.safetensors").read_bytes() == (here / "b" / "edit.safetensors").read_bytes()
+
+
+# --require ----------------------------------------------------------------------------------------
+
+
+def test_a_requirement_that_is_met_changes_nothing(apply: Command, here: Path) -> None:
+    done = apply("fact.json", "--require", "efficacy>=0, drift<99,same_subject <= 1", "--out", "e")
+    assert done.code == 0 and (here / "e").exists()
+
+
+def test_a_requirement_of_a_score_that_takes_long_has_it_measured(apply: Command, here: Path) -> None:
+    done = apply("fact.json", "--require", "neighbor_with_edit>=0", "--out", "e", "--json", "-")
+    assert done.code == 0 and (here / "e").exists() and loads(done.out)["after"]["neighbor_with_edit"] is not None
+
+
+@pytest.mark.parametrize(
+    ("facts", "condition", "reason"),
+    [
+        ("fact.json", "drift<=0,efficacy>=0", "drift<=0 is not met, it is "),
+        ("fact.json", "efficacy>1,drift<0", "efficacy>1 is not met"),
+        ("bare.json", "efficacy>=0,specificity>=0.9", "specificity>=0.9 cannot be measured"),
+    ],
+)
+def test_a_requirement_that_is_not_met_exports_nothing(
+    apply: Command, here: Path, facts: str, condition: str, reason: str
+) -> None:
+    before = disk(here)
+    done = apply(facts, "--require", condition, "--out", "e", "--export", "x", "--json", "-")
+    assert done.code == 3 and disk(here) == before
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1 and reason in done.err
+    assert loads(done.out)["after"], "a script still sees the scores"
+
+
+def test_an_export_that_does_not_verify_leaves_nothing(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differ(*_: Any) -> None:
+        assert any(here.glob(".x.*/model.safetensors")), "checked after it was written"
+        raise CheckError("the logits differ; not exported")
+
+    monkeypatch.setattr("ffedit.shipping.exporting.check_fresh", differ)
+    before = disk(here)
+    done = apply("bare.json", "--export", "x", "--out", "e", "--json", "r.json", "--plot", "p.png")
+    assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
+
+
+def test_what_fails_is_named_and_not_the_file_that_waits(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
+
+    monkeypatch.setattr("ffedit.cli.places.ffedit.export", fail)
+    before = disk(here)
+    done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
+    assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before
+
+
+def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
+    base, before = model.parent / "corpus.txt", disk(here)
+    words = ["-m", "ffedit", "apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
+    done = process(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
+    assert done.code == 1 and done.err.startswith("error: p.png: cannot be written (") and disk(here) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["bare.json", *ASKED], ["bare.json", *ASKED[4:6]], ASKED[:4], ["bare.json", "--no-such-option"]),
+        *(["bare.json", "--method", "magic"], ["bare.json", "--seed", "-1"], ["bare.json", "--seed", "9" * 30]),
+    ],
+)
+def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
+    before = disk(here)
+    done = apply(*words, "--out", "e")
+    assert done.code == 2 and "Usage: ffedit apply" in done.err and done.out == "" and disk(here) == before
