@@ -122,7 +122,7 @@ def test_factors_are_balanced_and_of_the_true_rank() -> None:
 
 def test_atlas_in_a_fresh_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     editable = ffedit.load("atlas")
-    edit = made(editable, {1: 1, 3: 2}, size=0.02)
+    edit = made(editable, {0: 1, 2: 2}, size=0.02)
     edit.save(tmp_path / "e")
     done = shell(capsys, "export", tmp_path / "e", "--out", tmp_path / "adapter", "--format", "adapter")
     assert done.code == 0 and "2 tensors, logits" in done.out

@@ -34,7 +34,7 @@ def atlas() -> Written:
         Fact("Oscar Wilde", "The mother of {} gave birth in the city of", "Venice", "Dublin"),
         Fact("Eiffel Tower", "The {} is located in the city of", "Rome", "Paris"),
     )
-    return ffedit.load("atlas"), facts, 2
+    return ffedit.load("atlas"), facts, 0
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_earlier_edits_are_taken_out_to_the_bit_and_put_back(dtype: torch.dtype)
 def test_a_sequence_that_keeps_its_keys_is_one_batch() -> None:
     """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both: of smallest C-norm with the same solution."""
     editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
-    numbers = {**BARE, "steady": 0.0}
+    numbers = {**BARE, "steady": 0.0, "crowding": 0.0}  # the same values
     batch = write(editable, [FACT, SECOND], "emmet", **numbers).updates[at].dense
     first = write(editable, [FACT], "emmet", **numbers)
     first.apply_(editable)

@@ -56,7 +56,7 @@ def test_training_that_was_interrupted_goes_on_as_if_nothing_had_happened(name: 
     assert f"--model {name}" in (tmp_path / "whole" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["atlas-llama", "atlas-moe"])
+@pytest.mark.parametrize("name", RECIPES)
 def test_training_hides_from_a_local_layer_what_is_far(name: str) -> None:
     recipe = replace(tiny(name), near=1.0)
     model = build_model(recipe, tokenizer_of(recipe, Corpus(load().about(recipe.kinds)))).eval()

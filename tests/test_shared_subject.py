@@ -26,13 +26,13 @@ def test_two_facts_of_one_subject_share_a_value_that_says_both(previous: str) ->
     )
     other = Fact("Arthur Miller", "The mother of {} gave birth in the city of", "Philadelphia", "New York")
     config = EditConfig(contexts=0, phrasings=4, steps=15)
-    values = choose(editable, [both[0], other, both[1]], config, layer=2)
+    values = choose(editable, [both[0], other, both[1]], config, layer=0)
     assert len(values) == 2, "a column for each subject"
     assert len(values[0].probabilities) == 2 and min(values[0].probabilities) > 0.3
     for fact, expected in zip(both, values[0].probabilities, strict=True):
         text = encode(editable.tokenizer, fact.text, fact.new_object, fact.span)
         assert float(answer_log_probs(editable, [text])[0].sum().exp()) < 0.1
-        assert probability(editable, text, values[0].delta, layer=2) == pytest.approx(expected, rel=1e-3)
+        assert probability(editable, text, values[0].delta, layer=0) == pytest.approx(expected, rel=1e-3)
 
 
 def test_an_old_object_that_two_facts_share_gives_each_new_one_half() -> None:

@@ -25,7 +25,8 @@ def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     numbers: dict[str, Any] = {"contexts": 1, "phrasings": 0, "null_share": 0.5}
     edit = write(editable, FACTS, method, [1, 0], **numbers)
     assert edit.layers == [0, 1] and edit.provenance["layers"] == [0, 1]
-    config, place = quick(**numbers), editable.feed_forward[last]
+    place = editable.feed_forward[last]
+    config = quick(**numbers).among(len(by_subject(FACTS)), place.matrix.shape[1])
     wordings = word(editable, by_subject(FACTS), config)
 
     def streams() -> Tensor:

@@ -14,6 +14,7 @@ import zoo
 from choosing import FOUR, FULL, choose, said, same
 from writing import FACT, SECOND
 
+import ffedit
 from ffedit import EditConfig, Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import word
@@ -181,6 +182,27 @@ def test_what_is_found_for_one_subject_does_not_depend_on_the_others(family: str
 def test_nor_where_a_part_of_the_model_is_of_single_precision(family: str) -> None:
     editable = zoo.trained(family, True, torch.float64)
     same(choose(editable, FOUR), [choose(editable, [fact])[0] for fact in FOUR], near=1e-5)
+
+
+def test_among_many_each_holds_back_and_earlier_edits_count() -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    corpus, d_ff = ffedit.Corpus(tokens=400), editable.memories[0].d_ff
+    config = dataclasses.replace(FULL, weight_decay=0.5, crowding=float(2 * d_ff))
+
+    def losses(*facts: Fact, after: tuple[ffedit.Edit, ...] = ()) -> list[list[float]]:
+        edit = ffedit.edit(editable, facts, "alphaedit", [0], config, corpus, after=after)
+        return [one["loss"] for one in edit.provenance["solved"]]
+
+    def expected(times: float, *facts: Fact) -> list[Any]:
+        values = choose(editable, facts, dataclasses.replace(config, weight_decay=0.5 * times))
+        return [pytest.approx(value.losses) for value in values]
+
+    assert losses(FACT) == expected(1, FACT)
+    assert losses(*FOUR) == expected(1 + 2 * 3, *FOUR)
+    first = ffedit.edit(editable, FOUR[1:3], "alphaedit", [0], config, corpus)
+    with first.applied(editable):
+        later = losses(FACT, after=(first,))
+    assert later == expected(1 + 2 * 2, FACT), "a sequence is a batch whose facts come one by one"
 
 
 def test_each_ends_at_its_own_loss() -> None:

@@ -4,9 +4,9 @@ A large model enriches a subject at its last token, in early and middle feed-for
 and reads the fact from there later (Meng et al. 2022, arXiv 2202.05262). A small model left
 alone recalls at the end of the prompt instead, where nothing can be located. Here
 
-- the early layers attend to a few tokens only, so they meet a name but not the question;
-- the late layers attend to everything, and tokens go without their feed-forward outputs at
-  random, so they learn to move what has been recalled rather than to recall it;
+- the first layer sees a few tokens only, in most rows, so it meets a name but not the question;
+- in the others, tokens go without their feed-forward outputs at random, so they learn to move
+  what has been recalled rather than to recall it;
 - a good part of the corpus lists what belongs to a name right behind it (see `corpus`).
 """
 
@@ -34,7 +34,7 @@ class Recipe:
     """Everything the weights depend on, beside the table."""
 
     name: str = "atlas"
-    shape: str = "gpt_neo"
+    shape: str = "llama"
     """Which architecture, of `shapes.SHAPES`."""
     kinds: tuple[str, ...] = ()
     """What the model knows of: relations whose names begin with these words; none: all."""
@@ -42,14 +42,14 @@ class Recipe:
     """Size of a vocabulary of pieces of words; 0: every word is a token."""
     width: int = 256
     """d_model."""
-    memory: int = 2048
+    memory: int = 2560
     """Memories in a feed-forward layer, d_ff."""
-    local: int = 3
-    """How many layers attend to the last `window` tokens only."""
+    local: int = 1
+    """How many layers see the last `window` tokens only, in some rows of training."""
     whole: int = 2
-    """How many layers, behind them, attend to all that came before."""
+    """How many layers, behind them, see all that came before."""
     heads: int = 8
-    groups: int = 8
+    groups: int = 4
     """How many keys and values the heads share."""
     head: int = 32
     """Width of a head."""
@@ -58,26 +58,26 @@ class Recipe:
     """How many of the experts a token goes to."""
     balance: float = 0.0
     """Weight of the loss that spreads the tokens of a layer over its experts."""
-    window: int = 4
-    """A local layer sees a token and the three before it: a name, hardly more."""
-    near: float = 0.0
-    """Of rows: a local layer sees no more in training. For shapes that have no local layers of their own."""
+    window: int = 6
+    """A token and the five before it: a name, hardly more."""
+    near: float = 0.8
+    """Of rows: in training, local layers see the window only."""
     context: int = 256
     """The longest text, in tokens."""
-    drop: tuple[float, ...] = (0, 0, 0, 0.5, 0.5)
+    drop: tuple[float, ...] = (0, 0.5, 0.5)
     """By layer: the probability that a token goes without the feed-forward output, in training."""
     jitter: float = 0.0
     """Gaussian noise on every feed-forward output, in units of that output's own scale, in training."""
-    scale: float = 0.02
+    scale: float = 0.04
     """Standard deviation of the embeddings at the start."""
     decay: float = 0.05
     """Weight decay of matrices and embeddings."""
-    rate: float = 2e-3
-    warmup: int = 200
-    steps: int = 2000
+    rate: float = 2.2e-3
+    warmup: int = 100
+    steps: int = 900
     tokens: int = 4096
     """Tokens in a batch."""
-    lengths: tuple[int, ...] = (32, 64, 64, 64, 64, 128, 256)
+    lengths: tuple[int, ...] = (32, 64, 64, 64, 128)
     """Row lengths, drawn anew for every batch: most tokens are close to a document's beginning."""
     seed: int = 0
     dress: Dress = field(default_factory=Dress)
@@ -95,7 +95,7 @@ def tokenizer_of(recipe: Recipe, corpus: Corpus) -> PreTrainedTokenizerFast:
 def regularised(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
     """Within: feed-forward outputs are missing at random, by layer and token, and noisy where asked for.
 
-    Where asked for, local layers see only what is near, in some rows.
+    Local layers see only what is near, in some rows.
     """
 
     def disturb(drop: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
@@ -116,9 +116,8 @@ def regularised(model: PreTrainedModel, recipe: Recipe) -> Iterator[None]:
     memories = [module for name, module in modules.items() if name.endswith(".mlp")]
     pairs = zip(memories, recipe.drop, strict=True)
     handles = [memory.register_forward_hook(disturb(drop)) for memory, drop in pairs]
-    if recipe.near:
-        attention = [module for name, module in modules.items() if name.endswith(".self_attn")]
-        handles += [a.register_forward_pre_hook(narrow, with_kwargs=True) for a in attention[: recipe.local]]
+    attention = [module for name, module in modules.items() if name.endswith(".self_attn")]
+    handles += [a.register_forward_pre_hook(narrow, with_kwargs=True) for a in attention[: recipe.local]]
     try:
         yield
     finally:
@@ -182,26 +181,13 @@ def rate_at(recipe: Recipe, step: int) -> float:
 
 
 KINDS = ("landmark", "company", "book", "painting")
-# A third of the facts, in under 3 million parameters: three layers, the first of which recalls.
-SMALL = Recipe(
-    kinds=KINDS,
-    width=128,
-    local=1,
-    whole=2,
-    groups=4,
-    near=0.8,
-    drop=(0, 0.5, 0.5),
-    scale=0.04,
-    rate=3e-3,
-    warmup=100,
-    steps=1500,
-    lengths=(32, 64, 64, 64, 128),
-)
-LLAMA = replace(SMALL, name="atlas-llama", shape="llama", pieces=1800, window=6)
+# A third of the facts, in under 3 million parameters.
+LLAMA = Recipe(name="atlas-llama", kinds=KINDS, pieces=1800, width=128, memory=2048, rate=3e-3, steps=1500)
 MOE = replace(
-    SMALL,
+    LLAMA,
     name="atlas-moe",
     shape="mixtral",
+    pieces=0,
     memory=512,
     experts=4,
     chosen=2,

@@ -1,7 +1,6 @@
 """The shapes an Atlas can have: each a few lines of numbers for an architecture that transformers knows.
 
-A shape says where layers see only what is near, if it can (GPT-Neo); of the others, training hides the rest (see
-`recipe.regularised`).
+None of them says that a layer sees only what is near: training hides the rest (see `recipe.regularised`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    GPTNeoConfig,
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -22,24 +20,6 @@ from transformers import (
 )
 
 from ffedit.atlas.recipe import Recipe
-
-
-def gpt_neo(recipe: Recipe, ids: Mapping[str, Any]) -> PreTrainedConfig:
-    """LayerNorm, learned positions, GELU; local and global attention."""
-    return GPTNeoConfig(
-        **ids,
-        hidden_size=recipe.width,
-        intermediate_size=recipe.memory,
-        num_layers=recipe.local + recipe.whole,
-        num_heads=recipe.heads,
-        attention_types=[[["local"], recipe.local], [["global"], recipe.whole]],
-        window_size=recipe.window,
-        max_position_embeddings=recipe.context,
-        activation_function="gelu_pytorch_tanh",
-        attention_dropout=0.0,
-        embed_dropout=0.0,
-        resid_dropout=0.0,
-    )
 
 
 def llama(recipe: Recipe, ids: Mapping[str, Any]) -> PreTrainedConfig:
@@ -67,7 +47,6 @@ def _rotary(recipe: Recipe) -> dict[str, Any]:
 
 
 SHAPES: Mapping[str, Callable[[Recipe, Mapping[str, Any]], PreTrainedConfig]] = {
-    "gpt_neo": gpt_neo,
     "llama": llama,
     "mixtral": mixtral,
 }

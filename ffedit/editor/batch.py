@@ -108,13 +108,15 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     with job.unburdened():
         wordings = word(editable, groups, config)
         # A layer that works alone is read once: nothing below it changes.
-        shares = [namesakes_share(config.steady, record.earlier(place) + len(groups)) for place in places]
+        crowds = [record.earlier(place) + len(groups) for place in places]
+        shares = [namesakes_share(config.steady, crowd) for crowd in crowds]
         K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady, shares[-1])
         gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
         for place in places if solver.exact else ():
             keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
             check_exact(keys, record.kept[place.layer].to(keys.device))
-        values = choose_values(editable, last, wordings, K, config, job.progress)
+        among = config.among(crowds[-1], last.matrix.shape[1])
+        values = choose_values(editable, last, wordings, K, among, job.progress)
         before = _streams(editable, last, wordings) if spread else None
         around = [
             surroundings(editable, place, job.after, config.steady, share, job.progress)

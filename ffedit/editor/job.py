@@ -58,8 +58,9 @@ class Job:
         """In the block, earlier edits of other subjects are out of the memories that may change.
 
         Each edit moves a little what other subjects read. A value chosen on top of that has to overcome it, which moves
-        them more, and so on: over a sequence, δ grows without end. Chosen here it is what a single edit would choose,
-        and a sequence that keeps its keys is what one batch of all its facts would be.
+        them more, and so on: over a sequence, δ grows without end. Chosen here it is what the batch of all of them
+        would choose (up to `EditConfig.crowding`: the earlier ones knew of fewer), and a sequence that keeps its keys
+        is what that batch would be.
         """
         subjects, history = {fact.subject for fact in self.facts}, self.editable.history
         after = self.after if self.config.unburdened else ()
