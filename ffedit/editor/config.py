@@ -80,7 +80,7 @@ class EditConfig:
     enough: float = 0.5
     clamp: float = 4.0
     weight_decay: float = 6.0
-    crowding: float = 96.0
+    crowding: float = 28.0
     essence: float = 0.1
     keep: float = 12.0
     swap: bool = True
