@@ -1,22 +1,25 @@
 """Make `NAME-counterfact.json`: counterfactual edits for an embedded model, in CounterFact's own record format.
 
     python evaluations/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
+    python evaluations/make_atlas_counterfact.py --seed 1 --count 300 --apart development.json
 
-It also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's own form.
+The first also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's own form.
 
 Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
 one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
 paraphrases are the template that training never showed with this fact, then trained ones. Neighbors are other
 subjects with the same object. `same_subject` (an extension) asks for the subject's other facts. Subjects of the
-tuning split never occur in the reporting one.
+tuning split never occur in the reporting one. The second makes more edits to develop on, about no reporting subject.
 """
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
+from common import facts_of
 
 import ffedit
 from ffedit import readout
@@ -33,10 +36,13 @@ TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
 @click.option("--model", default="atlas", show_default=True, type=click.Choice(list(RECIPES)))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--count", default=500, show_default=True)
-def main(model: str, seed: int, count: int) -> None:
+@click.option("--apart", type=click.Path(path_type=Path), help="Instead, a file of edits of no reporting subject.")
+def main(model: str, seed: int, count: int, apart: Path | None) -> None:
     """Draw the edits, keep those that the model allows, split them by subject."""
     editable, table, rng = ffedit.load(model), load().about(RECIPES[model].kinds), random.Random(seed)
-    triples = list(table.triples)
+    out = HERE / f"{model}-counterfact.json"
+    reported: set[str] = {fact.subject for fact in facts_of("reporting", None, out)} if apart else set()
+    triples = [triple for triple in table.triples if triple.subject not in reported]
     rng.shuffle(triples)
     records: list[dict[str, Any]] = []
     for triple in triples:
@@ -71,6 +77,9 @@ def main(model: str, seed: int, count: int) -> None:
                 ],
             }
             records.append(record)
+    if apart:
+        write(apart, [record | {"split": "development"} for record in records])
+        return
     # The first subjects, with all their edits, are for tuning.
     tuning: set[str] = set()
     for record in records:
@@ -79,11 +88,15 @@ def main(model: str, seed: int, count: int) -> None:
     for record in records:
         if record["requested_rewrite"]["subject"] in tuning:
             record["split"] = "tuning"
-    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-    out = HERE / f"{model}-counterfact.json"
-    out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    write(out, records)
     write_batch(model, [record for record in records if record["split"] == "reporting"])
-    print(f"{len(records)} edits, {sum(r['split'] == 'tuning' for r in records)} for tuning -> {out}")
+
+
+def write(out: Path, records: list[dict[str, Any]]) -> None:
+    """The records, one a line, and how many of each split there are."""
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{out}:", *(f"{n} for {split}" for split, n in Counter(r["split"] for r in records).items()))
 
 
 def write_batch(model: str, records: list[dict[str, Any]]) -> None:

@@ -143,7 +143,7 @@ def solved_again(editable: Editable, edit: Edit, method: str, keys: int, after: 
     if method == "alphaedit":
         U = moments.unused(config.null_share)
         return algebra.null_space(W, K, V, U, config.null_give_up, kept, own).dense
-    weight = config.give_up * (1 + config.steady * (keys - 1)) if method == "memit" else 0.0
+    weight = config.give_up if method == "memit" else 0.0
     return algebra.least_squares(W, K, V, moments.C + own, weight, kept).dense
 
 

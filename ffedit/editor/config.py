@@ -87,7 +87,7 @@ class EditConfig:
     own: float = 1.0
     namesakes: int = 4
     steady: float = 0.03
-    give_up: float = 0.01
+    give_up: float = 0.03
     null_share: float = 0.1
     null_give_up: float = 0.001
     unburdened: bool = True

@@ -15,11 +15,7 @@ from ffedit.lowrank import LowRank
 
 def solve(problem: Problem) -> LowRank:
     """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
-    config, count = problem.config, problem.K.shape[1] + problem.kept.shape[1]
-    # C holds every subject's texts beside ordinary text, which is to count about the same among many as for one alone:
-    # exactly so where these texts are like ordinary ones.
-    weight = config.give_up * (1 + config.steady * (count - 1))
-    return least_squares(problem.W, problem.K, problem.V, problem.C, weight, problem.kept)
+    return least_squares(problem.W, problem.K, problem.V, problem.C, problem.config.give_up, problem.kept)
 
 
 SOLVER = Solver("memit", solve)
