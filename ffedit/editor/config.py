@@ -2,8 +2,8 @@
 
 Every length is relative: δ to the norm of the layer's own output at the subject, the KL term and the decay to nats, λ
 to what the facts' own keys weigh. So one set of defaults serves models of every size, and there is no file of numbers
-per model. The defaults were tuned on the tuning part of `evaluations/atlas-counterfact.json`, and `crowding` also on
-300 other facts of Atlas: on no subject of the reporting part.
+per model. The defaults were tuned on the tuning part of `evaluations/atlas-counterfact.json`, `crowding` and `give_up`
+also on 300 other facts of Atlas: on no subject of the reporting part.
 """
 
 from __future__ import annotations
