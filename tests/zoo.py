@@ -278,6 +278,13 @@ def trained(family: str, bos: bool = False, dtype: torch.dtype = torch.float32) 
     return dissect(learner, words(bos), family)
 
 
+def logits(model: Any) -> torch.Tensor:
+    """What a model says after some tokens, [1, tokens, vocabulary]."""
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=torch.arange(2, 12)[None]).logits
+    return found
+
+
 def snapshot(editable: Editable) -> dict[str, torch.Tensor]:
     """A copy of all weights."""
     return {name: tensor.clone() for name, tensor in editable.model.state_dict().items()}

@@ -1,0 +1,167 @@
+"""A quantised model is read and measured; it is not written to, and its edits leave as adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import zoo
+from making import made, on_disk, verified_here, weights  # noqa: F401
+from shown import shown
+from torch import Tensor, nn
+from writing import CORPUS, FACT, quick
+
+import ffedit
+from ffedit import Corpus, EditError, editor
+from ffedit.anatomy import Editable
+from ffedit.describe import anatomy_table
+from ffedit.fingerprint import fingerprint
+from ffedit.guardrails import breaches
+
+
+class Packed(nn.Module):
+    """W in 8 bits with a scale for each row, kept in buffers, as GPTQ and AWQ keep theirs."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        W = linear.weight.detach().float()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.register_buffer("scales", W.abs().amax(1, keepdim=True) / 127)
+        self.register_buffer("levels", (W / self.scales).round().to(torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, (self.levels * self.scales).to(x), self.bias)
+
+
+class Integers(nn.Linear):
+    """The same in a parameter of whole numbers, as bitsandbytes keeps it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        other = Packed(linear)
+        self.in_features, self.out_features, self.bias = other.in_features, other.out_features, linear.bias
+        self.weight = nn.Parameter(other.levels, requires_grad=False)
+        self.scales = other.scales
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, (self.weight * self.scales).to(x), self.bias)
+
+
+def quantised(kind: type[nn.Module]) -> Editable:
+    """A model that knows something, all linear maps of its layers quantised."""
+    model = zoo.trained("llama", True).model
+    linear = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in path]
+    for path, module in linear:
+        model.set_submodule(path, kind(module))
+    return ffedit.load((model, zoo.words(True)))
+
+
+kinds = pytest.mark.parametrize("kind", [Packed, Integers])
+
+
+@kinds
+def test_a_quantised_model_is_read_and_measured(tmp_path: Path, kind: type[nn.Module]) -> None:
+    plain, editable = zoo.trained("llama", True), quantised(kind)
+    memory, W = editable.memories[1], plain.memories[1].value
+    step = W.abs().amax(1, keepdim=True) / 127
+    assert memory.quantised and memory.shape == W.shape and memory.dtype == torch.float32
+    assert bool(((memory.value - W).abs() <= 0.51 * step).all()) and not torch.equal(memory.value, W)
+    assert editable.resumable and editable.ragged and editable.probe_error < 1e-5
+    assert fingerprint(editable) == fingerprint(quantised(kind)) != fingerprint(plain)
+    other, below = quantised(kind), fingerprint(editable, 1)
+    memory.held[-1].view(-1)[0] += 1
+    assert fingerprint(editable) != fingerprint(other) and fingerprint(editable, 1) == below
+    memory.held[-1].view(-1)[0] -= 1
+    assert "as an adapter" in shown(anatomy_table(editable), width=200) and "adapter" not in shown(
+        anatomy_table(plain), width=200
+    )
+    trace = ffedit.locate(editable, FACT, samples=2)
+    assert trace.effects.max() > 0 and trace.layer in range(3)
+    assert ffedit.evaluate(editable, [FACT]).before.knew == 1.0
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(memory.attend(x), editable.model.model.layers[1].mlp(x), rtol=1e-4, atol=1e-5)
+    (text := tmp_path / "text.txt").write_text("the Eiffel tower is located in Paris . " * 20)
+    assert ffedit.inspect_memory(editable, "1.7", Corpus(text)).slot.index == 7
+    assert ffedit.inspect_prompt(editable, "the Eiffel tower is located in").prompt
+
+
+@kinds
+def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Module]) -> None:
+    editable = quantised(kind)
+    edit = made(editable, {1: 1})
+    before = zoo.snapshot(editable)
+    facts = [FACT]
+    for work in (
+        lambda: edit.apply_(editable),
+        lambda: editable.memories[1].write_(edit.updates[editable.memories[1].address]),
+        lambda: ffedit.export(editable, edit, tmp_path / "out"),
+    ):
+        with pytest.raises(
+            EditError, match="is quantised and is not written to; export the edit as an adapter"
+        ) as said:
+            work()
+        assert "\n" not in str(said.value) and "--format adapter" in str(said.value)
+    for method, layers in (("ft", [1]), ("memit", [0, 1])):
+        with pytest.raises(EditError, match="is quantised, so that nothing can be written on the way"):
+            editor.write(editable, facts, method, layers, quick(), CORPUS)
+    for module in (part.module for part in editable.memories.values()):
+        module.forward = torch.no_grad()(module.forward)  # type: ignore[method-assign]
+    with pytest.raises(EditError, match="kernels that pass no gradient on this device"):
+        editor.write(editable, facts, "memit", [1], quick(), CORPUS)
+    assert zoo.unchanged(editable, before) and not (tmp_path / "out").exists() and not editable.history.edits
+
+
+@kinds
+@pytest.mark.usefixtures("verified_here")
+def test_an_edit_of_a_quantised_model_is_measured_beside_it_and_leaves_as_an_adapter(
+    tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    editable = quantised(kind)
+    memory, before, first = editable.memories[1], zoo.snapshot(editable), zoo.logits(editable.model)
+    edit = editor.write(editable, [FACT], "memit", [1], quick(), CORPUS)
+    keys, values = edit.keys[memory.address], edit.values[memory.address]
+    delta = edit.updates[memory.address]
+    wanted = values - memory.value.double() @ keys
+    assert float((delta @ keys - wanted).norm()) < 0.05 * float(wanted.norm())
+    report = ffedit.evaluate(editable, [FACT], edit)
+    assert report.after is not None and report.after.efficacy_magnitude > report.before.efficacy_magnitude
+    assert not [b for b in breaches(editable, edit, report) if b.limit == "rounding"]
+    with edit.applied(editable):
+        edited = zoo.logits(editable.model)
+    # The same with plain numbers: what the quantised module gives, and what is beside it.
+    plain = nn.Linear(memory.d_ff, memory.shape[0], bias=False)
+    plain.weight = nn.Parameter((memory.value.double() + delta.dense).float())
+    module = editable.model.get_submodule(memory.name)
+    editable.model.set_submodule(memory.name, plain)
+    torch.testing.assert_close(zoo.logits(editable.model), edited, rtol=1e-4, atol=1e-4)
+    editable.model.set_submodule(memory.name, module)
+    assert zoo.unchanged(editable, before) and torch.equal(zoo.logits(editable.model), first)
+    ffedit.export(editable, edit, tmp_path / "adapter", format="adapter")
+    stored = weights(tmp_path / "adapter")
+    name = f"base_model.model.{memory.name}"
+    product = stored[f"{name}.lora_B.weight"].double() @ stored[f"{name}.lora_A.weight"].double()
+    torch.testing.assert_close(product, delta.dense, rtol=1e-5, atol=1e-7)
+
+
+def test_what_a_library_packed_is_what_it_unpacks(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    folder = on_disk("llama", tmp_path / "base", torch.bfloat16)
+    eight = transformers.TorchAoConfig(Int8WeightOnlyConfig())
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, quantization_config=eight)
+    editable = ffedit.load((model, zoo.words(True)))
+    memory = editable.memories[1]
+    assert memory.quantised and memory.dtype == torch.bfloat16
+    assert torch.equal(memory.value, model.get_submodule(memory.name).weight.dequantize().to(torch.bfloat16))
+    assert ffedit.locate(editable, FACT, samples=2).layer in range(3)
+    edit = editor.write(editable, [FACT], "rome", [1], quick(), CORPUS)
+    before = zoo.logits(model)
+    with edit.applied(editable):
+        assert not torch.equal(zoo.logits(model), before)
+    assert torch.equal(zoo.logits(model), before)
+    with pytest.raises(EditError, match="is quantised and is not written to"):
+        edit.apply_(editable)
