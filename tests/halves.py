@@ -70,7 +70,8 @@ PAIRS: dict[str, tuple[Any, Any, dict[str, Any], int]] = {
 
 
 def model(family: str, seed: int = 0) -> PreTrainedModel:
-    """A random model in which every bias and norm weight counts."""
+    """A random model in which every bias and norm weight counts. T5 keeps the size it begins with, unlike the others'
+    0.02: its attention divides by nothing, and larger weights would multiply float32's rounding a thousandfold."""
     kind, config, arguments, parameters = {**ENCODERS, **PAIRS}[family]
     torch.manual_seed(seed)
     made: PreTrainedModel = kind(config(**arguments, vocab_size=VOCAB)).eval()
@@ -79,7 +80,7 @@ def model(family: str, seed: int = 0) -> PreTrainedModel:
             if parameter.ndim == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
             else:
-                parameter.mul_(8.0)
+                parameter.mul_(1.0 if config is hf.T5Config else 8.0)
         if hasattr(made, "final_logits_bias"):
             made.final_logits_bias.copy_(torch.randn_like(made.final_logits_bias))
     assert made.num_parameters() == parameters, f"{family}: {made.num_parameters()} parameters"

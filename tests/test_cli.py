@@ -24,7 +24,9 @@ def test_an_edit_is_asked_evaluated_and_exported_later(apply: Command, run: Comm
 
     measured = loads(run("evaluate", "fact.json", "--edit", "e", "--json", "-").out)["after"]
     applied = Edit.load("e").provenance["scores"]["after"]
-    assert {name: value for name, value in applied.items() if value is not None}.items() <= measured.items()
+    applied = {name: value for name, value in applied.items() if value is not None}
+    # Other texts share the batches: float32 rounds its sums otherwise on some machines.
+    assert {name: measured[name] for name in applied} == pytest.approx(applied, rel=1e-4)
     assert "change" in run("evaluate", "fact.json", "--edit", "e").out
     done = run("export", "e", "--out", "x")
     assert done.code == 0 and done.out.rstrip().endswith("--model x")

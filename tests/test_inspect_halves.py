@@ -118,7 +118,8 @@ def test_one_memory(family: str, half: str, corpus: Corpus) -> None:
         view = ffedit.inspect_memory(stack, f"1.{index}", corpus, top=TOP)
         m = {spot: float(layers[1]["m"][index]) for spot, layers in all_of_it.items()}
         best = sorted((spot for spot in m if m[spot] > 0), key=lambda spot: -m[spot])[:TOP]
-        assert [one.coefficient for one in view.triggers] == pytest.approx([m[spot] for spot in best], abs=1e-5)
+        largest = [m[spot] for spot in best]
+        assert [one.coefficient for one in view.triggers] == pytest.approx(largest, rel=1e-5, abs=1e-5)
         value = stack.memories[1].value[:, index]
         p = read(family, half, stack.model, value[None])[0].detach().softmax(-1)
         assert [one.id for one in view.value.top] == p.topk(TOP).indices.tolist()
@@ -156,13 +157,12 @@ def test_all_triggers_and_the_composition(family: str, half: str, corpus: Corpus
     for layer, memory in enumerate(stack.memories):
         m = torch.stack([layers[layer]["m"] for layers in all_of_it.values()])
         kept = state.triggers[layer]
-        torch.testing.assert_close(kept.coefficients, m.topk(TOP, 0).values.T.clamp(min=0), rtol=0, atol=1e-5)
+        torch.testing.assert_close(kept.coefficients, m.topk(TOP, 0).values.T.clamp(min=0), rtol=1e-5, atol=1e-5)
         for key in range(0, memory.d_ff, 5):
             for place, coefficient in zip(kept.places[key].tolist(), kept.coefficients[key].tolist(), strict=True):
                 if place != NOTHING:
-                    assert float(m[spots.index(tuple(store.context(place))), key]) == pytest.approx(
-                        coefficient, abs=1e-5
-                    )
+                    expected = float(m[spots.index(tuple(store.context(place))), key])
+                    assert coefficient == pytest.approx(expected, rel=1e-5, abs=1e-5)
     tops = [read(family, half, stack.model, memory.value.T).argmax(-1) for memory in stack.memories]
     composed = compose(stack, state.sample.seen, tops)
     for at, place in enumerate(state.sample.places.tolist()):

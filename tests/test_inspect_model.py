@@ -104,7 +104,8 @@ def test_triggers_are_the_largest_coefficients_over_different_prefixes(family: s
         for key, triggers in enumerate(told(state, store, layer)):
             assert len({prefix for prefix, _ in triggers}) == len(triggers)
             for prefix, coefficient in triggers:
-                assert math.isclose(keys[prefixes.index(prefix), layer, key], coefficient, abs_tol=1e-5)
+                expected = float(keys[prefixes.index(prefix), layer, key])
+                assert coefficient == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_batches_and_order_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
