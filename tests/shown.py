@@ -18,3 +18,8 @@ def shown(renderable: RenderableType, width: int = 80, **kwargs: Any) -> str:
         assert "\x1b" not in file.getvalue()
         assert all(cell_len(line) <= width for line in lines), lines
     return "\n".join(lines)
+
+
+def words(renderable: RenderableType) -> str:
+    """The same on one line."""
+    return " ".join(shown(renderable).split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,29 +12,16 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from making import on_disk, verified_here
-from shell import TEXT, Ran, shell
-from writing import SECOND, quick, write
+from collecting import alike, text
 
 import ffedit
 from ffedit import Corpus, EditError, cache
 from ffedit.anatomy import Editable
 from ffedit.editor import collect, collect_moments, statistics
-from ffedit.editor.statistics import check_stats
 from ffedit.memory import Address
-from ffedit.moments import KeyMoments, MomentsFitter
+from ffedit.moments import MomentsFitter
 
-__all__ = ["verified_here"]
-Stats = dict[Address, KeyMoments]
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """A text of about 1,500 tokens, no row of it like another."""
-    generator = torch.Generator().manual_seed(0)
-    words = [zoo.WORDS[3 + int(i)] for i in torch.randint(len(zoo.WORDS) - 3, (1500,), generator=generator)]
-    (path := tmp_path / "text.txt").write_text(" ".join(words))
-    return path
+__all__ = ["text"]
 
 
 @contextmanager
@@ -61,15 +47,6 @@ def runs(editable: Editable) -> Iterator[list[int]]:
 
 def of(editable: Editable, *layers: int) -> list[ffedit.KeyValueMemory]:
     return [editable.memories[layer] for layer in layers]
-
-
-def alike(one: Stats, other: Stats) -> bool:
-    """Whether both are the same, to the last bit."""
-    return one.keys() == other.keys() and all(
-        torch.equal(one[a].sum, other[a].sum)
-        and (one[a].count, one[a].convergence) == (other[a].count, other[a].convergence)
-        for a in one
-    )
 
 
 # One pass -----------------------------------------------------------------------------------------
@@ -253,138 +230,3 @@ def test_a_layer_that_never_responds_is_refused(text: Path) -> None:
                 parameter.zero_()
     with pytest.raises(EditError, match=r"layer 1 .* all zero"):
         collect(editable, of(editable, 1), Corpus(text, 200))
-
-
-# Folders ------------------------------------------------------------------------------------------
-
-
-def test_a_folder_is_what_was_collected(text: Path, tmp_path: Path) -> None:
-    editable = zoo.shared("llama")
-    found = ffedit.stats(editable, [0, 2], Corpus(text, 400))
-    ffedit.save_stats(found, tmp_path / "stats")
-    again = ffedit.load_stats(tmp_path / "stats", zoo.build("llama"))
-    assert alike(found, again) and list(again) == [Address(0), Address(2)]
-    with pytest.raises(EditError, match="exists already"):
-        ffedit.save_stats(found, tmp_path / "stats")
-    with pytest.raises(EditError, match=r"layers \[3\] were asked for, but llama has layers 0 to 2"):
-        ffedit.stats(editable, [3])
-
-
-def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: Path) -> None:
-    folder = ffedit.save_stats(ffedit.stats(zoo.shared("llama"), [1], Corpus(text, 200)), tmp_path / "stats")
-
-    def refused(editable: Editable, message: str) -> None:
-        with pytest.raises(EditError, match=message) as caught:
-            ffedit.load_stats(folder, editable)
-        assert "\n" not in str(caught.value) and "layer 1 of llama (float32, d_ff 48)" in str(caught.value)
-
-    refused(zoo.shared("gpt2"), "but layer 1 of gpt2 has float32, d_ff 128")
-    refused(zoo.build("llama", dtype=torch.bfloat16), "but layer 1 of llama has bfloat16, d_ff 48")
-    refused(zoo.build("llama", seed=1), "edited since")
-    edited = zoo.build("llama")
-    with torch.no_grad():
-        edited.memories[0].value[3, 5] += 1.0
-    refused(edited, "weights below that layer")
-    (folder / "layer-1.safetensors").rename(folder / "layer-0.safetensors")
-    assert list(ffedit.load_stats(folder, zoo.build("llama"))) == [Address(1)], "what it is of stands in the file"
-    for path, message in ((tmp_path / "none", "no such folder"), (tmp_path, "holds no key statistics")):
-        with pytest.raises(EditError, match=message):
-            ffedit.load_stats(path, edited)
-
-
-def test_on_an_edited_model_those_of_it_and_of_the_unedited_one_serve_and_no_others(text: Path) -> None:
-    editable, strange = zoo.build("gpt2", bos=True), zoo.build("gpt2", bos=True)
-    with torch.no_grad():
-        strange.model.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(-1.3)
-    unedited, other = (ffedit.stats(one, [1], Corpus(text, 200)) for one in (editable, strange))
-    write(editable, layer=0).apply_(editable)
-    edited, before = ffedit.stats(editable, [1], Corpus(text, 200)), zoo.snapshot(editable)
-    for found in (unedited, edited):
-        check_stats(editable, of(editable, 1), found)
-    with pytest.raises(EditError, match="weights below that layer"):
-        check_stats(editable, of(editable, 1), other)
-    assert zoo.unchanged(editable, before)
-
-
-@pytest.mark.usefixtures("verified_here")
-@pytest.mark.parametrize("kept", [True, False], ids=["with originals", "without"])
-def test_those_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_changed(
-    kept: bool, text: Path, tmp_path: Path
-) -> None:
-    """In the layers above the edit, too, whose keys are no longer the base's."""
-    editable = ffedit.load(on_disk("gpt2", tmp_path / "base"))
-    of_base = ffedit.stats(editable, [0, 1, 2], Corpus(text, 200))
-    folder = ffedit.save_stats(of_base, tmp_path / "stats")
-    first = write(editable, layer=0)
-    again = ffedit.load(ffedit.export(editable, first, tmp_path / "once", originals=kept, verify="tensors"))
-    before = zoo.snapshot(again)
-    assert list(ffedit.load_stats(folder, again)) == [Address(layer) for layer in range(3 if kept else 1)]
-    assert zoo.unchanged(again, before)
-    (folder / "layer-0.safetensors").unlink()
-    if not kept:
-        with pytest.raises(EditError, match=r"weights below that layer.*edited since"):
-            ffedit.load_stats(folder, again)
-        return
-    stats = ffedit.load_stats(folder, again)
-    assert alike(stats, {at: of_base[at] for at in stats})
-    later = ffedit.edit(again, [SECOND], "emmet", layers=[1], stats=stats, config=quick())
-    assert later.provenance["statistics"]["1"]["fingerprint"] == of_base[Address(1)].fingerprint
-    with torch.no_grad():
-        again.model.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(-1.3)
-    with pytest.raises(EditError, match="weights below that layer"):
-        ffedit.load_stats(folder, again)
-
-
-def test_folders_of_different_texts_add_up(text: Path, tmp_path: Path) -> None:
-    editable = zoo.shared("gpt2")
-    (other := tmp_path / "other.txt").write_text(TEXT * 40)
-    first, second = (ffedit.stats(editable, [0, 1], Corpus(path, 500)) for path in (text, other))
-    folders = [ffedit.save_stats(found, tmp_path / name) for name, found in (("a", first), ("b", second))]
-    both = ffedit.merge_stats(folders)
-    for address, moments in both.items():
-        assert moments.count == 1000 and torch.equal(moments.sum, first[address].sum + second[address].sum)
-    longer = ffedit.stats(editable, [0], Corpus(text, 600))
-    folders.append(ffedit.save_stats(longer, tmp_path / "c"))
-    with pytest.raises(EditError, match=r"same text.*count twice"):
-        ffedit.merge_stats(folders)
-
-
-# The command --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], empty: Path) -> Callable[..., Ran]:
-    return lambda *words: shell(capsys, "stats", *words)
-
-
-def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: Path, text: Path) -> None:
-    done = run(
-        "-m", model, "--corpus", text, "--layers", "0-1", "--tokens", "2000", "--out", "one", "--json", "one.json"
-    )
-    assert done.code == 0 and "! text.txt holds 1,501 tokens only; 2,000 were asked for" in done.out
-    layers = json.loads(Path("one.json").read_text())["layers"]
-    assert [row["address"] for row in layers] == ["0", "1"] and layers[0]["condition"] > 1
-    assert layers[0]["count"] == 1501 and layers[0]["convergence"] > 0 and layers[0]["weighting"] == "types"
-    done = run("-m", model, "--tokens", "300", "--out", "two")
-    assert done.code == 0 and "none is remembered" in done.out and "–" in done.out, "too short to tell"
-    assert sorted(path.name for path in Path("two").iterdir()) == [f"layer-{n}.safetensors" for n in range(3)]
-    done = run("--merge", "one", "two", "--out", "both")
-    assert done.code == 0 and "1,801" in done.out
-    assert {m.count for m in ffedit.load_stats("both", ffedit.load(model)).values()} == {1801, 300}
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--merge", "a", "b"], 2, "--merge, the FOLDERs to add up and --out belong together"),
-        (["a"], 2, "--merge, the FOLDERs"),
-        (["--merge", "a", "--out", "b"], 1, "a: no such folder"),
-        (["--corpus", "none.txt"], 1, "none.txt: no such file"),
-        (["--tokens", "1"], 2, "--tokens"),
-        (["--out", "."], 1, "exists already"),
-    ],
-)
-def test_mistakes_are_told_before_any_work(run: Callable[..., Ran], words: list[str], code: int, message: str) -> None:
-    Path("something").write_text("")
-    done = run(*words)
-    assert done.code == code and message in done.err and "Traceback" not in done.err

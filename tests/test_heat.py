@@ -1,0 +1,231 @@
+"""A trace, drawn and explained: the same at 80 columns, without colour and through a pipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from shown import shown, words
+
+from ffedit import Trace, TraceSet, render
+from ffedit.picture import RAMP, colour, pictures
+
+
+def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **kwargs: Any) -> Trace:
+    """A trace whose only telling parts are given."""
+    count = effects.shape[1]
+    words = ("The", " Eiffel", " Tower", " is", " in")
+    given: dict[str, Any] = {
+        "errors": np.zeros_like(effects),
+        "alone": effects[:, subject[1] - 1] / 2,
+        "clean": 0.93,
+        "corrupted": 0.06,
+        "tokens": tuple(words[i % len(words)] for i in range(count)),
+        "subject": subject,
+        "answer": "Paris",
+        "known": True,
+        "kind": "feed_forward",
+        "window": 3,
+        "sever": None,
+        "metric": "probability",
+        "corruption": "Gaussian noise of 3 σ",
+        "noise": 0.1,
+        "samples": 10,
+        "seed": 0,
+    }
+    return Trace(effects=effects, **(given | kwargs))
+
+
+def peaked(layers: int = 6, count: int = 5, subject: tuple[int, int] = (1, 3)) -> Trace:
+    """0.41 at layer 2 of the subject's last token, 0.8 in the last layer of the prompt's last token."""
+    effects = np.zeros((layers, count))
+    effects[2, subject[1] - 1] = 0.41
+    effects[-1, -1] = 0.8
+    return trace(effects, subject)
+
+
+# The heat map --------------------------------------------------------------------------------------
+
+
+def test_the_heat_map_says_everything_without_colour() -> None:
+    text = shown(render.heat_map(peaked()))
+    lines = text.splitlines()
+    assert "feed-forward outputs, windows of 3 layers" in lines[0]
+    assert "P(“Paris”) 0.93 clean → 0.06 corrupted: total effect 0.87" in lines[1]
+    rows = {line.split()[0]: line for line in lines[3:8]}
+    assert set(rows) == {"The", "Eiffel*", "Tower*", "is", "in"}
+    assert rows["Tower*"].index("▒▒▒▒") == rows["in"].index("████") - 3 * 4
+    assert rows["Tower*"].endswith("0.41") and rows["in"].endswith("0.80")
+    assert "0.80 of probability" in text and "* subject" in text
+    mark, axis = (
+        next(line for line in lines if "▲" in line),
+        next(line for line in lines if "layer  " in line),
+    )
+    assert mark.endswith("▲ layer 2") and mark.index("▲") == axis.index("2")
+
+
+def test_the_mark_stands_under_the_layer_that_is_edited() -> None:
+    assert "▲ layer 4" in shown(render.heat_map(peaked(), 4))
+    assert "layer 59 ▲" in shown(render.heat_map(peaked(60), 59))
+
+
+def test_colour_is_solid_and_repeats_the_shade() -> None:
+    text = shown(render.heat_map(peaked()), force_terminal=True, color_system="truecolor", no_color=False)
+    r, g, b = (int(RAMP[-1][i : i + 2], 16) for i in (1, 3, 5))
+    assert f"\x1b[38;2;{r};{g};{b};48;2;{r};{g};{b}m████" in text
+    few = shown(render.heat_map(peaked()), force_terminal=True, color_system="standard", no_color=False)
+    assert "████" in few and "48;" not in few
+
+
+def test_the_ramp_gets_lighter_all_the_way() -> None:
+    lightness = [sum(int(colour(i / 50)[j : j + 2], 16) for j in (1, 3, 5)) for i in range(51)]
+    assert lightness == sorted(lightness)
+    assert (colour(-1), colour(2)) == (RAMP[0], RAMP[-1])
+
+
+@pytest.mark.parametrize("layers", [1, 6, 12, 24, 48, 60, 80, 126])
+@pytest.mark.parametrize("width", [80, 40, 120])
+def test_any_depth_fits(layers: int, width: int) -> None:
+    effects = np.zeros((layers, 5))
+    effects[-1, 2] = 0.5
+    text = shown(render.heat_map(trace(effects)), width)
+    assert "█" in text and "0" in text
+    assert ("a column is" in text) == (layers > width - 16)
+
+
+def test_a_long_prompt_keeps_the_rows_that_matter() -> None:
+    effects = np.zeros((6, 90))
+    effects[2, 41], effects[3, 60], effects[5, 89] = 0.4, 0.2, 0.8
+    text = shown(render.heat_map(trace(effects, (40, 42))))
+    rows = text.splitlines()[3:-5]
+    assert len(rows) <= 22
+    assert "… 38 tokens" in text and text.count("*") == 3
+    assert [float(row.split()[-1]) for row in rows if not row.endswith(" 0.00")][:3] == [0.4, 0.2, 0.8]
+    longest = shown(render.heat_map(trace(np.ones((6, 90)), (0, 90))))
+    assert len(longest.splitlines()) < 50
+
+
+def test_odd_tokens_stay_on_their_line() -> None:
+    tokens = (" 東京タワー東京タワー", "\n", "  ", "[bold]x[/bold]", "a" * 40)
+    effects = np.full((3, 5), 0.1)
+    lines = shown(render.heat_map(trace(effects, tokens=tokens))).splitlines()[3:8]
+    assert lines[0].strip().startswith("東京タワー") and "…" in lines[0]
+    assert "\\n*" in lines[1] and "␣*" in lines[2] and "[bold]x[/bold]" in lines[3] and "aaa…" in lines[4]
+    assert len({cell_len(line[: line.index("█")]) for line in lines}) == 1
+
+
+def test_no_effect_negative_effects_and_a_single_token() -> None:
+    assert "No restoration brings anything back" in shown(render.heat_map(trace(np.zeros((6, 5)))))
+    effects = np.zeros((6, 5))
+    effects[3, 4], effects[1, 2] = -0.3, 0.5
+    text = shown(render.heat_map(trace(effects)))
+    assert "----" in text and "takes away, up to 0.30" in text
+    single = shown(render.heat_map(trace(np.full((6, 1), 0.2), (0, 1), tokens=("Paris",), window=1)))
+    assert "Paris*" in single and "one layer at a time" in single
+    assert "----" in shown(render.heat_map(trace(-np.ones((6, 5)))))
+    assert "hidden states" in shown(render.heat_map(trace(np.ones((6, 5)), kind="state", window=1)))
+
+
+def test_several_facts_are_averaged_by_role() -> None:
+    traces = TraceSet((peaked(), peaked(count=8, subject=(0, 4)), peaked(count=3, subject=(0, 3))))
+    text = shown(render.heat_map(traces))
+    assert "average of 3 facts" in text
+    row = next(line for line in text.splitlines() if "last subject*" in line)
+    # The third subject ends its prompt: 0.41 in all three, and the 0.8 of one.
+    assert "▲ layer 2" in text and row.split()[-1] == "0.41"
+    assert all(role in text for role in ("first subject*", "mid subject*", "next token", "further tokens"))
+    assert shown(render.heat_map(TraceSet((peaked(),)))) == shown(render.heat_map(peaked()))
+
+
+def test_the_title_says_what_was_measured_and_how() -> None:
+    effects = np.full((6, 5), 0.5)
+    attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
+    text = shown(render.heat_map(attention), 120)
+    said = "attention outputs, windows of 3 layers, feed-forward layers severed, first-order estimate"
+    assert text.splitlines()[0] == f"Causal trace of {said}"
+    assert "log P(“Paris”) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
+    assert "0.50 nats brought back" in text and "probability" not in text
+    state = trace(effects, kind="state", window=1, sever="attention", metric="logit_difference")
+    text = shown(render.heat_map(TraceSet((state, state))), 120)
+    assert text.splitlines()[0] == "Causal trace of hidden states, attention layers severed, average of 2 facts"
+    assert "log P(old) − log P(new) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
+
+
+def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
+    early, late = np.zeros((6, 90)), np.zeros((6, 90))
+    early[2, 20], late[5, 60], late[5, 70] = 0.8, 0.01, 0.0001
+    both = pictures([trace(early, (40, 42)), trace(late, (40, 42), kind="attention")])
+    labels = [[row.label for row in shown.rows] for shown in both]
+    assert labels[0] == labels[1]
+    # The small effects of the second are telling for it, and keep their rows in both; what is small for it does not.
+    found = {float(row.effects.max()) for shown in both for row in shown.rows if not row.run}
+    assert {0.8, 0.01} <= found and 0.0001 not in found
+
+
+# The choice of the layer ---------------------------------------------------------------------------
+
+
+def test_the_layer_is_explained() -> None:
+    text = words(render.layer_choice(peaked(), 2))
+    assert text.startswith(
+        "Layer 2: restoring the feed-forward outputs of layers 1–3 at the subject's last token (“Tower”)"
+    )
+    assert "brings back 0.41 of the 0.87 that the noise destroys; of these, layer 2 alone brings" in text
+    asked = words(render.layer_choice(peaked(), 4, "4"))
+    assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: restoring")
+    assert "you asked for it, and tracing agrees: restoring" in words(render.layer_choice(peaked(), 2, "2"))
+    several = words(render.layer_choice(TraceSet((peaked(), peaked())), 2))
+    assert "on average over 2 facts" in several and "Tower" not in several
+    state = words(render.layer_choice(trace(peaked().effects, kind="state", window=1), 2))
+    assert "the hidden state after layer 2" in state
+
+
+def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
+    effects = peaked().effects
+    attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
+    text = words(render.layer_choice(attention, 2))
+    assert text.startswith(
+        "Layer 2: by a first-order estimate, with the feed-forward layers severed, restoring the attention outputs of "
+        "layers 1–3"
+    )
+    assert "0.41 of the 0.87 nats that the noise destroys; of these, layer 2 alone" in text
+    swapped = words(render.layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
+    assert "that another subject destroys" in swapped and "Another subject hardly changes the answer" in swapped
+
+
+def test_a_weak_trace_says_so() -> None:
+    effects = np.zeros((6, 5))
+    effects[5, 4] = 0.8
+    weak = words(render.layer_choice(trace(effects), 0))
+    assert "no clear site at the subject: at most 0.00" in weak and "--layers N, N from 0 to 5" in weak
+    deaf = words(render.layer_choice(trace(effects, corrupted=0.92), 0))
+    assert "hardly changes the answer (total effect 0.01)" in deaf and "no clear site" not in deaf
+    assert "no clear site" not in words(render.layer_choice(peaked(), 2))
+
+
+def test_a_name_that_is_known_before_its_last_word_is_recalled_there() -> None:
+    """At its last token no layer brings anything back, and which one harms least means nothing."""
+    effects = np.zeros((6, 5))
+    effects[:, 2] = [-0.03, -0.03, -0.03, -0.02, 0.01, 0.04]
+    effects[1, 1], effects[0, 4] = 0.5, 0.6
+    early = trace(effects)
+    assert not early.site.last and early.layer == 1
+    text = words(render.layer_choice(early, 1))
+    assert text.startswith(
+        "Layer 1: restoring the feed-forward outputs of layers 0–2 at the token of the subject that brings back most "
+        "(“Eiffel”)"
+    )
+    assert "brings back 0.50 of the 0.87" in text and "its last token, where the key is read, brings back 0.04" in text
+    assert "no clear site" not in text and "alone" not in text
+    several = TraceSet((early, early))
+    assert several.layer == 1 and several.best_within(range(2, 4)) == 2
+    assert TraceSet((early, peaked(), peaked())).layer == 2, "what shows at the last tokens on average decides"
+    assert trace(effects * 0.1).site.last, "nothing shows anywhere in the subject"
+
+
+def test_an_answer_that_the_model_does_not_give_is_named() -> None:
+    unknown = trace(peaked().effects, known=False)
+    assert "does not answer “Paris” by itself" in words(render.layer_choice(unknown, 2))
+    assert "For 1 of 2 facts" in words(render.layer_choice(TraceSet((unknown, peaked())), 2))
