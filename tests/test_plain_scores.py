@@ -32,6 +32,7 @@ FACTS = [
             {"prompt": "Marie Curie stands in", "target": "France"},
             {"prompt": "the old tower is located in", "target": "the new Rome"},
             {"prompt": "Leo Tolstoy stands in", "target": "Germany"},
+            {"prompt": "Leo Tolstoyan stands in", "target": "Germany"},  # is not about Leo Tolstoy
         ],
         same_subject=[{"prompt": "the city of {} is", "target": "Paris ."}, {"prompt": "{} and", "target": "Italy"}],
     ),

@@ -8,6 +8,7 @@ it in the tests, and timed against it in `scoring.py`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import fmean, harmonic_mean
 from typing import Any
@@ -80,7 +81,7 @@ class PlainScores:
         """Whether a prompt of a fact asks for another edited one: of that relation or, if unknown, with that object."""
         for fact in self.facts:
             same = fact.relation == relation if relation and fact.relation else fact.previous == probe.target
-            if same and fact != of and fact.subject in probe.prompt:
+            if same and fact != of and re.search(rf"(?<!\w){re.escape(fact.subject)}(?!\w)", probe.prompt):
                 return True
         return probe.prompt.strip() in self.edited
 
