@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from tracing import made
 
 from ffedit.errors import FactError, ModelError
 from ffedit.facts import Fact
@@ -27,18 +28,6 @@ FACTS = [
     Fact("Rome", "Rome and the old Rome is in", target="the old Spain", previous="Italy", occurrence=1),
     Fact("Marie Curie", "the city of {} is", target="Spain"),
 ]
-
-
-def made(effects: Any, subject: tuple[int, int], known: bool = True, **others: Any) -> Trace:
-    """A trace as if it had been measured."""
-    array = np.asarray(effects, float)
-    given: dict[str, Any] = {
-        **{"effects": array, "errors": np.full_like(array, np.nan), "alone": array[:, subject[1] - 1]},
-        **{"clean": 0.9, "corrupted": 0.1, "tokens": tuple(f" t{i}" for i in range(array.shape[1]))},
-        **{"subject": subject, "answer": "Paris", "known": known, "kind": "feed_forward", "window": 1, "sever": None},
-        **{"metric": "probability", "corruption": "Gaussian noise of 3 σ", "noise": 0.1, "samples": 1, "seed": 0},
-    }
-    return Trace(**(given | others))
 
 
 def equal(first: Trace, second: Trace, atol: float = 0.0) -> None:

@@ -8,34 +8,22 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 from shown import shown, words
+from tracing import made
 
 from ffedit import Trace, TraceSet, render
 from ffedit.picture import RAMP, colour, pictures
 
 
-def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **kwargs: Any) -> Trace:
-    """A trace whose only telling parts are given."""
-    count = effects.shape[1]
+def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **others: Any) -> Trace:
+    """A trace of a prompt about the Eiffel Tower; a layer alone brings back half."""
     words = ("The", " Eiffel", " Tower", " is", " in")
     given: dict[str, Any] = {
-        "errors": np.zeros_like(effects),
         "alone": effects[:, subject[1] - 1] / 2,
         "clean": 0.93,
         "corrupted": 0.06,
-        "tokens": tuple(words[i % len(words)] for i in range(count)),
-        "subject": subject,
-        "answer": "Paris",
-        "known": True,
-        "kind": "feed_forward",
-        "window": 3,
-        "sever": None,
-        "metric": "probability",
-        "corruption": "Gaussian noise of 3 σ",
-        "noise": 0.1,
-        "samples": 10,
-        "seed": 0,
+        "tokens": tuple(words[i % len(words)] for i in range(effects.shape[1])),
     }
-    return Trace(effects=effects, **(given | kwargs))
+    return made(effects, subject, **(given | others))
 
 
 def peaked(layers: int = 6, count: int = 5, subject: tuple[int, int] = (1, 3)) -> Trace:

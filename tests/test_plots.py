@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tracing import made
 
 from ffedit import EditError, FFEditError, Trace, TraceSet
 from ffedit.locator.aggregate import Aggregate, aggregate
@@ -17,29 +18,12 @@ from ffedit.plots import check_plot, save_plot
 pytest.importorskip("matplotlib")
 
 
-def trace(layers: int = 6, count: int = 5, **kwargs: Any) -> Trace:
+def trace(layers: int = 6, count: int = 5, **others: Any) -> Trace:
+    """A trace of tokens and an answer that are hard to draw."""
     effects = np.zeros((layers, count))
     effects[layers // 2, 2], effects[-1, -1], effects[0, 1] = 0.4, 0.8, -0.3
-    given: dict[str, Any] = {
-        "effects": effects,
-        "errors": np.zeros_like(effects),
-        "alone": effects[:, 2],
-        "clean": 0.9,
-        "corrupted": 0.1,
-        "tokens": tuple(["$x_1$", " 東京", "\n", " is", " in"][i % 5] for i in range(count)),
-        "subject": (1, 3),
-        "answer": "$5",
-        "known": True,
-        "kind": "feed_forward",
-        "window": 3,
-        "sever": None,
-        "metric": "probability",
-        "corruption": "Gaussian noise of 3 σ",
-        "noise": 0.1,
-        "samples": 10,
-        "seed": 0,
-    }
-    return Trace(**(given | kwargs))
+    tokens = tuple(["$x_1$", " 東京", "\n", " is", " in"][i % 5] for i in range(count))
+    return made(effects, **({"tokens": tokens, "answer": "$5"} | others))
 
 
 def averages(layers: int = 6, facts: int = 4, **kwargs: Any) -> Aggregate:
