@@ -72,6 +72,15 @@ class Crew:
         if self.size > 1:
             _state().wait_for_everyone()
 
+    def disband(self) -> None:
+        """End the crew when its work is done: all of them call this, once, and tell each other nothing afterwards.
+
+        Threads of the process group may still hold tensors that Python made. One that frees them while the interpreter
+        is taken down aborts the process, and a finished run would be told as one that failed.
+        """
+        if self.size > 1:
+            _state().destroy_process_group()
+
 
 def launched() -> bool:
     """Whether this command was started as one of several processes."""

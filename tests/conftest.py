@@ -1,7 +1,8 @@
-"""Every test has its own cache and one thread."""
+"""Every test has its own cache and one thread, and can be interrupted."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import transformers
 from shell import trained_folder
 
 torch.set_num_threads(1)
+# A shell starts a job in the background with SIGINT ignored; Python leaves it so, and what tests start inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 transformers.logging.set_verbosity_error()
 
 

@@ -285,10 +285,11 @@ sys.path.insert(0, {tests!r})
 import zoo
 from benching import run, timeless
 from ffedit.processes import crew
-editable, place = zoo.trained("gpt2", True), Path(sys.argv[1])
+editable, place, workers = zoo.trained("gpt2", True), Path(sys.argv[1]), crew()
 for mode in {modes!r}:
-    found = run(editable, place / mode, mode, methods=["memit", "ft"], crew=crew())
-    (place / f"{{mode}}-{{crew().rank}}.json").write_text(json.dumps(timeless(found)))
+    found = run(editable, place / mode, mode, methods=["memit", "ft"], crew=workers)
+    (place / f"{{mode}}-{{workers.rank}}.json").write_text(json.dumps(timeless(found)))
+workers.disband()
 """
 
 

@@ -11,7 +11,7 @@ from benching import facts, same, timeless
 from shell import process, shell
 
 from ffedit.cli.bench import ALONE
-from ffedit.processes import left_alone
+from ffedit.processes import Crew, left_alone
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
 NUMBERS = ["contexts=0", "phrasings=0", "steps=2", "attempts=1", "tune_steps=1"]
@@ -44,6 +44,16 @@ def test_two_processes_find_what_one_finds(
     same(two, one)
     assert (here["processes"], alone["processes"]) == (2, 1)
     assert not list(Path("two").glob("results-*")), "the parts are merged"
+
+
+def test_the_processes_part_when_the_work_is_done(
+    model: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(2)]))
+    parted: list[bool] = []
+    monkeypatch.setattr(Crew, "disband", lambda _: parted.append(Path("one/report.md").exists()))
+    assert shell(capsys, *bench(model, "--mode", "single", "--out", "one")).code == 0
+    assert parted == [True], "once, after the last that they tell each other"
 
 
 def test_a_process_that_accelerate_left_alone_says_how_to_start_several(empty: Path) -> None:

@@ -14,6 +14,7 @@ from ffedit.processes import Crew, crew, own_device
 PROGRAM = """
 import json, sys
 from pathlib import Path
+import torch
 from ffedit.processes import crew
 
 crew = crew()
@@ -21,7 +22,9 @@ own = {"rank": crew.rank, "size": crew.size, "share": crew.share(range(5)), "lon
 found = crew.gather(own)
 numbers = crew.gather([0.1 + 0.2, float("nan"), None])
 crew.wait()
-(Path(sys.argv[1]) / f"{crew.rank}.json").write_text(json.dumps([found, numbers, crew.first]))
+crew.disband()
+left = torch.distributed.is_initialized()
+(Path(sys.argv[1]) / f"{crew.rank}.json").write_text(json.dumps([found, numbers, crew.first, left]))
 """
 
 
@@ -40,6 +43,7 @@ def test_a_process_that_was_started_alone_is_a_crew_of_one(monkeypatch: pytest.M
     assert alone.share("abc") == ["a", "b", "c"]
     assert alone.gather({"a": (1, 0.1 + 0.2)}) == [{"a": [1, 0.1 + 0.2]}]
     alone.wait()
+    alone.disband()
     with pytest.raises(TypeError):
         alone.gather(object())
 
@@ -57,9 +61,9 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
     ran = process(*launch, program, tmp_path)
     assert ran.code == 0, ran.err
     for rank in (0, 1):
-        found, numbers, first = json.loads((tmp_path / f"{rank}.json").read_text())
+        found, numbers, first, left = json.loads((tmp_path / f"{rank}.json").read_text())
         assert [(one["rank"], one["size"], len(one["long"])) for one in found] == [(0, 2, 1), (1, 2, 70_001)]
         assert [one["share"] for one in found] == [[0, 2, 4], [1, 3]]
         for exact, nothing, none in numbers:
             assert exact == 0.1 + 0.2 and math.isnan(nothing) and none is None
-        assert first == (rank == 0)
+        assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"

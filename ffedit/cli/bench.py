@@ -108,6 +108,7 @@ def bench(
     reasons = f"; {missing} could not be measured, and it says why" if missing else ""
     surface.show(scores(report), f"{out / 'report.md'} has all tables{reasons}")
     surface.write_json(report.to_dict())
+    workers.disband()
 
 
 def exchanged(config: EditConfig, settings: Iterable[str]) -> EditConfig:
