@@ -113,13 +113,15 @@ def follows(spot: Spot, half: str) -> int | None:
 @pytest.mark.parametrize(("family", "half"), STACKS)
 def test_one_memory(family: str, half: str, corpus: Corpus) -> None:
     stack, all_of_it = halves.stack_of(family, half), plain(family, half)
-    best_of = torch.stack([layers[1]["m"] for layers in all_of_it.values()]).amax(0)
-    for index in (best_of > 0).nonzero()[::9, 0].tolist()[:3]:
+    largest = torch.stack([layers[1]["m"] for layers in all_of_it.values()]).topk(TOP + 1, 0).values
+    # Spots of equal strength may come in either order: a T5 decoder starts with the token that the text then has again.
+    apart = (largest[-1] > 0) & (largest[:-1] - largest[1:] > 1e-4 * largest[0]).all(0)
+    for index in apart.nonzero()[::9, 0].tolist()[:3]:
         view = ffedit.inspect_memory(stack, f"1.{index}", corpus, top=TOP)
         m = {spot: float(layers[1]["m"][index]) for spot, layers in all_of_it.items()}
         best = sorted((spot for spot in m if m[spot] > 0), key=lambda spot: -m[spot])[:TOP]
-        largest = [m[spot] for spot in best]
-        assert [one.coefficient for one in view.triggers] == pytest.approx(largest, rel=1e-5, abs=1e-5)
+        strengths = [m[spot] for spot in best]
+        assert [one.coefficient for one in view.triggers] == pytest.approx(strengths, rel=1e-5, abs=1e-5)
         value = stack.memories[1].value[:, index]
         p = read(family, half, stack.model, value[None])[0].detach().softmax(-1)
         assert [one.id for one in view.value.top] == p.topk(TOP).indices.tolist()
