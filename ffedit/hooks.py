@@ -163,8 +163,9 @@ def skipped(module: nn.Module, tensor: Any, returns_tuple: bool) -> Iterator[Non
 def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None]:
     """Let `module`, which treats every position alike, run at the pairs (row, position) only; it gives 0 elsewhere.
 
-    A module that takes more than one tensor, or returns more, runs as always.
+    A pair that is named twice counts once. A module that takes more than one tensor, or returns more, runs as always.
     """
+    rows, positions = torch.stack([rows, positions], 1).unique(dim=0).unbind(1)
     shadowing, original = module.__dict__.get("forward"), module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

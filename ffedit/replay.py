@@ -14,7 +14,7 @@ and no number depends on the tokenizer's padding side.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -172,7 +172,7 @@ def resume(
             input_ids=recording.ids[rows, start : start + states.shape[1]],
             past_key_values=_cache(recording, layer, rows, start) if start else None,
             use_cache=bool(start),
-        ).logits[0]
+        ).logits.squeeze(0)  # an index would cost a copy of all logits on the way back
     return logits
 
 
@@ -219,7 +219,7 @@ def resume_each(
             past_key_values=cache,
             use_cache=True,
             **places,
-        ).logits[0]
+        ).logits.squeeze(0)  # an index would cost a copy of all logits on the way back
     return logits
 
 
@@ -231,6 +231,23 @@ def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> Dynami
         some = rows if index >= layer else torch.zeros_like(rows[:1])
         cache.update(keys[some, :, :start], values[some, :, :start], index)
     return cache
+
+
+@contextmanager
+def narrowed(editable: Editable, run: Tensor, at: Tensor) -> Iterator[None]:
+    """Let the last feed-forward layer run at what is read only, since nothing reads its other outputs.
+
+    Hooks on it would see another shape.
+
+    Args:
+        editable: the model.
+        run: which rerun is read, [k].
+        at: at which position, [k], negative and counted from the end of the rerun: a model that cannot be resumed runs
+            the positions left of its start, too.
+    """
+    feed_forward = editable.last_feed_forward
+    with nullcontext() if feed_forward is None else only_at(feed_forward, run, at):
+        yield
 
 
 def final_states(
@@ -245,16 +262,10 @@ def final_states(
 ) -> Tensor:
     """As `resume`, but what the last layer gives at `read`, [k, d_model]: `logits_of` many such runs is one product.
 
-    With `narrow`, the last feed-forward layer runs at `read` only, since nothing reads its other outputs; hooks on it
-    would see another shape then.
+    With `narrow`, the last feed-forward layer is `narrowed` to `read`.
     """
-    # Counted from the end: a model that cannot be resumed runs the positions left of `start` too.
     run, at = read[:, 0], read[:, 1] - start - states.shape[1]
-    feed_forward = editable.last_feed_forward
-    with ExitStack() as stack:
-        last = stack.enter_context(captured({0: editable.layers[-1]}))
-        if narrow and feed_forward is not None and layer < len(editable.layers):
-            stack.enter_context(only_at(feed_forward, run, at))
+    with captured({0: editable.layers[-1]}) as last, narrowed(editable, run, at) if narrow else nullcontext():
         resume(editable, recording, layer, states, rows, start, read[:0])
     return last[0][run, at]
 

@@ -142,6 +142,17 @@ def test_final_states_unembedded_together_give_the_logits(family: str, resumable
     assert all("forward" not in module.__dict__ for module in editable.model.modules())
 
 
+def test_what_is_read_twice_counts_once_in_gradients() -> None:
+    editable = zoo.shared("llama")
+    recording = replay.record(editable, torch.tensor([ROWS[0]]), torch.tensor([[0, 6]]))
+    read, towards = torch.tensor([[0, 4], [0, 6], [0, 4]]), []
+    for narrow in (False, True):
+        states = recording.states[1][:, 2:].clone().requires_grad_()
+        final = replay.final_states(editable, recording, 1, states, torch.tensor([0]), 2, read, narrow)
+        towards.append(torch.autograd.grad(final.square().sum(), states)[0])
+    assert close(towards[0], towards[1])
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_skipped_layer_is_restored_even_when_the_block_raises(family: str) -> None:
     editable = zoo.shared(family)

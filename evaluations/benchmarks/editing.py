@@ -112,9 +112,11 @@ def products(editable: ffedit.Editable, wording: Wording, steps: int) -> tuple[i
     as far as the layer.
     The task: one pass of all texts, unpadded, without what stands at the answer's last token, with logits for the
     essence only; then for each step, forward and back, the layers above and the tokens from the subject's last one on,
-    with logits for the answer and the essence only.
+    with the last feed-forward layer and the logits for the answer and the essence only.
     """
     layers, vocabulary = measuring.matrix_entries(editable)
+    assert editable.last_feed_forward is not None
+    last = sum(p.numel() for p in editable.last_feed_forward.parameters() if p.ndim == 2)
     above = sum(layers[LAYER + 1 :])
     texts = [p.text for p in (*wording.prompts, *wording.essence)]
     padded = len(texts) * max(len(text.ids) for text in texts)
@@ -124,7 +126,8 @@ def products(editable: ffedit.Editable, wording: Wording, steps: int) -> tuple[i
     after = sum(end - text.subject_last for end, text in zip(ends, texts, strict=True))
     kept = sum(len(p.kept) for p in wording.essence)
     read_at = kept + sum(len(text.target_ids) for text in texts)
-    needed = sum(ends) * sum(layers) + kept * vocabulary + 2 * steps * (after * above + read_at * vocabulary)
+    step = after * (above - last) + read_at * (last + vocabulary)
+    needed = sum(ends) * sum(layers) + kept * vocabulary + 2 * steps * step
     return published, needed
 
 

@@ -9,7 +9,9 @@ loss is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -122,8 +124,7 @@ class Objective:
         """A bucket in parts of which the keys and values of all layers have room, while they are recorded."""
         longest = max(len(self._texts[row].text.ids) for row in rows.tolist())
         each = 2 * longest * len(self.editable.layers) * self.editable.d_model
-        parts: tuple[Tensor, ...] = rows.split(max(1, room(self.editable, ROOM, SHARES) // each))
-        return parts
+        return _parts(rows, room(self.editable, ROOM, SHARES) // each)
 
     def _record(self, rows: Tensor) -> _Bucket:
         texts = [self._texts[row] for row in rows.tolist()]
@@ -218,9 +219,9 @@ class Objective:
             if not len(some):
                 continue
             reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
-            width = bucket.recording.ids.shape[1] - int(bucket.starts.min())
+            width = int((self._end[bucket.rows] - bucket.starts).max())
             each = width * layers * ACTIVATIONS * self.place.shape[0] + 3 * reads * bucket.before.shape[1]
-            yield from ((bucket, part) for part in some.split(max(1, int(most // each))))
+            yield from ((bucket, part) for part in _parts(some, int(most // each)))
 
     def _run(self, bucket: _Bucket, some: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Run texts `some` of a bucket with δ in place.
@@ -247,7 +248,10 @@ class Objective:
         kept = bucket.kept[which]
         reads = torch.cat([said[:, :2], kept])
         reads = torch.stack([place[reads[:, 0]], reads[:, 1]], 1)
-        with replaced(self.place.module, add):
+        ends = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
+        # δ itself may be added to the last layer.
+        narrow = replay.narrowed(editable, *ends) if layer + 1 < len(editable.layers) else nullcontext()
+        with replaced(self.place.module, add), narrow:
             states = bucket.recording.states[layer]
             inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
             given = editable, bucket.recording, layer, states[some[:, None], inside], some
@@ -256,12 +260,18 @@ class Objective:
             else:
                 logits = replay.resume(*given, int(starts[0]), reads)
         log_probs = log_softmax(logits)
-        answers = log_probs[: len(said)].gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
+        of_answers, of_kept = log_probs.split([len(said), len(kept)])
+        answers = of_answers.gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
         which = which.to(log_probs.device)
-        divergence = -bucket.entropy[which] - (bucket.before[which] * log_probs[len(said) :]).sum(-1)
+        divergence = -bucket.entropy[which] - (bucket.before[which] * of_kept).sum(-1)
         of = reads[:, 0].to(log_probs.device)
         zero = log_probs.new_zeros(len(some))
         return zero.index_add(0, of[: len(said)], answers), zero.index_add(0, of[len(said) :], divergence)
+
+
+def _parts(rows: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Parts of at most so many rows, and of one at least; all about as long, since a short one costs nearly as much."""
+    return rows.tensor_split(ceil(len(rows) / max(1, most)))
 
 
 def _end(p: Phrasing) -> int:
