@@ -18,7 +18,7 @@ from making import check_here, made, verified_here
 from safetensors.torch import load_file
 
 import ffedit
-from ffedit import CheckError, Edit, EditConfig, EditError, Fact, ModelError
+from ffedit import CheckError, Edit, EditConfig, EditError, Fact
 from ffedit.anatomy import Editable
 from ffedit.editor import Corpus
 from ffedit.shipping import history
@@ -277,80 +277,9 @@ def test_an_edit_of_another_model_is_not_exported(cases: dict[str, Case], tmp_pa
     assert nothing_left(cases["gpt2"], folder)
 
 
-# Loading ------------------------------------------------------------------------------------------
-
-
-def refusal(source: Any, **options: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        ffedit.load(source, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
-    editable = zoo.shared("gpt2")
-    editable.model.config.save_pretrained(tmp_path)
-    editable.tokenizer.save_pretrained(tmp_path)
-    torch.save(editable.model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert str(tmp_path) in refusal(tmp_path)
-
-
-def test_folders_that_hold_no_model_are_refused(cases: dict[str, Case], tmp_path: Path) -> None:
-    assert "config.json" in refusal(tmp_path)
-    (tmp_path / "config.json").write_text("{ not json")
-    refusal(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
-    refusal(tmp_path)
-    refusal(tmp_path / "not" / "there")
-    base = cases["gpt2"].folder.parents[1] / "gpt2-base"
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((base / name).read_bytes())
-    (tmp_path / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:5000])
-    refusal(tmp_path)
-
-
-def test_devices_and_dtypes_that_do_not_exist_are_refused(cases: dict[str, Case]) -> None:
-    folder = cases["gpt2"].folder
-    assert "float8" in refusal(folder, dtype="float8") and "bfloat16" in refusal(folder, dtype="float8")
-    assert "toaster" in refusal(folder, device="toaster")
-
-
-def test_the_dtype_asked_for_is_taken(cases: dict[str, Case]) -> None:
-    editable = ffedit.load(cases["gpt2"].folder, device="cpu", dtype="bfloat16")
-    assert editable.model.dtype == editable.memories[0].dtype == torch.bfloat16
-
-
-def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() -> None:
-    model, words = zoo.model("llama"), zoo.words()
-    expected = "found {}; a model's name, its folder or a pair (model, tokenizer) was expected"
-    for given, found in [
-        (model, "LlamaForCausalLM"),
-        ((model,), "LlamaForCausalLM"),
-        ((words, model), f"{type(words).__name__}, LlamaForCausalLM"),
-        ((model, words, None), f"LlamaForCausalLM, {type(words).__name__}, NoneType"),
-    ]:
-        for load in (ffedit.load, ffedit.load_stacks):
-            with pytest.raises(ModelError) as caught:
-                load(given)
-            assert str(caught.value) == expected.format(found)
-    options: dict[str, Any] = {
-        "device": "cpu", "dtype": "float16", "revision": "main", "trust_remote_code": True, "device_map": {"": "cpu"}
-    }  # fmt: skip
-    for name, value in options.items():
-        for load in (ffedit.load, ffedit.load_stacks):
-            with pytest.raises(ModelError, match=f"^{name}: found with a pair"):
-                load((model, words), **{name: value})
-
-
 def test_a_fact_alone_is_edited_and_evaluated(cases: dict[str, Case]) -> None:
     case = cases["gpt2"]
     config = EditConfig(contexts=2, phrasings=2, steps=5)
     edit = ffedit.edit(case.editable, FACT, "rome", [1], config, Corpus(tokens=300))
     assert edit.fingerprint() == case.edit.fingerprint()
     assert ffedit.evaluate(case.editable, FACT, edit).after == case.report.after
-
-
-def test_a_ready_pair_is_taken_as_it_is() -> None:
-    pair = (zoo.model("llama"), zoo.words())
-    editable = ffedit.load(pair)
-    assert editable.model is pair[0] and editable.tokenizer is pair[1] and not editable.model.training

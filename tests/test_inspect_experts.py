@@ -1,4 +1,4 @@
-"""The inspector on mixtures of experts: its numbers are those of each family's own formula, written out here."""
+"""The inspector on mixtures of experts: its numbers are those of each family's own formula."""
 
 from __future__ import annotations
 
@@ -9,77 +9,23 @@ import pytest
 import torch
 import zoo
 from making import made
+from mixing import PLAIN, PROMPT, SHARED, block_of, plain, plain_expert, values_of
 from shell import TEXT, save_model, shell
 from shown import shown
-from torch import Tensor
-from torch.nn.functional import silu
 
 import ffedit
 from ffedit import Corpus, EditError, Slot
-from ffedit.anatomy import Editable
 from ffedit.errors import ModelError
 from ffedit.hooks import captured
-from ffedit.inspector import turning
 from ffedit.inspector.edit_view import inspect_edit
 from ffedit.inspector.memory_view import inspect_memory
 from ffedit.inspector.model_view import Removing, inspect_model
 from ffedit.inspector.prompt_view import inspect_prompt
-from ffedit.inspector.slots import turned
 from ffedit.inspector.stream import Settings
 from ffedit.memory import Address
 from ffedit.render_edit import edited_view
 from ffedit.render_inspect import prompt_view
 from ffedit.render_memory import memory_view
-
-PROMPT = "the Eiffel tower is located in"
-PLAIN = ["mixtral", "qwen2_moe", "gpt_oss", "llama4"]
-SHARED = ("qwen2_moe", "llama4")
-
-
-def plain_expert(family: str, block: Any, expert: int, x: Tensor) -> Tensor:
-    """m_e [d_ff] of what an expert receives, x [d_model]."""
-    first = block.experts.gate_up_proj[expert]
-    if family == "gpt_oss":
-        z = x @ first + block.experts.gate_up_proj_bias[expert]
-        gate, up = z[::2].clamp(max=7.0), z[1::2].clamp(-7.0, 7.0)
-        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
-    gate, up = (x @ first if family == "llama4" else first @ x).chunk(2)
-    return silu(gate) * up
-
-
-def plain(family: str, block: Any, x: Tensor) -> tuple[dict[int, float], dict[int, Tensor]]:
-    """The weights of the experts that one token goes to, and its keys k_e."""
-    router = block.router if family in ("gpt_oss", "llama4") else block.gate
-    logits = router.weight @ x + (router.bias if family == "gpt_oss" else 0)
-    top = logits.topk(1 if family == "llama4" else 2)
-    scores = {"gpt_oss": top.values.softmax(0), "llama4": top.values.sigmoid()}.get(family)
-    if scores is None:
-        scores = logits.softmax(0)[top.indices]
-        scores = scores / scores.sum() if family == "mixtral" else scores
-    weights = {expert: float(g) for expert, g in zip(top.indices.tolist(), scores, strict=True)}
-    keys = {
-        e: plain_expert(family, block, e, g * x) if family == "llama4" else g * plain_expert(family, block, e, x)
-        for e, g in weights.items()
-    }
-    if family in SHARED:
-        own = block.shared_expert
-        weights[4] = float(torch.sigmoid(block.shared_expert_gate(x))) if family == "qwen2_moe" else 1.0
-        keys[4] = weights[4] * silu(own.gate_proj.weight @ x) * (own.up_proj.weight @ x)
-    return weights, keys
-
-
-def block_of(editable: Editable, layer: int) -> Any:
-    mixture = editable.feed_forward[layer].mixture
-    assert mixture is not None
-    return mixture.block
-
-
-def values_of(family: str, block: Any, expert: int) -> Tensor:
-    """V_e [d_ff, d_model]."""
-    if expert == 4:
-        return block.shared_expert.down_proj.weight.T
-    stored = block.experts.down_proj[expert]
-    return stored if family in ("gpt_oss", "llama4") else stored.T
 
 
 @pytest.fixture
@@ -155,58 +101,6 @@ def test_a_prompt_is_told_with_its_experts(width: int) -> None:
     assert all(f"{one.address} × " in text for layer in view.layers for one in layer.experts)
     assert "Experts that" not in shown(prompt_view(inspect_prompt(zoo.shared("gpt2"), PROMPT)), width)
     assert view.to_dict()["layers"][1]["experts"][0]["address"] == str(view.layers[1].experts[0].address)
-
-
-# Turning memories ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("factor", [0.0, 3.0])
-@pytest.mark.parametrize("family", PLAIN)
-def test_turning_a_memory_is_scaling_its_value_and_leaves_nothing_behind(family: str, factor: float) -> None:
-    editable = zoo.build(family)
-    before, plain_view = zoo.snapshot(editable), inspect_prompt(editable, PROMPT)
-    strongest = [one.slot for layer in plain_view.layers for one in layer.firing[:2]]
-    view = inspect_prompt(editable, PROMPT, dict.fromkeys(strongest, factor))
-    assert zoo.unchanged(editable, before)
-    assert view.untouched == plain_view.prediction != view.prediction
-    for slot in strongest:
-        memory = editable.memories[slot.address]
-        value = memory.value.clone()
-        value[:, slot.index] *= factor
-        memory.set_(value)
-    scaled = inspect_prompt(editable, PROMPT).prediction
-    assert [one.id for one in view.prediction.top] == [one.id for one in scaled.top]
-    assert view.prediction.max_probability == pytest.approx(scaled.max_probability, abs=1e-5)
-
-
-def test_turns_inside_turns_multiply_and_an_error_undoes_them() -> None:
-    editable = zoo.build("mixtral")
-    memory, before = editable.memories[Address(1, 2)], zoo.snapshot(editable)
-    column = memory.value[:, 5].clone()
-    with pytest.raises(KeyError), memory.scaled({5: 2.0}), memory.scaled({5: -3.0, 0: 0.0}):
-        assert torch.equal(memory.value[:, 5], -6 * column) and not memory.value[:, 0].any()
-        raise KeyError
-    assert zoo.unchanged(editable, before)
-    with pytest.raises(ModelError, match="0 … 47"), memory.scaled({48: 0.0}):
-        pass
-
-
-def log_p(editable: Editable, ids: Tensor, slot: Slot, factor: float) -> float:
-    with turned(editable.memories, {slot: factor}), torch.no_grad():
-        return float(editable.model(input_ids=ids).logits[0, -1].double().log_softmax(-1)[40])
-
-
-@pytest.mark.parametrize("family", PLAIN)
-def test_slopes_are_the_derivatives_of_the_measured_effect(family: str) -> None:
-    editable = zoo.build(family)
-    ids, step = torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]), 2**-7
-    found = turning.slopes(editable, ids, 40)
-    assert set(found) == set(editable.memories)
-    for address in sorted(found)[5:]:
-        slot = Slot(address, int(found[address].abs().argmax()))
-        up, down = (log_p(editable, ids, slot, 1 + by) for by in (step, -step))
-        # In float32, since grouped products know no other precision that is as fine.
-        assert float(found[address][slot.index]) == pytest.approx((up - down) / (2 * step), rel=1e-2, abs=3e-3)
 
 
 # One memory ---------------------------------------------------------------------------------------

@@ -8,19 +8,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
 import torch
 import zoo
+from passing import FAMILIES, TOP, documents, made, plain, told, written
 from torch import Tensor
 
 from ffedit import Corpus, EditError
 from ffedit.hooks import captured
 from ffedit.inspector import stream
-from ffedit.inspector.agreement import read_values, surest
-from ffedit.inspector.composition import CASES, compose
+from ffedit.inspector.composition import CASES
 from ffedit.inspector.memory_view import inspect_memory
 from ffedit.inspector.merging import merge_passes
 from ffedit.inspector.model_view import Removing, inspect_model
@@ -33,63 +31,6 @@ from ffedit.inspector.stream import Pass, Settings, collect, started
 from ffedit.inspector.triggers import Triggers, prefix_hashes
 from ffedit.memory import Address
 from ffedit.stacks import Stack
-
-# ReLU, GELU, and a SwiGLU gate.
-FAMILIES = ("opt", "gpt2", "llama")
-TOP = 7
-
-
-def documents(count: int, seed: int = 0) -> list[str]:
-    """Short texts, many of which begin alike."""
-    rng, words = Random(seed), zoo.WORDS[3:40]
-    return [
-        " ".join(
-            [*rng.choice((("the", "old"), ("in",), ("Paris", "of", "a"))), *rng.choices(words, k=rng.randint(0, 9))]
-        )
-        for _ in range(count)
-    ]
-
-
-def written(path: Path, texts: list[str]) -> Corpus:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return Corpus(path, tokens=100_000)
-
-
-def made(family: str, corpus: Corpus, folder: Path, **settings: Any) -> tuple[Stack, Pass, RowStore]:
-    editable = zoo.shared(family)
-    stack = Stack.of(editable)
-    settings = {"top": TOP, "positions": 40} | settings
-    state = started(stack, {"fingerprint": "-", "settings": asdict(Settings(**settings)), "corpus": "", "tokens": 0})
-    folder.mkdir(exist_ok=True)
-    return stack, state, collect(stack, rows_of(editable, corpus), corpus.tokens, state, folder)
-
-
-@torch.no_grad()
-def plain(family: str, texts: list[str]) -> tuple[list[Row], Tensor, list[int]]:
-    """All different prefixes, m of every layer there [prefixes, layers, d_ff], and what follows each first: one row at
-    a time, nothing thrown away."""
-    editable = zoo.shared(family)
-    found: dict[Row, tuple[Tensor, int]] = {}
-    for text in texts:
-        ids = editable.tokenizer(text)["input_ids"]
-        if len(ids) < 2:
-            continue
-        modules = {layer: editable.memories[layer].module for layer in range(zoo.DEPTH)}
-        with captured(modules, inputs=True) as seen:
-            editable.model(input_ids=torch.tensor([ids]))
-        keys = torch.stack([seen[layer].reshape(len(ids), -1) for layer in range(zoo.DEPTH)], 1)
-        for end in range(len(ids) - 1):
-            found.setdefault(tuple(ids[: end + 1]), (keys[end], ids[end + 1]))
-    return list(found), torch.stack([m for m, _ in found.values()]), [following for _, following in found.values()]
-
-
-def told(state: Pass, store: RowStore, layer: int) -> list[list[tuple[Row, float]]]:
-    """The triggers of every key of a layer, as prefixes with coefficients."""
-    one = state.triggers[layer]
-    return [
-        [(store.context(place).ids, m) for place, m in zip(places, ms, strict=True) if place != NOTHING]
-        for places, ms in zip(one.places.tolist(), one.coefficients.tolist(), strict=True)
-    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -225,82 +166,6 @@ def test_some_keys_only(tmp_path: Path) -> None:
         index = some.triggers[layer].index
         assert len(index) == 5
         assert torch.equal(some.triggers[layer].coefficients, whole.triggers[layer].coefficients[index])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_values_agree_as_the_plain_reading_says(family: str, tmp_path: Path) -> None:
-    texts = documents(80)
-    stack, state, store = made(family, written(tmp_path / "a.jsonl", texts), tmp_path / "out")
-    editable = zoo.shared(family)
-    all_values = []
-    for layer, memory in enumerate(stack.memories):
-        values = read_values(stack, layer, state.triggers[layer], store)
-        all_values.append(values)
-        logits = torch.stack([read_alone(family, memory.value[:, i]) for i in range(memory.d_ff)])
-        p = logits.softmax(-1)
-        assert torch.equal(values.top, p.argmax(-1))
-        assert torch.allclose(values.sure, p.max(-1).values, atol=1e-5)
-        for at, key in enumerate(values.keys.tolist()):
-            place = int(state.triggers[layer].places[key, 0])
-            row, end = list(store)[place // 64], place % 64
-            assert values.next[at] == row[end + 1]
-            better = [other for other in range(zoo.VOCAB) if logits[key, other] > logits[key, row[end + 1]]]
-            assert values.rank[at] == len(better) + 1
-            assert bool(values.agrees[at]) == (int(p[key].argmax()) == row[end + 1])
-        assert Counter(values.dealt.tolist()) == Counter(values.next.tolist())
-    best = surest(all_values, [state.triggers[i] for i in range(zoo.DEPTH)], store, 10)
-    every = sorted((float(v.sure[k]) for v in all_values for k in v.keys.tolist()), reverse=True)
-    assert best.sure.tolist() == every[:10]
-    assert bool((best.agrees <= best.any_agrees).all())
-    assert len(editable.layers) == zoo.DEPTH
-
-
-@torch.no_grad()
-def read_alone(family: str, vector: Tensor) -> Tensor:
-    """Final norm and unembedding by their names in the three families."""
-    model = zoo.shared(family).model
-    norm = {"gpt2": "transformer.ln_f", "llama": "model.norm", "opt": "model.decoder.final_layer_norm"}[family]
-    logits: Tensor = model.lm_head(model.get_submodule(norm)(vector[None]))[0]
-    return logits
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_composition_is_what_one_position_at_a_time_shows(family: str, tmp_path: Path) -> None:
-    stack, state, store = made(family, written(tmp_path / "a.jsonl", documents(80)), tmp_path / "out")
-    tops = [read_values(stack, layer, state.triggers[layer], store).top for layer in range(zoo.DEPTH)]
-    found = compose(stack, state.sample.seen, tops)
-    model = zoo.shared(family).model
-    for at, place in enumerate(state.sample.places.tolist()):
-        ids = torch.tensor([store.context(place).ids])
-        modules = {layer: memory.module for layer, memory in enumerate(stack.memories)}
-        with (
-            torch.no_grad(),
-            captured(modules, inputs=True) as keys,
-            captured(modules) as outputs,
-            captured(dict(enumerate(stack.layers))) as after,
-        ):
-            says = int(model(input_ids=ids).logits[0, -1].argmax())
-        for layer, one in enumerate(found):
-            m = keys[layer].reshape(ids.shape[1], -1)[-1]
-            o, y = (some[layer].reshape(ids.shape[1], -1)[-1] for some in (outputs, after))
-            r = y - o
-            top = {name: int(read_alone(family, x).argmax()) for name, x in (("r", r), ("o", o), ("y", y))}
-            case = {
-                (True, True): "agreement",
-                (True, False): "residual",
-                (False, True): "feed-forward",
-                (False, False): "compromise",
-            }[top["y"] == top["r"], top["y"] == top["o"]]
-            assert CASES[int(one.case[at])] == case
-            assert bool(one.settled[at]) == (top["r"] == says)
-            assert float(one.final[at]) == pytest.approx(float(read_alone(family, r).softmax(-1)[says]), abs=1e-5)
-            active = [i for i in range(len(m)) if m[i] > 0]
-            assert bool(one.zero[at]) == all(int(tops[layer][i]) != top["o"] for i in active)
-            strengths = [abs(float(m[i])) * float(stack.memories[layer].value[:, i].norm()) for i in range(len(m))]
-            effective = sum(s**2 for s in strengths) ** 2 / sum(s**4 for s in strengths)
-            assert one.activity[at].tolist() == pytest.approx(
-                [len(active), sum(s >= 0.01 * float(o.norm()) for s in strengths), effective], rel=1e-4
-            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

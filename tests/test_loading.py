@@ -1,0 +1,79 @@
+"""What is loaded, and what is refused in one line: folders, devices and dtypes, ready pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+import ffedit
+from ffedit import ModelError
+
+
+def refusal(source: Any, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        ffedit.load(source, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    editable = zoo.shared("gpt2")
+    editable.model.config.save_pretrained(tmp_path)
+    editable.tokenizer.save_pretrained(tmp_path)
+    torch.save(editable.model.state_dict(), tmp_path / "pytorch_model.bin")
+    assert str(tmp_path) in refusal(tmp_path)
+
+
+def test_folders_that_hold_no_model_are_refused(model: Path, tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{ not json")
+    refusal(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    refusal(tmp_path)
+    refusal(tmp_path / "not" / "there")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000])
+    refusal(tmp_path)
+
+
+def test_devices_and_dtypes_that_do_not_exist_are_refused(model: Path) -> None:
+    assert "float8" in refusal(model, dtype="float8") and "bfloat16" in refusal(model, dtype="float8")
+    assert "toaster" in refusal(model, device="toaster")
+
+
+def test_the_dtype_asked_for_is_taken(model: Path) -> None:
+    editable = ffedit.load(model, device="cpu", dtype="bfloat16")
+    assert editable.model.dtype == editable.memories[0].dtype == torch.bfloat16
+
+
+def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() -> None:
+    model, words = zoo.model("llama"), zoo.words()
+    expected = "found {}; a model's name, its folder or a pair (model, tokenizer) was expected"
+    for given, found in [
+        (model, "LlamaForCausalLM"),
+        ((model,), "LlamaForCausalLM"),
+        ((words, model), f"{type(words).__name__}, LlamaForCausalLM"),
+        ((model, words, None), f"LlamaForCausalLM, {type(words).__name__}, NoneType"),
+    ]:
+        for load in (ffedit.load, ffedit.load_stacks):
+            with pytest.raises(ModelError) as caught:
+                load(given)
+            assert str(caught.value) == expected.format(found)
+    options: dict[str, Any] = {
+        "device": "cpu", "dtype": "float16", "revision": "main", "trust_remote_code": True, "device_map": {"": "cpu"}
+    }  # fmt: skip
+    for name, value in options.items():
+        for load in (ffedit.load, ffedit.load_stacks):
+            with pytest.raises(ModelError, match=f"^{name}: found with a pair"):
+                load((model, words), **{name: value})
+
+
+def test_a_ready_pair_is_taken_as_it_is() -> None:
+    pair = (zoo.model("llama"), zoo.words())
+    editable = ffedit.load(pair)
+    assert editable.model is pair[0] and editable.tokenizer is pair[1] and not editable.model.training
