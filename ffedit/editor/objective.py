@@ -248,10 +248,10 @@ class Objective:
         kept = bucket.kept[which]
         reads = torch.cat([said[:, :2], kept])
         reads = torch.stack([place[reads[:, 0]], reads[:, 1]], 1)
-        ends = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
-        # δ itself may be added to the last layer.
-        narrow = replay.narrowed(editable, *ends) if layer + 1 < len(editable.layers) else nullcontext()
-        with replaced(self.place.module, add), narrow:
+        run, from_end = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
+        # Where δ is added to the last layer itself, that one runs whole.
+        last = layer + 1 == len(editable.layers)
+        with replaced(self.place.module, add), nullcontext() if last else replay.narrowed(editable, run, from_end):
             states = bucket.recording.states[layer]
             inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
             given = editable, bucket.recording, layer, states[some[:, None], inside], some
