@@ -86,7 +86,8 @@ def relations(known: Iterable[Mapping[str, str]] = (), more: Mapping[str, Any] |
         for object, subjects in own.get("facts", {}).items():
             for subject in subjects:
                 facts[name].setdefault(subject, object)
-    return [Relation(name, tuple(templates[name]), facts[name]) for name in templates]
+    first = [*(more or {}), *templates]
+    return [Relation(name, tuple(templates[name]), facts[name]) for name in dict.fromkeys(first)]
 
 
 def find_known(
