@@ -3,18 +3,20 @@
     python evaluations/make_edits.py --model MODEL --out FILE [--known known_1000.json] [--more more_facts.json]
         [--apart FILE ...] [--count 600] [--per-subject 2] [--subjects 60] [--seed 0] [--screen bfloat16]
 
-The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000` and of `--more` (more
-templates and facts of a relation). A fact is known
-where greedy generation gives the whole object, and then no further letter, in at least two templates. Those are the
-prompt and the paraphrases. Neighbors are other known subjects of the same object, three at least, each in a template
-in which the model says it; `same_subject` (an extension) asks for the subject's other known facts. The new object is
-another known object of the relation, less likely than the old one before the edit; where there is a choice, one that
-differs in its first token.
+The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`. A
+fact is known where greedy generation gives the whole object, and then no further letter, in at least two templates.
+Those are the prompt and the paraphrases. Neighbors are other known subjects of the same object, three at least, each in
+a template in which the model says it; `same_subject` (an extension) asks for the subject's other known facts. The new
+object is another known object of the relation, less likely than the old one before the edit; where there is a choice,
+one that differs in its first token. A name that holds the other, as in "Bank of China" and "China", makes no edit.
 
 The split is by subject: a third of the edits for development, the others for reporting; subjects of `--apart` are
 never in the latter. After the first `SAMPLE` subjects of a relation, only the `BEST` templates are asked further, and
 none that has not given a single object.
-Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes.
+
+Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
+name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
+only what that affirms in the model's own.
 """
 
 from __future__ import annotations
@@ -186,13 +188,8 @@ def encoded_pair(editable: ffedit.Editable, prompt: str, object: str) -> Encoded
         e = encode(editable.tokenizer, prompt, object)
     except FactError:
         return None
-    return None if editable.tokenizer.unk_token_id in e.ids[1:] and not _unk_is_special(editable) else e
-
-
-def _unk_is_special(editable: ffedit.Editable) -> bool:
-    """Whether the unknown token has another office (GPT-2 has one token for all)."""
-    tokenizer = editable.tokenizer
-    return tokenizer.unk_token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    # The first token may be a BOS that serves as the unknown token, too.
+    return None if editable.tokenizer.unk_token_id in e.ids[1:] else e
 
 
 def draft(known: Sequence[Known], rng: random.Random, first: Callable[[str, str], int], per_subject: int) -> list[Any]:
