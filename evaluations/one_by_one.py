@@ -57,6 +57,10 @@ class Examiner:
             self._evaluations[tuple(facts)] = Evaluation(self.editable, facts)
         return self._evaluations[tuple(facts)]
 
+    def forget(self) -> None:
+        """Hold no answers any more: of hundreds of facts they would fill the memory."""
+        self._evaluations.clear()
+
     def scores(
         self, facts: Sequence[Fact], updates: Mapping[ffedit.Address, Any] | None = None
     ) -> list[tuple[dict[str, float | None], dict[str, float | None], str]]:
