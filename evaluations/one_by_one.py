@@ -114,8 +114,9 @@ class Journal:
         self.lines.append(json.loads(json.dumps(line)))
 
     def _append(self, line: Mapping[str, Any]) -> None:
+        cut = self.path.exists() and self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(("\n" if cut else "") + json.dumps(line) + "\n")
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
