@@ -1,0 +1,201 @@
+"""What the comparisons share: facts of a file, one edit in the weights for a while, its scores, and paired differences.
+
+An edit is a mapping of addresses to changes, whoever computed it, so that ffedit's and a rival's are written and scored
+alike. The scores before are asked once for a fact. Intervals are bootstrapped over facts; what is compared is compared
+on the same facts and the same draws.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import facts_of
+
+import ffedit
+from ffedit import Editable, Fact, bootstrap
+from ffedit.editor.job import restored
+from ffedit.evaluator import Evaluation, Scores
+
+# Shares per fact; the harmonic mean is that of the means of `FOUR`.
+FOUR = ("efficacy", "paraphrase", "specificity", "same_subject")
+RATES = (*FOUR, "generation")
+SEED, DRAWS, LEVELS = 0, 2000, (2.5, 97.5)
+Columns = Mapping[str, Sequence[float | None]]
+
+
+def facts_in(data: Path, split: str | None = None, limit: int | None = None) -> list[Fact]:
+    """The facts of a file in any form that ffedit reads; of a file with splits, those of one."""
+    if split is not None:
+        return facts_of(split, limit, data)
+    return ffedit.read_facts(data)[:limit]
+
+
+@contextmanager
+def written(editable: Editable, updates: Mapping[ffedit.Address, Any]) -> Iterator[None]:
+    """In the block, `updates` are in the weights; afterwards these are what they were, bit for bit."""
+    memories = [editable.memories[at] for at in updates]
+    with restored(memories):
+        for memory, delta in zip(memories, updates.values(), strict=True):
+            memory.write_(delta)
+        yield
+
+
+class Examiner:
+    """Scores facts before and after edits; what is asked before is asked once for each group of facts."""
+
+    def __init__(self, editable: Editable) -> None:
+        self.editable = editable
+        self._evaluations: dict[tuple[Fact, ...], Evaluation] = {}
+
+    def of(self, facts: Sequence[Fact]) -> Evaluation:
+        """The questions of facts that are edited together, and their scores before."""
+        if tuple(facts) not in self._evaluations:
+            self._evaluations[tuple(facts)] = Evaluation(self.editable, facts)
+        return self._evaluations[tuple(facts)]
+
+    def forget(self) -> None:
+        """Hold no answers any more: of hundreds of facts they would fill the memory."""
+        self._evaluations.clear()
+
+    def scores(
+        self, facts: Sequence[Fact], updates: Mapping[ffedit.Address, Any] | None = None
+    ) -> list[tuple[dict[str, float | None], dict[str, float | None], str]]:
+        """For each fact its rates before and after, and what is said to its prompt; None: as the model is now."""
+        evaluation = self.of(facts)
+        with written(self.editable, updates or {}):
+            after = evaluation.scores()
+        pairs = zip(evaluation.before, after, strict=True)
+        return [(rates(before.scores), rates(now.scores), now.says) for before, now in pairs]
+
+
+def rates(scores: Scores) -> dict[str, float | None]:
+    """What is compared."""
+    return {name: getattr(scores, name) for name in RATES}
+
+
+@contextmanager
+def timed(into: dict[str, float]) -> Iterator[None]:
+    """Seconds of the block: on the clock, and of this process's processors (which a busy machine changes less)."""
+    clock, processor = time.perf_counter(), time.process_time()
+    yield
+    into |= {"seconds": time.perf_counter() - clock, "processor_seconds": time.process_time() - processor}
+
+
+class Journal:
+    """A file of JSON lines that a run which was stopped goes on with: first its settings, then one line a fact."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Open or begin it.
+
+        Raises:
+            ffedit.FFEditError: it was begun with other settings.
+        """
+        self.path, plain = path, json.loads(json.dumps(settings))
+        if not path.exists() or not path.read_text(encoding="utf-8"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"settings": plain})
+        there, self.lines = read_journal(path)
+        if there != plain:
+            other = sorted(name for name in {*there, *plain} if there.get(name) != plain.get(name))
+            raise ffedit.FFEditError(f"{path}: begun with other {', '.join(other)}; delete it, or name another folder")
+
+    @property
+    def done(self) -> set[str]:
+        """The facts that are in it."""
+        return {line["fact"] for line in self.lines}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Append the results of one fact."""
+        self._append(line)
+        self.lines.append(json.loads(json.dumps(line)))
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        cut = self.path.exists() and self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(("\n" if cut else "") + json.dumps(line) + "\n")
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings of a journal and its lines; a last line that was cut off is none."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found[0]["settings"], found[1:]
+
+
+def name_of(fact: Fact) -> str:
+    """By which a fact is known in a journal."""
+    return f"{fact.text} {fact.target}"
+
+
+def columns_of(lines: Sequence[Mapping[str, Any]], facts: Sequence[str], when: str = "after") -> Columns:
+    """By measure, its value for each of `facts`, which are all there; seconds are those of the edit alone."""
+    by_fact = {line["fact"]: line for line in lines}
+    some = [by_fact[fact] for fact in facts]
+    found = {name: [line[when][name] for line in some] for name in RATES}
+    return {**found, **{name: [line[name] for line in some] for name in ("seconds", "processor_seconds")}}
+
+
+def harmonic(columns: Columns) -> Callable[[np.ndarray], np.ndarray]:
+    """The harmonic mean, over the four rates that were measured, of their means with weights [draws, facts]."""
+    parts = [array for name in FOUR if not np.isnan(array := _array(columns[name])).all()]
+
+    def of(weights: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.asarray(len(parts) / sum(1 / _means(part, weights) for part in parts))
+
+    return of
+
+
+def mean(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The mean of one measure with weights [draws, facts]."""
+    values = _array(columns[name])
+    return lambda weights: _means(values, weights)
+
+
+def measured(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The mean of `name`, or the harmonic mean of the four under the name "harmonic"."""
+    return harmonic(columns) if name == "harmonic" else mean(columns, name)
+
+
+def interval(columns: Columns, name: str, against: Columns | None = None) -> bootstrap.Interval | None:
+    """A mean over facts with its 95 % interval; with `against` (of the same facts), the paired difference to it.
+
+    None where nothing was measured.
+    """
+    count, sides = len(columns["seconds"]), [columns] if against is None else [columns, against]
+    if any(name != "harmonic" and np.isnan(_array(side[name])).all() for side in sides):
+        return None
+    once, weights = np.ones((1, count)), np.concatenate(list(bootstrap.draws(count, SEED, DRAWS)))
+
+    def value(w: np.ndarray) -> np.ndarray:
+        found = [measured(side, name)(w) for side in sides]
+        return found[0] - found[1] if len(found) > 1 else found[0]
+
+    low, high = np.nanpercentile(value(weights), LEVELS)
+    return bootstrap.Interval(float(value(once)[0]), float(low), float(high))
+
+
+def shown(found: bootstrap.Interval | None, signed: bool = False, places: int = 3) -> str:
+    """A figure with its interval, or a dash."""
+    if found is None:
+        return "-"
+    form = f"{'+' if signed else ''}.{places}f"
+    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+
+
+def _array(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Means of what was measured, [draws]; NaN where nothing of it was drawn."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray((weights @ np.nan_to_num(values)) / (weights @ ~np.isnan(values)))

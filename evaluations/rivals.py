@@ -1,0 +1,235 @@
+"""Two honest rivals, as plain loops of whole forward passes: the published ROME, and a rank-one editor of sixty lines.
+
+Nothing here is clever, and nothing is wasted: no cache, no parameter asks for a gradient, what is read before the first
+step is read in its pass. Of ffedit they use what finds the value matrix and puts a prompt into tokens, so that all see
+the same prompts; the arithmetic is their own.
+
+`published_rome` is Meng et al. 2022 (arXiv 2202.05262) as its code does it with the numbers of GPT-2 XL: the prompt
+bare and behind 20 sampled prefixes, v* by Adam at 0.5, ‖δ‖ at most 4 times what the layer gives, 0.0625 KL(after ‖
+before) after "{subject} is a", a decay of 0.5 ‖δ‖ / ‖W k‖², an end at a loss of 0.05, Δ = δ (C⁻¹k*)ᵀ / (k*ᵀ C⁻¹ k*).
+Three things are not as in the code: k* is the same vector in the numerator and the denominator, the mean over all
+contexts (the code divides by the bare prompt's, which arXiv 2403.07175 corrects); the divergence is read at the
+prompt's last token, as the paper has it, not at the subject's; and there may be 25 steps, as later work takes, not 20.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffedit import Address, Editable, Fact, FFEditError, KeyValueMemory, LowRank
+from ffedit.tokens import Encoded
+
+# Sampled prefixes: (how many, of how many tokens), drawn among the likeliest.
+PUBLISHED, FEW, TOP = ((10, 5), (10, 10)), ((8, 10),), 5
+ESSENCE = "{} is a"
+
+
+@dataclass(frozen=True, eq=False)
+class RankOne:
+    """Δ = left rightᵀ, and how it came about.
+
+    Attributes:
+        address: of the value matrix that it is for.
+        left: [d_model], float64.
+        right: [d_ff], float64.
+        key: k*, [d_ff], float64.
+        value: v*, [d_model], float64: (W + Δ) k* = v*.
+        losses: before each step, nats.
+        seconds: that it took.
+    """
+
+    address: Address
+    left: Tensor
+    right: Tensor
+    key: Tensor
+    value: Tensor
+    losses: tuple[float, ...]
+    seconds: float
+
+    @property
+    def updates(self) -> dict[Address, LowRank]:
+        """The change by address, as of an `ffedit.Edit`."""
+        return {self.address: LowRank(self.left[:, None], self.right[None])}
+
+
+def published_rome(
+    editable: Editable,
+    fact: Fact,
+    layer: int,
+    C: Tensor,
+    prefixes: Sequence[str],
+    steps: int = 25,
+    within: float = float("inf"),
+) -> RankOne:
+    """Write `fact` as published.
+
+    Args:
+        editable: the model; nothing in it changes.
+        fact: what to write.
+        layer: where.
+        C: second moment of the layer's keys over ordinary text, [d_ff, d_ff], float64.
+        prefixes: texts before the prompt, by `sampled_prefixes(editable, PUBLISHED)`; the bare prompt comes on top.
+        steps: forward passes, at most.
+        within: seconds; no step is begun that would not end in time, if it took as long as those before.
+    """
+    started, memory = time.perf_counter(), matrix_of(editable, layer)
+    stating = [state(editable, fact, prefix) for prefix in ("", *prefixes)]
+    essence = editable.encode(ESSENCE.format(fact.subject), span=(0, len(fact.subject)))
+    losses: list[float] = []
+    with frozen(editable.model):
+        delta = torch.zeros(memory.shape[0], device=editable.device, requires_grad=True)
+        adam = torch.optim.Adam([delta], lr=0.5)
+        for step in range(steps):
+            logits, keys, outputs = whole_pass(editable, memory, [*stating, essence], delta)
+            after = logits[-1, len(essence.ids) - 1].log_softmax(-1)
+            if step == 0:
+                key, size, before = keys[:-1].double().mean(0), outputs[0].norm(), after.detach()
+            nll = torch.stack([-log_probs(logits[i], text).mean() for i, text in enumerate(stating)]).mean()
+            loss = nll + 0.0625 * (after.exp() * (after - before)).sum() + 0.5 * delta.norm() / size**2
+            losses.append(loss.item())
+            late = (time.perf_counter() - started) * (step + 2) / (step + 1) > within
+            if losses[-1] < 0.05 or step == steps - 1 or late:
+                break
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            with torch.no_grad():
+                delta *= (4 * size / delta.norm()).clamp(max=1.0)
+    return rank_one(memory, key, delta.detach(), C, losses, started)
+
+
+def plain_rank_one(
+    editable: Editable, fact: Fact, layer: int, C: Tensor | None, prefixes: Sequence[str], steps: int = 40
+) -> RankOne:
+    """Write `fact` by the plainest means that know no units: a few prefixes, Adam in multiples of ‖W k*‖, no KL.
+
+    Args:
+        editable: the model; nothing in it changes.
+        fact: what to write.
+        layer: where.
+        C: as of `published_rome`; None for the identity.
+        prefixes: texts before the prompt, by `sampled_prefixes(editable, FEW)`; the bare prompt comes on top.
+        steps: of Adam.
+    """
+    started, memory = time.perf_counter(), matrix_of(editable, layer)
+    stating = [state(editable, fact, prefix) for prefix in ("", *prefixes)]
+    losses: list[float] = []
+    with frozen(editable.model):
+        z = torch.zeros(memory.shape[0], device=editable.device, requires_grad=True)
+        with torch.no_grad():
+            key = whole_pass(editable, memory, stating, z)[1].double().mean(0)
+        unit = (memory.value.double() @ key).norm().to(z) / len(z) ** 0.5  # δ = unit · z, so ‖δ‖ = ‖W k*‖ at z = 1
+        adam = torch.optim.Adam([z], lr=0.1)
+        for _ in range(steps):
+            logits, _, _ = whole_pass(editable, memory, stating, unit * z)
+            nll = torch.stack([-log_probs(logits[i], text).sum() for i, text in enumerate(stating)]).mean()
+            loss = nll + 0.5 * z.square().mean()
+            losses.append(loss.item())
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            with torch.no_grad():
+                z *= (4 * len(z) ** 0.5 / z.norm()).clamp(max=1.0)
+    return rank_one(memory, key, unit * z.detach(), C, losses, started)
+
+
+def rank_one(
+    memory: KeyValueMemory, key: Tensor, delta: Tensor, C: Tensor | None, losses: Sequence[float], started: float
+) -> RankOne:
+    """The smallest change, in the norm of C, that moves what `key` gives by `delta`."""
+    u = key if C is None else torch.linalg.solve(C.to(key), key)
+    value = memory.value.double() @ key + delta.double()
+    right = u / (u @ key)
+    return RankOne(memory.address, delta.double(), right, key, value, tuple(losses), time.perf_counter() - started)
+
+
+def matrix_of(editable: Editable, layer: int) -> KeyValueMemory:
+    """The value matrix of a layer.
+
+    Raises:
+        FFEditError: the layer holds several.
+    """
+    found = [memory for address, memory in editable.memories.items() if address.layer == layer]
+    if len(found) != 1 or found[0].slot is not None:
+        raise FFEditError(f"layer {layer} of {editable.name} has {len(found)} value matrices; the rivals write to one")
+    return found[0]
+
+
+def state(editable: Editable, fact: Fact, prefix: str) -> Encoded:
+    """The prompt with the new object, behind a prefix."""
+    before = f"{prefix}. " if prefix else ""
+    span = fact.span[0] + len(before), fact.span[1] + len(before)
+    return editable.encode(before + fact.text, fact.new_object, span)
+
+
+def whole_pass(
+    editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded], delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run all layers at all tokens of `texts`, with δ added to what the matrix gives at each subject's last token.
+
+    Returns:
+        Logits [texts, tokens, vocabulary]; at the subject's last tokens, the keys [texts, d_ff] and what the matrix
+        gave for them, [texts, d_model].
+    """
+    longest = max(len(text.ids) for text in texts)
+    ids = torch.tensor([[*text.ids, *[0] * (longest - len(text.ids))] for text in texts], device=editable.device)
+    mask = torch.tensor([[1] * len(t.ids) + [0] * (longest - len(t.ids)) for t in texts], device=editable.device)
+    at = torch.arange(len(texts)), torch.tensor([text.subject_last for text in texts])
+    seen: list[Tensor] = []
+
+    def add(_: nn.Module, given: Any, output: Tensor) -> Tensor:
+        # Some models flatten texts and tokens.
+        moved = output.reshape(*ids.shape, -1).clone()
+        seen.extend((given[0].reshape(*ids.shape, -1)[at].detach(), moved[at].detach()))
+        moved[at] += delta.to(moved)
+        return moved.reshape(output.shape)
+
+    handle = memory.module.register_forward_hook(add)
+    try:
+        logits: Tensor = editable.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    finally:
+        handle.remove()
+    return logits.float(), seen[0], seen[1]
+
+
+def log_probs(logits: Tensor, text: Encoded) -> Tensor:
+    """Of the new object's tokens, given those before each; `logits` is [tokens, vocabulary]."""
+    given = logits[text.answer - 1 : len(text.ids) - 1].log_softmax(-1)
+    return given.gather(-1, torch.tensor(text.target_ids, device=logits.device)[:, None])[:, 0]
+
+
+@torch.no_grad()
+def sampled_prefixes(editable: Editable, asked: Sequence[tuple[int, int]], seed: int = 0) -> list[str]:
+    """Beginnings of texts that the model says, drawn from its `TOP` likeliest tokens; once for a model."""
+    tokenizer, found = editable.tokenizer, []
+    starts = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
+    start = next(token for token in starts if token is not None)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for count, length in asked:
+            rows = torch.full((count, 1), start, device=editable.device)
+            sizes = {"min_new_tokens": length, "max_new_tokens": length, "pad_token_id": start}
+            ids = editable.model.generate(
+                rows, attention_mask=torch.ones_like(rows), do_sample=True, top_k=TOP, temperature=1.0, **sizes
+            )
+            texts = tokenizer.batch_decode(ids[:, 1:], skip_special_tokens=True)
+            found += [text.replace("{", " ").replace("}", " ").strip() for text in texts]
+    return found
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """In the block, no parameter asks for a gradient."""
+    asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in asked:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in asked:
+            parameter.requires_grad_(True)
