@@ -110,16 +110,16 @@ def write_batch(solver: Solver, job: Job) -> Edit:
         # A layer that works alone is read once: nothing below it changes.
         crowds = [record.earlier(place) + len(groups) for place in places]
         shares = [namesakes_share(config.steady, crowd) for crowd in crowds]
-        K, own = read_all(editable, last, wordings, 0.0 if spread else config.steady, shares[-1])
+        K, own, lengths = read_all(editable, last, wordings, 0.0 if spread else config.steady, shares[-1], config.beside)
         gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
         for place in places if solver.exact else ():
             keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
             check_exact(keys, record.kept[place.layer].to(keys.device))
         among = config.among(crowds[-1], last.matrix.shape[1])
-        values = choose_values(editable, last, wordings, K, among, job.progress)
+        values = choose_values(editable, last, wordings, K, lengths, among, job.progress)
         before = _streams(editable, last, wordings) if spread else None
         around = [
-            surroundings(editable, place, job.after, config.steady, share, job.progress)
+            surroundings(editable, place, job.after if config.surround else (), config.steady, share, job.progress)
             for place, share in zip(places, shares, strict=True)
         ]
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
@@ -128,7 +128,7 @@ def write_batch(solver: Solver, job: Job) -> Edit:
             W = place.matrix
             if before is not None:
                 check_routes(editable, place, subjects, wordings)
-                K, own = read_all(editable, place, wordings, config.steady, shares[i])
+                K, own, _ = read_all(editable, place, wordings, config.steady, shares[i], config.beside)
                 reached = (_streams(editable, last, wordings) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
@@ -150,21 +150,23 @@ def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: S
 
 
 def read_all(
-    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float, share: float = 1.0
-) -> tuple[Tensor, Moment]:
-    """k* of each wording, [Σ d_ff, n], and `weight` times the second moment of their texts, where W is.
+    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float, share: float = 1.0, beside: bool = False
+) -> tuple[Tensor, Moment, Tensor]:
+    """k* of each wording, [Σ d_ff, n], norms of the residual stream behind the layer, [n], and `weight` times the second moment of their texts, where W is.
 
     Namesakes count `share` as much (`namesakes_share`); no subject among them is another's namesake.
     """
     names = {name for wording in wordings for name in wording.names}
     keys: list[Tensor] = []
+    lengths: list[Tensor] = []
     own = nothing(place)
     for wording in wordings:
         reading = read(editable, place, wording)
         keys.append(reading.k.to(place.bench))
+        lengths.append(reading.stream.norm().cpu())
         if weight:
-            own = reading.steadied(own, weight, read_namesakes(editable, place, wording, names), share)
-    return torch.stack(keys, 1), own
+            own = reading.steadied(own, weight, read_namesakes(editable, place, wording, names), share, beside)
+    return torch.stack(keys, 1), own, torch.stack(lengths)
 
 
 def _streams(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Tensor:

@@ -45,9 +45,10 @@ class Reading:
     same: Tensor
     beside: Tensor
 
-    def steadied(self, C: Moment, weight: float, namesakes: Tensor | None = None, share: float = 1.0) -> Moment:
+    def steadied(self, C: Moment, weight: float, namesakes: Tensor | None = None, share: float = 1.0, beside: bool = False) -> Moment:
         """C with the keys of these texts counted in, and `share` as much those of namesakes, [d_ff, d_ff]."""
-        others = (self.beside,) if namesakes is None else (self.beside, namesakes * share**0.5)
+        others = () if namesakes is None else (namesakes * share**0.5,)
+        others += (self.beside,) if beside else ()
         return algebra.steadied(C, self.k, self.same, others, weight) if weight else C
 
 

@@ -180,11 +180,19 @@ class Objective:
         kept[~own & ~self._states] = config.essence
         return answers, ease * kept
 
-    def loss_and_gradient(self, delta: Tensor, going: Tensor, step: int, ease: float) -> tuple[Tensor, Tensor]:
-        """L without its decay, [n], and its gradient, [n, d_model], of those values of `delta` that are `going` [n]."""
+    def loss_and_gradient(
+        self, delta: Tensor, going: Tensor, step: int, ease: float
+    ) -> tuple[Tensor, Tensor, list[list[list[float]]]]:
+        """L without its decay and its gradient at those values of `delta` [n, d_model] that are `going` [n].
+
+        Returns:
+            the loss, [n], nats; its gradient, [n, d_model]; and by value and fact, the log-probability of the new
+            object in each prompt, nats.
+        """
         answers, kept = (w.to(delta) for w in self.weights(step, ease))
         taking = going[self._owner] & ((answers > 0) | (kept > 0)).cpu()
         loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
+        found = torch.zeros(len(taking))
         for bucket, some in self._batches(taking):
             leaf = delta.detach().clone().requires_grad_()
             said, moved = self._run(bucket, some, leaf)
@@ -192,20 +200,16 @@ class Objective:
             terms = kept[rows] * moved - answers[rows] * said
             gradient += torch.autograd.grad(terms.sum(), leaf)[0]
             loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
-        return loss, gradient
+            found[rows] = said.detach().float().cpu()
+        return loss, gradient, self._by_fact(found)
 
-    @torch.no_grad()
-    def said(self, delta: Tensor) -> list[list[list[float]]]:
-        """Log-probability of the new object in each prompt, by value and fact, nats."""
-        taking = self._states & (self._turns == 0)
-        found = torch.zeros(len(taking))
-        for bucket, some in self._batches(taking):
-            found[bucket.rows[some]] = self._run(bucket, some, delta)[0].float().cpu()
+    def _by_fact(self, found: Tensor) -> list[list[list[float]]]:
+        """What was found for each prompt, [texts], by value and fact."""
         result: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
         first = [0]
         for count in self._facts:
             first.append(first[-1] + count)
-        for row in taking.nonzero()[:, 0].tolist():
+        for row in (self._states & (self._turns == 0)).nonzero()[:, 0].tolist():
             owner = int(self._owner[row])
             result[owner][int(self._fact[row]) - first[owner]].append(float(found[row]))
         return result

@@ -33,7 +33,7 @@ def rome(job: Job) -> Edit:
     record = Record("rome", job)
     share = namesakes_share(config.steady, record.earlier(place) + 1)
     with job.unburdened():
-        earlier = surroundings(editable, place, job.after, config.steady, share, job.progress)
+        earlier = surroundings(editable, place, job.after if config.surround else (), config.steady, share, job.progress)
     kept = record.kept[place.layer].to(place.bench)
     C = add_(diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts]), earlier)
     deltas, keys, factors, wordings, values = [], [], [], [], []
@@ -43,9 +43,9 @@ def rome(job: Job) -> Edit:
             reading = read(editable, place, wording)
             k = reading.k[:, None].to(place.bench)
             check_exact(k, kept)
-            (value,) = choose_values(editable, place, [wording], k, config, _part(job.progress, i, len(groups)))
+            (value,) = choose_values(editable, place, [wording], k, reading.stream.norm()[None].cpu(), config, _part(job.progress, i, len(groups)))
             W = place.matrix
-            around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording), share)
+            around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording), share, config.beside)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept)
             if i + 1 < len(groups):
                 write_(place, delta)

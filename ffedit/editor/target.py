@@ -14,7 +14,7 @@ company.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import cos, exp, pi
 
@@ -55,6 +55,7 @@ def choose_values(
     place: FeedForward,
     wordings: Sequence[Wording],
     keys: Tensor,
+    lengths: Tensor,
     config: EditConfig,
     progress: Progress = silent,
 ) -> list[Value]:
@@ -65,6 +66,7 @@ def choose_values(
         place: where the facts are to be written.
         wordings: what is to be said and what is to be kept, one for each subject.
         keys: k* of each, [d_ff, n].
+        lengths: the unit in which δ is measured, [n]: the norm of the residual stream behind the layer.
         config: steps, weights and bounds.
         progress: told how far it is.
 
@@ -76,6 +78,7 @@ def choose_values(
     )
     W = place.matrix
     current = (W @ keys.to(W.device)).T
+    units = current.norm(dim=1) if config.absolute else lengths.to(current)
     values: list[Value] = []
     with frozen(editable.model):
         for first, last in _groups(editable, place, wordings):
@@ -85,7 +88,7 @@ def choose_values(
 
             def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
                 one = Objective(editable, place, [wordings[i] for i in some], config)
-                return _optimise(one, current[list(some)], config, advance)
+                return _optimise(one, current[list(some)], units[list(some)], config, advance)
 
             values += [value for part in halving(choose, range(first, last), refusal) for value in part]
     return values
@@ -103,56 +106,47 @@ def _groups(editable: Editable, place: FeedForward, wordings: Sequence[Wording])
     yield first, len(wordings)
 
 
-def _optimise(objective: Objective, current: Tensor, config: EditConfig, progress: Progress) -> list[Value]:
-    """Minimise each loss by Adam; `current` is W k* of each value, [n, d_model], float64."""
+def _optimise(
+    objective: Objective, current: Tensor, lengths: Tensor, config: EditConfig, progress: Progress
+) -> list[Value]:
+    """Minimise each loss; `current` is W k* of each value, [n, d_model], float64, and `lengths` the unit of δ, [n]."""
     device, n = objective.editable.device, len(current)
     dtype = torch.promote_types(objective.place.dtype, torch.float32)
-    scale = current.norm(dim=1)
-    # δ = unit · z. Relative: an Adam step of size s on every entry of z moves δ by s · ‖W k*‖.
-    unit = torch.ones_like(scale) if config.absolute else scale / current.shape[1] ** 0.5
-    decay = (config.weight_decay * (unit / scale).square()).to(device, dtype)[:, None]
-    bound = (config.clamp * scale / unit).to(device, dtype)
-    unit = unit.to(device, dtype)[:, None]
-    z = [torch.zeros(current.shape[1], dtype=dtype, device=device) for _ in range(n)]
+    unit = lengths.to(device, dtype)[:, None]
+    z, mean, square = (torch.zeros(n, current.shape[1], dtype=dtype, device=device) for _ in range(3))
     losses: list[list[float]] = [[] for _ in range(n)]
-    said = objective.said(torch.stack(z))
-    unknown = torch.tensor([exp(min(fact[0] for fact in facts)) < config.enough for facts in said])
+    said: list[list[list[float]]] = [[] for _ in range(n)]
+    going = torch.ones(n, dtype=torch.bool)
     for attempt in range(config.attempts):
-        going = unknown & torch.tensor([exp(min(map(min, facts))) < config.enough for facts in said])
-        if not going.any():
-            break
         ease = config.ease**attempt
-        adam = torch.optim.Adam(z, lr=config.step_size)
-        # The steps shorten to nothing, so that the last ones average over the phrasings that take turns.
-        rate = torch.optim.lr_scheduler.LambdaLR(adam, _shortened(config))
-        for step in range(config.steps):
-            at = torch.stack(z)
-            loss, gradient = objective.loss_and_gradient(at * unit, going, step, ease)
-            loss += ease * (decay * at.square()).sum(1)
-            gradient = unit * gradient + 2 * ease * decay * at
-            for i, (one, value) in enumerate(zip(going.tolist(), loss.tolist(), strict=True)):
-                if one:
-                    losses[i].append(value)
-                    going[i] = not value < config.stop
-                # Adam leaves alone what has no gradient.
-                z[i].grad = gradient[i] if going[i] else None
-            if not going.any():
-                break
-            adam.step()
-            rate.step()
+        if attempt:
+            going = torch.tensor([exp(min(map(min, facts))) < config.enough for facts in said])
+        for step in range(config.steps + 1):
+            loss, gradient, found = objective.loss_and_gradient(z * unit, going, step, ease)
+            loss += ease * config.weight_decay * z.square().sum(1)
+            gradient = unit * gradient + 2 * ease * config.weight_decay * z
             for i in going.nonzero()[:, 0].tolist():
-                z[i] *= (bound[i] / z[i].norm()).clamp(max=1.0)
+                said[i] = found[i]
+                losses[i].append(float(loss[i]))
+                least = exp(min(map(min, said[i])))
+                going[i] = not (least >= config.target_probability or losses[i][-1] < config.stop)
+            if step == config.steps or not going.any():
+                break
+            if config.absolute:
+                mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient.square()
+                root = (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+                move = config.step_size / unit * (mean / (1 - 0.9 ** (step + 1))) / root
+            else:
+                move = config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            if config.anneal:
+                move = move * 0.5 * (1 + cos(pi * step / config.steps))
+            z = torch.where(going.to(device)[:, None], z - move, z)
+            z = z * (config.clamp / z.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
             progress("choosing the value", step + 1, config.steps)
-        said = objective.said(torch.stack(z) * unit)
-    deltas = double(torch.stack(z) * unit)
+    deltas = double(z * unit)
     if not torch.isfinite(deltas).all():
         raise EditError("the loss is not finite: the model overflows; compute in a wider dtype")
     return [
         Value(W_k + delta, delta, tuple(curve), tuple(exp(fact[0]) for fact in facts))
         for W_k, delta, curve, facts in zip(current.to(deltas), deltas, losses, said, strict=True)
     ]
-
-
-def _shortened(config: EditConfig) -> Callable[[int], float]:
-    """The length of a step relative to the first: 1, or falling along a cosine to nothing behind the last."""
-    return lambda step: 0.5 * (1 + cos(pi * step / config.steps)) if config.anneal else 1.0
