@@ -92,7 +92,9 @@ def locate(
 ) -> Trace | TraceSet:
     """Trace where a model recalls one fact, or several.
 
-    The traced answer is the fact's `previous` object when given, else what the model says itself; never the target.
+    The traced answer is the fact's `previous` object when given, else the first word that the model says itself; never
+    the target. Where it says no word (the end of the text or turn, a blank), the word that begins likeliest is traced,
+    and `Trace.known` is False.
 
     Args:
         editable: the model.
