@@ -48,5 +48,6 @@ def test_fine_tuning_takes_the_gradient_of_the_mean_loss_over_the_prompts() -> N
 
 def test_fine_tuning_ends_where_the_loss_is_low_enough() -> None:
     editable = zoo.trained("gpt2", True)
-    (solved,) = write(editable, [FACT], "ft", stop=1e9).provenance["solved"]
-    assert len(solved["loss"]) == 1
+    (solved,) = write(editable, [FACT], "ft", tune_steps=200, tune_rate=0.05).provenance["solved"]
+    *above, last = solved["loss"]
+    assert last < 1e-2 <= min(above) and 0 < len(above) < 199

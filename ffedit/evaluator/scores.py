@@ -149,7 +149,7 @@ class Report:
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % bootstrap interval of its mean over facts, of two or more."""
+        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two or more."""
         return intervals.intervals(columns(self.facts_before))
 
     @cached_property
