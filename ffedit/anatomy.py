@@ -30,6 +30,19 @@ from ffedit.tokens import Encoded, encode
 
 
 @dataclass(eq=False)
+class Hashed:
+    """What the fingerprint has read of a model, so that it reads it once (`ffedit.fingerprint`).
+
+    Attributes:
+        totals: by name, a weight, the state that it was in, and the sum of its entries then.
+        vocabulary: a tokenizer, how many tokens it had, and its vocabulary as JSON then.
+    """
+
+    totals: dict[str, tuple[Tensor, tuple[int, int, bytes], int]] = field(default_factory=dict)
+    vocabulary: tuple[PreTrainedTokenizerBase, int, bytes] | None = None
+
+
+@dataclass(eq=False)
 class Editable:
     """A causal language model whose memories have been found and verified.
 
@@ -50,6 +63,7 @@ class Editable:
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.chat`).
         sums: by layer, what a sequence of edits builds on (`editor.surroundings`).
+        hashed: what the fingerprint has read already.
     """
 
     model: PreTrainedModel
@@ -68,6 +82,7 @@ class Editable:
     history: History = field(default_factory=History)
     chat: bool = False
     sums: dict[int, object] = field(default_factory=dict, repr=False)
+    hashed: Hashed = field(default_factory=Hashed, repr=False)
 
     @property
     def device(self) -> torch.device:

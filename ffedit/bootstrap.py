@@ -1,7 +1,8 @@
 """How sure is a mean over facts? The bootstrap (Efron 1979) draws facts with replacement and averages each draw.
 
 A draw is the vector of how often each fact was drawn, so that a mean of a draw is one product. What is compared on the
-same draws is paired.
+same draws is paired. Where all facts agree the bootstrap sees no spread: there a bound from the binomial distribution
+(Wilson 1927) says what facts that were not drawn may still be.
 """
 
 from __future__ import annotations
@@ -15,16 +16,32 @@ import numpy as np
 # Entries of the draws that are held at once.
 AT_ONCE = 2**24
 
+# 97.5 % of a normal distribution lie below.
+Z = 1.959963984540054
+
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over facts and its bootstrap interval, in the unit of what was averaged."""
+    """A mean over facts and its 95 % interval, in the unit of what was averaged."""
 
     mean: float
     low: float
     high: float
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Both ends of the 95 % score interval of a proportion (Wilson 1927): `share` of `count` independent outcomes."""
+    weight = Z**2 / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = Z / (1 + weight) * (share * (1 - share) / count + weight / (4 * count)) ** 0.5
+    return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(1.0, middle + half)
+
+
+def unseen(count: int) -> float:
+    """Largest share of facts that may be of a kind of which none was among `count`: Wilson's upper end of 0."""
+    return Z**2 / (count + Z**2)
 
 
 def draws(facts: int, seed: int, count: int) -> Iterator[Array]:

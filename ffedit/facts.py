@@ -22,6 +22,8 @@ from .errors import FactError
 from .mentions import occurrences
 
 SLOT = "{}"
+# The kind of MQuAKE's questions: of several wordings of one, any that is answered counts.
+MULTI_HOP = "multi-hop"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -39,19 +41,23 @@ class Probe:
     CounterFact publishes them), and among `same_subject` and `locality`, whatever the model said before the
     edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
     `aliases` are other names of the target, or other answers that the data set accepts as well: whoever reads
-    what a model says freely takes any of them. Raises FactError for an empty prompt, target, kind or alias.
+    what a model says freely takes any of them. `needs` are prompts of other facts that must be edited together with
+    this one for the answer to follow (MQuAKE). Of a fact's probes of the kind "multi-hop" with one target and the same
+    `needs`, one that is answered counts for all. Raises FactError for an empty prompt, target, kind or alias.
     """
 
     prompt: str
     target: str | None = None
     kind: str | None = None
     aliases: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", _text("a probe's prompt", self.prompt, strip=False))
         object.__setattr__(self, "target", _optional_text("a probe's target", self.target))
         object.__setattr__(self, "kind", _optional_text("a probe's kind", self.kind))
         object.__setattr__(self, "aliases", _aliases("a probe's aliases", self.aliases, self.target))
+        object.__setattr__(self, "needs", _texts("a prompt", "a probe's needs", self.needs))
 
     @classmethod
     def of(cls, value: ProbeLike) -> Probe:
@@ -60,14 +66,15 @@ class Probe:
             return value
         if isinstance(value, str):
             return cls(value)
-        if isinstance(value, Mapping) and "prompt" in value and set(value) <= {"prompt", "target", "kind", "aliases"}:
+        names = [field.name for field in dataclasses.fields(cls)]
+        if isinstance(value, Mapping) and "prompt" in value and set(value) <= set(names):
             return cls(**value)
-        raise FactError(f"a probe must be a prompt or {{prompt, target, kind, aliases}}, found {show(value)}")
+        raise FactError(f"a probe must be a prompt or {{{', '.join(names)}}}, found {show(value)}")
 
     def filled(self, subject: str, target: str | None = None) -> Probe:
         """Return the probe with `subject` in its slot, if it has one, and `target` if it has no own."""
         answer = target if self.target is None else self.target
-        return Probe(fill(self.prompt, subject), answer, self.kind, self.aliases)
+        return dataclasses.replace(self, prompt=fill(self.prompt, subject), target=answer)
 
 
 ProbeLike: TypeAlias = "Probe | str | Mapping[str, Any]"

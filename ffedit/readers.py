@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .errors import FactError
-from .facts import SLOT, Fact, Probe, show
+from .facts import MULTI_HOP, SLOT, Fact, Probe, show
 
 Record: TypeAlias = Mapping[str, Any]
 
-# What MEND puts before the questions of Natural Questions.
+# What MEND's data have before the questions of Natural Questions.
 NATURAL_QUESTION = "nq question: "
 
 
@@ -82,29 +82,31 @@ def tracing(record: Record) -> Fact:
 def mquake(record: Record) -> Parsed:
     """MQuAKE (arXiv 2305.14795): the single edits that a multi-hop question needs, each with its own question.
 
-    Where one edit is all that the questions need, their new answer follows from it: portability. Where they need
-    several at once, no one fact answers for them. Aliases of the new answer are `new_answer_alias`; those of an edit's
-    object stand with the single hop that asks for it.
+    The new answer to a case's questions follows from its edits: portability of the last one, which needs the others
+    to be edited as well. The questions are three wordings of one, and a case counts once, as answered if any wording
+    is (section 3.3). Aliases of the new answer are `new_answer_alias`; those of an edit's object stand with the single
+    hop that asks for it.
     """
     questions, rewrites = _listed(record.get("questions")), _listed(record["requested_rewrite"])
     if not rewrites:
         raise FactError("requested_rewrite is empty; expected at least one edit")
     case, alone = record.get("case_id"), len(rewrites) == 1
     names = _listed(record.get("new_answer_alias"))
-    follows = [Probe(question, _need(record, "new_answer"), "multi-hop", names) for question in questions if alone]
     hops = [_object("an item of new_single_hops", hop) for hop in _listed(record.get("new_single_hops"))]
-    facts = tuple(
+    facts = [
         _request(
             _object("an item of requested_rewrite", item),
             paraphrases=_listed(item.get("question")),
-            portability=follows,
             target_aliases=_hop_aliases(hops, item),
             case_id=case if alone or case is None else f"{case}.{number}",
         )
         for number, item in enumerate(rewrites, start=1)
-    )
-    note = f"multi-hop questions that need {len(facts)} edits at once were left out"
-    return Parsed(facts, () if alone or not questions else (note,))
+    ]
+    needs = tuple(fact.text for fact in facts[:-1])
+    follows = (Probe(question, _need(record, "new_answer"), MULTI_HOP, names, needs) for question in questions)
+    facts[-1] = dataclasses.replace(facts[-1], portability=tuple(follows))
+    note = f"multi-hop questions are asked where all {len(facts)} edits of their case are made together"
+    return Parsed(tuple(facts), () if alone or not questions else (note,))
 
 
 def _hop_aliases(hops: Iterable[Record], item: Record) -> tuple[Any, ...]:
@@ -116,8 +118,9 @@ def _hop_aliases(hops: Iterable[Record], item: Record) -> tuple[Any, ...]:
 def zsre(record: Record) -> Fact:
     """zsRE as MEND and EasyEdit use it: write `alt`, or the true answer where there is no other `alt`.
 
-    `previous` is then the true answer, or for those that write the true answer the `pred` of the record. EasyEdit's
-    copy may have one question of portability.
+    ROME and MEMIT write the true answer, `answers[0]`, in every record: so does a record without its `alt`. `previous`
+    is the true answer, or for those that write the true answer the `pred` of the record. The locality prompt is that
+    of ROME and MEMIT, its mark "nq question: " included. EasyEdit's copy may have one question of portability.
     """
     hop = _object("portability", record.get("portability") or {})
     answers = _listed(record.get("answers"))
@@ -138,10 +141,10 @@ def zsre(record: Record) -> Fact:
 
 
 def _question(field: str, asked: Any, answer: Any) -> Probe:
-    """A question of Natural Questions, which MEND writes without its mark: "nq question: who sang ..."."""
+    """A question of Natural Questions as ROME and MEMIT ask it: with its mark, "nq question: who sang it?"."""
     if not isinstance(asked, str):
         raise FactError(f"{field} must be text, found {show(asked)}")
-    question = asked.removeprefix(NATURAL_QUESTION).rstrip()
+    question = asked.rstrip()
     return _probe(question if question.endswith("?") else question + "?", answer)
 
 

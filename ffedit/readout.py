@@ -74,26 +74,63 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
     return result
 
 
-def with_own_answer(editable: Editable, prompt: Encoded, count: int = 8) -> Encoded:
-    """`prompt` followed by the first word that the model says greedily: the fewest tokens whose text holds it whole."""
-    return with_own_answers(editable, [prompt], count)[0]
+def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded | None]:
+    """Each of `prompts` followed by the first word that the model says greedily: the fewest tokens that hold it whole.
 
-
-def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
-    """Each of `prompts` as by `with_own_answer`, in batches."""
+    None where it says no word within `count` tokens: it ends the text or its turn, or says blanks only.
+    """
     said = continuations(editable, [prompt.ids for prompt in prompts], count)
     return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
 
 
-def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded:
+def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
+    """Each of `prompts` as by `own_answers`; where the model says no word, with the one that begins likeliest instead.
+
+    Raises:
+        ModelError: no token of the vocabulary begins a word.
+    """
+    own = own_answers(editable, prompts, count)
+    return [found or _likeliest_word(editable, prompt, count) for found, prompt in zip(own, prompts, strict=True)]
+
+
+def with_own_answer(editable: Editable, prompt: Encoded, count: int = 8) -> Encoded:
+    """One prompt as by `with_own_answers`."""
+    return with_own_answers(editable, [prompt], count)[0]
+
+
+def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
+    silent = _silent(editable)
+    said = list(takewhile(lambda token: token not in silent, said))
     before = len(decode(editable.tokenizer, prompt.ids))
-    size = 1
+    size = 0
     for size in range(1, len(said) + 1):
         text = decode(editable.tokenizer, [*prompt.ids, *said[: size + 1]])[before:]
         if len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum()):
             break
     ids = (*prompt.ids, *said[:size])
-    return Encoded(decode(editable.tokenizer, ids), ids, len(prompt.ids), prompt.subject)
+    text = decode(editable.tokenizer, ids)
+    return Encoded(text, ids, len(prompt.ids), prompt.subject) if text[before:].strip() else None
+
+
+@torch.no_grad()
+def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
+    """`prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
+    silent = _silent(editable)
+    logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
+    for token in logits.argsort(descending=True).tolist():
+        if token not in silent and decode(editable.tokenizer, [token]).strip():
+            rest = continuations(editable, [(*prompt.ids, token)], count - 1)[0]
+            if (found := _first_word(editable, prompt, [token, *rest])) is not None:
+                return found
+    raise ModelError(
+        f"{editable.name} says nothing after {prompt.text[-60:]!r}, and no token of its vocabulary begins a word; give "
+        "the fact's previous object"
+    )
+
+
+def _silent(editable: Editable) -> set[int]:
+    """Token ids that are no text."""
+    return editable.ends | set(editable.tokenizer.all_special_ids)
 
 
 # Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary]; it is told the step, from 0.

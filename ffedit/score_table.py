@@ -91,7 +91,7 @@ def all_scores(report: Report) -> Table:
                 cells.append(change.append_text(_range(report.changes.get(kind), _signed)))
             table.add_row(Text(f"  {kind.partition('/')[2]}"), Text(""), *cells)
     known = sum(one.scores.knew == 1 for one in report.facts_before)
-    lines = ["in brackets: 95 % intervals, bootstrap over facts"] if report.intervals_before else []
+    lines = ["in brackets: 95 % intervals over facts"] if report.intervals_before else []
     lines.append("teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself")
     lines.append("gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy")
     now = report.known[1] or report.known[0]
@@ -170,7 +170,7 @@ def _change(report: Report, name: str) -> Text:
 
 
 def _footnote(report: Report, missing: Sequence[str], sure: bool) -> Text:
-    lines = ["change: mean over facts and its 95 % interval, bootstrap over facts"] if sure else []
+    lines = ["change: mean over facts and its 95 % interval"] if sure else []
     measured = [getattr(report.before, f"{name}_magnitude", None) for name in MEANINGS]
     if any(value is not None for value in measured):
         lines.append("in brackets: mean difference of probability")

@@ -114,8 +114,11 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
                 relation="P131",
                 case_id=f"6.{i}",
                 target_aliases=names,
+                portability=[Probe(q, "Norway", "multi-hop", ["Norge"], ["Old Mill lies in"]) for q in hops],
             )
-            for i, (s, names) in enumerate((("Old Mill", ["Kristiania"]), ("New Mill", [])), start=1)
+            for i, (s, names, hops) in enumerate(
+                (("Old Mill", ["Kristiania"], []), ("New Mill", [], HOPS["questions"])), start=1
+            )
         ],
     ),
     "zsre": (
@@ -135,7 +138,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
                 "Bern",
                 paraphrases=["Which city has Old Mill?"],
                 portability=[Probe("Which country has Old Mill?", "Norway", aliases=["Norge"])],
-                locality=[Probe("who sang it?", "Nena")],
+                locality=[Probe("nq question: who sang it?", "Nena")],
             )
         ],
     ),
@@ -152,7 +155,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
     "easyedit of zsre": (
         "EasyEdit",
         {**FLAT, "locality_prompt": "nq question: who sang it", "locality_ground_truth": "Nena"},
-        [Fact(**MILL, locality=[Probe("who sang it?", "Nena")])],
+        [Fact(**MILL, locality=[Probe("nq question: who sang it?", "Nena")])],
     ),
     "easyedit, an answer for each prompt": (
         "EasyEdit",
@@ -165,7 +168,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
             Fact(
                 **MILL,
                 neighbors=[Probe("Red Mill lies in", "Rome"), Probe("Tall Mill lies in", "Bern")],
-                locality=[Probe("who sang it?", "Nena", aliases=["Gabriele"])],
+                locality=[Probe("nq question: who sang it?", "Nena", aliases=["Gabriele"])],
             )
         ],
     ),

@@ -224,3 +224,28 @@ def test_an_estimate_for_a_window_is_the_sum_of_its_layers() -> None:
 def test_severed_parts_have_no_estimate() -> None:
     with pytest.raises(FactError, match="no first-order estimate"):
         locate(zoo.shared("gpt2"), FACT, sever="attention", approximate=True)
+
+
+# Whose σ -----------------------------------------------------------------------------------------
+
+
+def test_sigma_of_the_subjects_is_that_of_their_tokens_alone() -> None:
+    editable = zoo.build("gpt2")
+    ids = {fact.subject: editable.encode(fact.text, span=fact.span) for fact in FACTS}
+    tokens = [i for one in ids.values() for i in one.ids[slice(*one.subject)]]  # type: ignore[misc]
+    with torch.no_grad():
+        editable.embedding.weight[tokens] *= 0.5
+        expected = float(editable.embedding(torch.tensor(tokens)).std())
+    wide, narrow = (Noise(editable, Corruption("gaussian", 3, sigma), FACTS) for sigma in ("vocabulary", "subjects"))
+    assert wide.sigma == pytest.approx(3 * noise_scale(editable), rel=1e-5)
+    assert narrow.sigma == pytest.approx(3 * expected, rel=1e-5) and narrow.sigma < 0.7 * wide.sigma
+    found = Corruption.parse("uniform:2:subjects")
+    assert found == Corruption("uniform", 2, "subjects") and str(found) == "uniform noise of 2 σ of the subjects"
+    traced = locate(zoo.shared("gpt2"), FACTS[:2], corruption="gaussian:3:subjects", samples=2, layers=[0])
+    assert traced.traces[0].corruption == "Gaussian noise of 3 σ of the subjects"
+    for text, expected_text in (
+        ("gaussian:3:words", "σ of 'words'"),
+        ("covariance:3:subjects", "gaussian and uniform"),
+    ):
+        with pytest.raises(FactError, match=expected_text):
+            Corruption.parse(text)

@@ -154,10 +154,10 @@ def test_a_fact_without_a_new_object_is_for_tracing() -> None:
         ({"previous": ["Paris"]}, "previous must be text, found ['Paris'] (list)"),
         ({"paraphrases": "one"}, "paraphrases must be a list, found 'one'"),
         ({"paraphrases": [""]}, "a prompt in paraphrases is empty"),
-        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target, kind, aliases}, found 3 (int)"),
+        ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target, kind, aliases, needs}, found 3 (int)"),
         (
             {"neighbors": [{"prompt": "x", "answer": "y"}]},
-            "a probe must be a prompt or {prompt, target, kind, aliases}",
+            "a probe must be a prompt or {prompt, target, kind, aliases, needs}",
         ),
         ({"neighbors": [{"prompt": " "}]}, "a probe's prompt is empty"),
         ({"same_subject": {"prompt": "x"}}, "same_subject must be a list"),

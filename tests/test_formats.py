@@ -90,9 +90,9 @@ def test_zsre() -> None:
         "aircraft",
         "uniforms",
         paraphrases=["What is made by UniFirst?"],
-        locality=[Probe("who sang it?", "Nena")],  # it has nothing to do with the fact
+        locality=[Probe("nq question: who sang it?", "Nena")],  # it has nothing to do with the fact
     )
-    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).locality[0].prompt == "who sang it?"
+    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).locality[0].prompt == "nq question: who sang it?"
 
 
 @pytest.mark.parametrize(

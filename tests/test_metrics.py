@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import harmonic_mean
 
 import numpy as np
@@ -75,7 +76,31 @@ def test_intervals_hold_the_mean_and_narrow_with_more_facts() -> None:
     assert large.high - large.low == pytest.approx(2 * 1.96 * np.std(many) / 20, rel=0.1)
     assert interval(many) == large != interval(many, seed=1)
     assert interval([None, 1.0]) is None and interval([]) is None
-    assert interval([1.0, None, 1.0]) == Interval(1.0, 1.0, 1.0)
+    assert interval([1.5, None, 1.5]) == Interval(1.5, 1.5, 1.5), "no share"
+
+
+def test_facts_that_all_agree_do_not_make_certainty() -> None:
+    ones, noughts = [1.0] * 30, [0.0] * 30
+    wilson = 30 / (30 + 1.959964**2)
+    assert interval(ones) == Interval(1.0, pytest.approx(wilson), 1.0)
+    assert interval(noughts) == Interval(0.0, 0.0, pytest.approx(1 - wilson))
+    some = interval([1.0] * 20 + [0.0] * 10)
+    assert some is not None and (some.low, some.high) == (
+        pytest.approx(0.4878, abs=1e-4),
+        pytest.approx(0.8077, abs=1e-4),
+    )
+    halves = intervals({"paraphrase": [0.5] * 30, "drift": noughts, "efficacy_magnitude": [0.5] * 30})
+    assert halves["paraphrase"].low == pytest.approx(wilson / 2)
+    assert halves["drift"].high == 0 and halves["efficacy_magnitude"].high == 0.5, "no shares"
+    nothing, all_up = paired(ones, ones), paired(noughts, ones)
+    assert nothing == Interval(0.0, pytest.approx(wilson - 1), pytest.approx(1 - wilson))
+    assert all_up == Interval(1.0, pytest.approx(2 * wilson - 1), 1.0)
+    one_up = paired(noughts, [1.0] + [0.0] * 29)
+    assert one_up is not None and one_up.low == pytest.approx(wilson - 1) and 0.05 < one_up.high < 0.2
+    parts: dict[str, Sequence[float | None]] = dict.fromkeys(("efficacy", "paraphrase", "specificity"), ones)
+    score, change = intervals(parts)["score"], changes(parts, parts)["score"]
+    assert (score.low, score.high) == (pytest.approx(wilson), 1.0)
+    assert (change.low, change.high) == (pytest.approx(wilson - 1), pytest.approx(1 - wilson))
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -104,7 +129,7 @@ def test_the_harmonic_score_is_made_anew_in_every_draw() -> None:
     assert (found.low, found.high) == pytest.approx(tuple(np.percentile(scores, [2.5, 97.5])))
     assert found.mean == pytest.approx(harmonic_mean([float(values.mean()) for values in parts.values()]))
     same = changes(*({name: values.tolist() for name, values in parts.items()} for _ in range(2)))
-    assert same["score"] == same["efficacy"] == Interval(0.0, 0.0, 0.0)
+    assert same["score"].mean == 0 and same["score"] == same["efficacy"] and 0 < same["score"].high < 0.2
 
 
 def test_scores_go_through_json_and_known_facts_are_told_apart() -> None:

@@ -41,7 +41,7 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
         "requested_rewrite": [{**r, "subject": r["subject"] + "s"} for r in (REWRITE, SECOND)],
     }
     found = sift_facts(write(tmp_path / "f.jsonl", many, {**FLAT, "subject": "Red Mill"}, other))
-    note = "multi-hop questions that need 2 edits at once were left out"
+    note = "multi-hop questions are asked where all 2 edits of their case are made together"
     assert found.notes == ((1, note), (3, note)) and found.left_out == ((2, found.left_out[0][1]),)
     assert found.noted() == [f"{found.source}: {note} (2 records)"]
     probes = {
@@ -124,7 +124,7 @@ def test_the_command_line_shows_the_notes(tmp_path: Path, quiet: bool) -> None:
     path = write(tmp_path / "f.json", SAMPLES["mquake, two edits"][1])
     result = CliRunner().invoke(count, [str(path)] + ["--quiet"] * quiet)
     assert result.stdout == "2\n"
-    assert ("multi-hop questions that need 2 edits" in result.stderr) is not quiet
+    assert ("all 2 edits of their case" in result.stderr) is not quiet
 
 
 # Published sets -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Row:
         name: what stands in front of it.
         facts: how many were measured.
         scores: means; None where nothing was measured.
-        intervals: 95 % bootstrap intervals by name, also by kind, for two facts or more.
+        intervals: 95 % intervals by name, also by kind, for two facts or more.
         kinds: means by the data set's kinds of probes, as in `FactScores`.
     """
 
@@ -231,7 +231,7 @@ class Results:
 def _row(name: str, some: Sequence[FactScores], figures: Mapping[str, Sequence[float]]) -> Row:
     """Means over facts, each of which is there once, and of figures of the model over edits."""
     means = {figure: fmean(values) if values else None for figure, values in figures.items()}
-    bounds = {figure: bound for figure, values in figures.items() if (bound := interval(values)) is not None}
+    bounds = {figure: bound for figure, values in figures.items() if (bound := interval(values, share=False))}
     scores = mean_scores((one.scores for one in some), **means)
     return Row(name, len(some), scores, {**intervals(columns(some)), **bounds}, mean_kinds(some))
 

@@ -1,6 +1,6 @@
 """`report.md`: the figures as tables, in the order in which papers print them.
 
-A figure stands before its 95 % bootstrap interval, over facts. Columns that nothing was measured for are left out; "-"
+A figure stands before its 95 % interval, over facts. Columns that nothing was measured for are left out; "-"
 is what was not measured in one row only.
 """
 
@@ -46,7 +46,7 @@ def markdown(report: BenchReport) -> str:
     parts = [
         f"# {run['mode']}, {run['facts']['count']} facts, {run['model']['name']}",
         f"Layer{'s' * (len(run['layers']) > 1)} {', '.join(map(str, run['layers']))}. Figures are means over facts "
-        "with 95 % bootstrap intervals."
+        "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
         + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
         GAPS + _weights(report),
         _scores("Scores", rows, LEADING),

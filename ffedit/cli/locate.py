@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.text import Text
@@ -18,6 +18,7 @@ from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_file
 from ffedit.locator import TraceSet, aggregate, subject_routes
+from ffedit.locator.corruption import Corruption, Sigma, takes_others
 from ffedit.locator.trace import resolve_window
 from ffedit.progress import Progress
 from ffedit.progressbar import progress_bars
@@ -54,6 +55,13 @@ COMPARED = 8
     type=click.FloatRange(0, min_open=True),
     help="Size of the noise, in σ of the embeddings.",
 )
+@click.option(
+    "--noise-scale",
+    default="vocabulary",
+    show_default=True,
+    type=click.Choice(get_args(Sigma)),
+    help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
+)
 @click.option("--samples", default=10, show_default=True, type=click.IntRange(1), help="Corrupted runs.")
 @click.option("--metric", default="probability", show_default=True, type=click.Choice(METRICS))
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
@@ -71,6 +79,7 @@ def locate(
     sever: str,
     corruption: str,
     noise: float,
+    noise_scale: str,
     metric: str,
     averaged: bool,
     sweep: bool,
@@ -85,7 +94,11 @@ def locate(
         raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
     if layers != "all" and (averaged or sweep or settings["approximate"]):
         raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
-    settings |= {"corruption": f"{corruption}:{noise}", "metric": metric.replace("-", "_"), "resume": averaged}
+    settings |= {
+        "corruption": f"{corruption}:{noise}:{noise_scale}",
+        "metric": metric.replace("-", "_"),
+        "resume": averaged,
+    }
     editable = load_model()
     if layers != "all":
         settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
@@ -163,8 +176,8 @@ def agreements(
 ) -> Text:
     """How well the estimates agree with exact effects on the first few facts."""
     lines = []
-    # Other subjects are drawn from the facts: fewer facts would be another corruption.
-    sample = facts if settings["corruption"].startswith("replacement") else facts[:COMPARED]
+    # Where other facts' subjects matter, fewer facts would be another corruption.
+    sample = facts if takes_others(Corruption.parse(settings["corruption"])) else facts[:COMPARED]
     for traces in measured:
         one = traces.traces[0]
         exact, guess = (

@@ -1,4 +1,13 @@
-"""How sure is a mean over facts? 95 % bootstrap intervals, percentile, over facts (Efron 1979).
+"""How sure is a mean over facts? 95 % intervals over facts.
+
+- A proportion, of one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927).
+- Anything else: the percentile bootstrap over facts (Efron 1979). Of shares (0 to 1, as several prompts of one fact
+  give) and their paired differences (−1 to 1), an end that no fact lies beyond is made of draws of one value only, and
+  says nothing of facts of another kind. It is moved outwards, as if the largest share of such facts that is compatible
+  with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of [1, 1], as Wilson
+  does, and 30 times no change [−.11, .11].
+- The harmonic score: the bootstrap; where all draws agree, between the harmonic means of its parts' ends, and of its
+  change as above.
 
 Facts are drawn with all their prompts (`ffedit.bootstrap`): prompts of one fact are no independent samples. Before and
 after an edit, and two methods, are compared on the same draws: the interval of the difference is paired. The harmonic
@@ -7,28 +16,37 @@ score is computed anew in every draw from that draw's means.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ffedit import bootstrap
-from ffedit.bootstrap import Array, Interval
+from ffedit.bootstrap import Array, Interval, unseen, wilson
 
 SEED, DRAWS = 0, 2000
 LEVELS = (2.5, 97.5)
 # The means that the harmonic score is made of.
 PARTS = ("efficacy", "paraphrase", "specificity")
+# Scores that are no shares of prompts; magnitudes and gaps are none either.
+NO_SHARES = frozenset({"drift", "perplexity", "divergence", "entropy", "consistency"})
 
 
-def interval(values: Sequence[float | None], seed: int = SEED, draws: int = DRAWS) -> Interval | None:
+def interval(
+    values: Sequence[float | None], seed: int = SEED, draws: int = DRAWS, share: bool | None = None
+) -> Interval | None:
     """Of the mean of what was measured; None where fewer than two facts were.
 
     Args:
         values: one per fact; None where there was nothing to measure.
         seed: of the draws.
         draws: how many.
+        share: whether they are shares, 0 to 1; None: if all are 0 or 1.
     """
-    return intervals({"": values}, seed, draws).get("")
+    array = _array(values)
+    if array is None:
+        return None
+    bounds = (0.0, 1.0) if share or (share is None and _outcomes(array)) else None
+    return _bounded(array, _means(array[:, None], seed, draws)[:, 0], bounds)
 
 
 def paired(
@@ -36,30 +54,46 @@ def paired(
 ) -> Interval | None:
     """Of the mean of after − before over the facts where both were measured; None for fewer than two.
 
+    Where all values lie between 0 and 1 they are taken for shares.
+
     Raises:
         ValueError: the two are not of the same facts.
     """
-    pairs = zip(before, after, strict=True)
-    return interval([None if a is None or b is None else b - a for a, b in pairs], seed, draws)
+    array = _array([None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)])
+    if array is None:
+        return None
+    shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
+    return _bounded(array, _means(array[:, None], seed, draws)[:, 0], (-1.0, 1.0) if shares else None)
 
 
 def intervals(columns: dict[str, Sequence[float | None]], seed: int = SEED, draws: int = DRAWS) -> dict[str, Interval]:
     """Of several measures of the same facts, on the same draws; "score" is made of its parts where they are there.
 
     Args:
-        columns: by name, one value per fact; all of one length.
+        columns: by the name of a score, one value per fact; all of one length.
         seed: of the draws.
         draws: how many.
     """
+    return _intervals(columns, seed, draws, (0.0, 1.0))
+
+
+def _intervals(
+    columns: Mapping[str, Sequence[float | None]], seed: int, draws: int, bounds: tuple[float, float]
+) -> dict[str, Interval]:
+    """As `intervals`, of shares or differences of shares within `bounds`."""
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
     kept.pop("score", None)
     if not kept:
         return {}
     means = _means(np.stack(list(kept.values()), 1), seed, draws)
     drawn = dict(zip(kept, means.T, strict=True))
-    found = {name: _interval(float(np.nanmean(kept[name])), drawn[name]) for name in kept}
+    found = {name: _bounded(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
     if all(part in kept for part in PARTS):
-        found["score"] = _interval(_harmonic([found[p].mean for p in PARTS]), _harmonics([drawn[p] for p in PARTS]))
+        score = _interval(_harmonic([found[p].mean for p in PARTS]), _harmonics([drawn[p] for p in PARTS]))
+        if score.low == score.high:
+            low, high = (_harmonic([getattr(found[p], end) for p in PARTS]) for end in ("low", "high"))
+            score = Interval(score.mean, low, high)
+        found["score"] = score
     return found
 
 
@@ -75,14 +109,50 @@ def changes(
         name: [None if a is None or b is None else b - a for a, b in zip(before[name], after[name], strict=True)]
         for name in both
     }
-    found = intervals(paired_columns, seed, draws)
+    found = _intervals(paired_columns, seed, draws, (-1.0, 1.0))
+    found.pop("score", None)
     sides = [[_array(side.get(part, ())) for part in PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
         drawn = [_harmonics(list(_means(side, seed, draws).T)) for side in (old, new)]
         mean = _harmonic(list(np.nanmean(new, 0))) - _harmonic(list(np.nanmean(old, 0)))
         found["score"] = _interval(mean, drawn[1] - drawn[0])
+        if found["score"].low == found["score"].high:
+            found["score"] = _moved(found["score"], len(old), (True, True), (-1.0, 1.0))
     return found
+
+
+def _is_share(name: str) -> bool:
+    """Whether a score, or a kind of it, is a share of prompts for each fact."""
+    return name not in NO_SHARES and not name.endswith(("_magnitude", "_gap"))
+
+
+def _outcomes(array: Array) -> bool:
+    """Whether all that was measured is 0 or 1."""
+    return bool(np.isin(array[~np.isnan(array)], (0.0, 1.0)).all())
+
+
+def _bounded(array: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
+    """The interval of the mean of `array`, given its means in the draws; `bounds` are those of shares, or None."""
+    there = array[~np.isnan(array)]
+    found = _interval(float(there.mean()), drawn)
+    if bounds == (0.0, 1.0) and _outcomes(there):
+        return Interval(found.mean, *wilson(found.mean, len(there)))
+    if bounds is None:
+        return found
+    near = 1e-9  # means of equal values may differ by a rounding
+    reached = found.low <= there.min() + near, found.high >= there.max() - near
+    return _moved(found, len(there), reached, bounds)
+
+
+def _moved(found: Interval, facts: int, reached: tuple[bool, bool], bounds: tuple[float, float]) -> Interval:
+    """Those ends that no fact lies beyond moved outwards by what facts of another kind could make of them."""
+    share, (low, high) = unseen(facts), bounds
+    return Interval(
+        found.mean,
+        found.low + share * (low - found.low) if reached[0] else found.low,
+        found.high + share * (high - found.high) if reached[1] else found.high,
+    )
 
 
 def _array(values: Sequence[float | None]) -> Array | None:

@@ -10,11 +10,25 @@ if TYPE_CHECKING:
     from ffedit.evaluator.scores import FactScores
 
 SAMPLED = "outside the sample whose distributions are kept"
-# Of scores that leave prompts of a fact out: why.
-REASONS = {
-    "neighbor_with_edit": "too long for the model behind the edit's sentence",
-    "divergence": SAMPLED,
+# What a score is measured on, one and several.
+MEASURED_ON = {
+    "efficacy": ("prompt", "prompts"),
+    "paraphrase": ("paraphrase", "paraphrases"),
+    "specificity": ("neighbor", "neighbors"),
+    "same_subject": ("same-subject prompt", "same-subject prompts"),
+    "portability": ("question", "questions"),
+    "locality": ("unrelated question", "unrelated questions"),
+    "neighbor_with_edit": ("neighbor", "neighbors"),
+    "divergence": ("neighbor", "neighbors"),
 }
+# Why prompts of a fact are left out of a score, by what stands behind its name in `FactScores.left_out`.
+REASONS = {
+    "edited": "what they ask for is edited as well",
+    "unsaid": "no object is named, and the model says none before the edit",
+    "one": "both objects are one, so there is nothing to compare",
+    "alone": "they need edits that are not made together with this one",
+}
+OF_SCORE = {"neighbor_with_edit": "too long for the model behind the edit's sentence", "divergence": SAMPLED}
 
 
 @dataclass(frozen=True)
@@ -50,11 +64,13 @@ def left_out(facts: Iterable[FactScores], drift_rows: tuple[int, int] = (0, 0)) 
     """
     found = []
     some = list(facts)
-    for score, reason in REASONS.items():
-        counts = [one.left_out[score] for one in some if score in one.left_out]
-        if counts:
-            what = f"neighbor{'s' * (sum(counts) > 1)} of {len(counts)} fact{'s' * (len(counts) > 1)}"
-            found.append(LeftOut(score, sum(counts), what, reason))
+    for score, nouns in MEASURED_ON.items():
+        whys = {f"{score}/{why}": reason for why, reason in REASONS.items()}
+        for name, reason in {**whys, score: OF_SCORE.get(score, "")}.items():
+            counts = [one.left_out[name] for one in some if name in one.left_out]
+            if counts:
+                what = f"{nouns[sum(counts) > 1]} of {len(counts)} fact{'s' * (len(counts) > 1)}"
+                found.append(LeftOut(score, sum(counts), what, reason))
     measured, rows = drift_rows
     if measured < rows:
         found.append(LeftOut("drift", rows - measured, f"of {rows} rows of text", SAMPLED))

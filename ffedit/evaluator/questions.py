@@ -1,12 +1,13 @@
 """From facts to questions: every prompt of every kind with its answers, in tokens.
 
 The same questions are asked before and after an edit. So what the unedited model has to say is settled here: where a
-fact names no old object, and a probe no answer, its own first word stands in for it.
+fact names no old object, and a probe no answer, its own first word stands in for it, if it says one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ffedit import readout
@@ -47,17 +48,21 @@ class Asked:
         kind: the data set's name for what it tests, or None.
         named: whether the answer was given; otherwise it is the model's own.
         aliases: the prompt with each other name of the answer.
+        answer: the answer as text, where it was given.
+        needs: prompts of the other facts that it follows from.
     """
 
     text: Encoded
     kind: str | None
     named: bool = True
     aliases: tuple[Encoded, ...] = ()
+    answer: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, by kind; of `generation`, the prompts alone. `too_long` neighbors are not in `with_edit`."""
+    """One fact's prompts, by kind; of `generation`, the prompts alone. The rest is counted in `left_out`."""
 
     fact: Fact
     own: Pair
@@ -68,7 +73,7 @@ class Questions:
     portability: tuple[Asked, ...]
     locality: tuple[Asked, ...]
     generation: tuple[Encoded, ...]
-    too_long: int
+    left_out: Mapping[str, int]
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -92,7 +97,8 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
     """The questions of `facts`, which are edited together with all of `batch`.
 
     A neighbor, a same-subject prompt or an unrelated question whose own fact is edited in the batch is expected to
-    move, and is left out.
+    move, and is left out. So is a prompt without an object to hold against the new one, where none is named and the
+    model says none, and one whose answer needs edits that are not in the batch. All are counted.
 
     Args:
         editable: the unedited model.
@@ -110,7 +116,7 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
 
 
 def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> dict[str, Encoded]:
-    """What the unedited model says where no answer is given, by prompt."""
+    """What the unedited model says where no answer is given, by prompt; nothing where it says no word."""
     limit, prompts = editable.max_tokens, {}
     for fact in facts:
         if fact.previous is None:
@@ -118,8 +124,8 @@ def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> d
         for probe in (*fact.same_subject_probes, *fact.locality_probes):
             if probe.target is None and not edited.states(probe.prompt):
                 prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
-    said = readout.with_own_answers(editable, list(prompts.values()))
-    return dict(zip(prompts, said, strict=True))
+    said = zip(prompts, readout.own_answers(editable, list(prompts.values())), strict=True)
+    return {prompt: answer for prompt, answer in said if answer is not None}
 
 
 def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, Encoded], full: bool) -> Questions:
@@ -144,15 +150,38 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     def stated(prompt: str, named: bool = True) -> Pair:
         return Pair(text(prompt, new), text(prompt, old), named, new_aliases=also(prompt, fact.target_aliases))
 
-    old = fact.previous or decode(editable.tokenizer, own[fact.text].target_ids).strip() or new
-    neighbors = [replace(probe, target=probe.target or old) for probe in fact.neighbor_probes]
-    neighbors = [probe for probe in neighbors if not edited.asks_neighbor(probe, fact.relation)]
-    with_edit = _behind(editable, fact, neighbors) if full else ()
+    def kept(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
+        """The probes that do not move with the edit and have an answer; the others are counted."""
+        still = [probe for probe in probes if not moves(probe)]
+        found = [probe for probe in still if probe.target is not None or probe.prompt in own]
+        left_out.update({f"{score}/edited": len(probes) - len(still), f"{score}/unsaid": len(still) - len(found)})
+        return found
+
+    left_out: Counter[str] = Counter()
+    stood = fact.previous
+    if stood is None and fact.text in own:
+        stood = decode(editable.tokenizer, own[fact.text].target_ids).strip()
+    old = stood or new  # where there is none, both are one, and are not compared
+    others = [replace(probe, target=probe.target or stood) for probe in fact.neighbor_probes]
+    others = kept("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
+    same_subject = kept("same_subject", fact.same_subject_probes, lambda probe: edited.asks_same_subject(probe, fact))
+    locality = kept("locality", fact.locality_probes, lambda probe: edited.asks_neighbor(probe, None))
+    follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
+    asked = stated(fact.text, fact.previous is not None)
+    paraphrases = tuple(stated(prompt) for prompt in fact.paraphrase_texts)
+    neighbors = tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in others)
+    with_edit = _behind(editable, fact, others) if full else ()
+    why = "one" if stood else "unsaid"
+    left_out[f"efficacy/{why}"] = _of_one_object([asked])
+    left_out[f"paraphrase/{why}"] = _of_one_object(paraphrases)
+    left_out["specificity/one"] = _of_one_object(neighbors)
+    left_out["portability/alone"] = len(fact.portability_probes) - len(follows)
+    left_out["neighbor_with_edit"] = len(neighbors) - len(with_edit) if full else 0
     return Questions(
         fact,
-        stated(fact.text, fact.previous is not None),
-        tuple(stated(prompt) for prompt in fact.paraphrase_texts),
-        tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in neighbors),
+        asked,
+        paraphrases,
+        neighbors,
         tuple(
             Pair(
                 text(probe.prompt, new),
@@ -161,22 +190,28 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
                 probe.kind,
                 true_aliases=also(probe.prompt, probe.aliases),
             )
-            for probe in fact.same_subject_probes
-            if not edited.asks_same_subject(probe, fact)
+            for probe in same_subject
         ),
         with_edit,
         tuple(
-            Asked(answered(probe), probe.kind, aliases=also(probe.prompt, probe.aliases))
-            for probe in fact.portability_probes
+            Asked(
+                answered(probe),
+                probe.kind,
+                aliases=also(probe.prompt, probe.aliases),
+                answer=probe.target,
+                needs=probe.needs,
+            )
+            for probe in follows
         ),
-        tuple(
-            Asked(answered(probe), probe.kind, probe.target is not None)
-            for probe in fact.locality_probes
-            if not edited.asks_neighbor(probe, None)
-        ),
+        tuple(Asked(answered(probe), probe.kind, probe.target is not None) for probe in locality),
         tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
-        len(neighbors) - len(with_edit) if full else 0,
+        +left_out,
     )
+
+
+def _of_one_object(pairs: Sequence[Pair]) -> int:
+    """How many of `pairs` have one object on both sides, so that there is nothing to compare."""
+    return sum(pair.new.ids == pair.true.ids for pair in pairs)
 
 
 def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple[Pair, ...]:

@@ -27,7 +27,9 @@ With and without teacher forcing (arXiv 2502.11177), of the edited prompt and of
 What follows, and what else moved:
 
     portability         share of prompts on what follows from the edit after which free greedy generation says it, by
-                        any of the names or answers that the data accept (MQuAKE, KnowEdit). Up.
+                        any of the names or answers that the data accept (MQuAKE, KnowEdit). A multi-hop question
+                        counts once, as answered if any of its wordings is (MQuAKE, section 3.3, which prompts with
+                        examples; here there are none). Up.
     portability_token_accuracy   the same, teacher-forced, on the first of them: as KnowEdit publishes it. Up.
     locality            share of unrelated questions that free greedy generation answers as before the edit. Keep.
     locality_token_accuracy   share of the tokens of their given answers that are the argmax, teacher-forced: zsRE, as
@@ -112,7 +114,8 @@ class FactScores:
         kinds: by the data set's kinds of probes, "portability/Reasoning": `portability`, `portability_token_accuracy`
             and `locality`, here of unrelated questions, same-subject prompts and neighbors: the share of a kind that
             free greedy generation answers as before the edit.
-        left_out: by score, how many of the fact's prompts it was not measured on, for the reasons in `left_out`.
+        left_out: by score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not
+            measured on; the reasons are in `evaluator.left_out`.
     """
 
     fact: Fact
@@ -146,7 +149,7 @@ class Report:
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % bootstrap interval of its mean over facts, of two or more."""
+        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two or more."""
         return intervals.intervals(columns(self.facts_before))
 
     @cached_property

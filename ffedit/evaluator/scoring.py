@@ -12,6 +12,7 @@ from ffedit.evaluator.asking import Answer, Context
 from ffedit.evaluator.questions import Asked, Pair, Questions
 from ffedit.evaluator.scores import FactScores, Scores
 from ffedit.evaluator.speaking import SAID_TOKENS, Spoken, Wanted, prompt_of
+from ffedit.facts import MULTI_HOP
 from ffedit.tokens import Encoded
 
 
@@ -89,7 +90,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     generation = float(says(q.own.new, q.own.true, q.own.new_aliases))
     teacher_forced = float(metrics.teacher_forced(argmax(q.own.new), q.own.new.target_ids))
     token_accuracy = metrics.token_accuracy(argmax(q.own.new), q.own.new.target_ids)
-    portable = [says(asked.text, aliases=asked.aliases) for asked in q.portability]
+    portable = _by_question(q.portability, [says(asked.text, aliases=asked.aliases) for asked in q.portability])
     follows = accuracies(asked.text for asked in q.portability)
     moved = [now.divergences[c] for p in q.neighbors if (c := prompt_of(p.true)) in now.divergences]
     texts = now.sampled.get(place, ())
@@ -110,7 +111,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         token_accuracy_gap=token_accuracy - generation,
         paraphrase_token_accuracy=mean(accuracies(p.new for p in q.paraphrases)),
         paraphrase_generation=mean([says(p.new, p.true, p.new_aliases) for p in q.paraphrases]),
-        portability=mean(portable),
+        portability=mean([value for _, value in portable]),
         portability_token_accuracy=mean(follows),
         locality=mean([stays(asked) for asked in q.locality]),
         locality_token_accuracy=mean(accuracies(a.text for a in q.locality if a.named)),
@@ -125,12 +126,12 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
         knew=float(says(q.own.true, q.own.new)) if q.own.named else None,
     )
     kinds = {
-        **_by_kind("portability", q.portability, portable),
-        **_by_kind("portability_token_accuracy", q.portability, follows),
-        **_by_kind("locality", q.stay, [stays(asked) for asked in q.stay]),
+        **_by_kind("portability", portable),
+        **_by_kind("portability_token_accuracy", zip([asked.kind for asked in q.portability], follows, strict=True)),
+        **_by_kind("locality", [(asked.kind, stays(asked)) for asked in q.stay]),
     }
-    left_out = {"neighbor_with_edit": q.too_long, "divergence": len(q.neighbors) - len(moved)}
-    left_out = {name: count for name, count in left_out.items() if count}
+    unsampled = len(q.neighbors) - len(moved)
+    left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
     return FactScores(q.fact, scores, now.spoken.words(q.own.new), kinds, left_out)
 
 
@@ -139,9 +140,20 @@ def mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _by_kind(name: str, asked: Sequence[Asked], values: Sequence[float]) -> dict[str, float]:
+def _by_question(asked: Sequence[Asked], said: Sequence[bool]) -> list[tuple[str | None, float]]:
+    """Kinds, and whether each question was answered; of a multi-hop question in several wordings, whether in any."""
+    alone = [(one.kind, float(yes)) for one, yes in zip(asked, said, strict=True) if one.kind != MULTI_HOP]
+    hops: dict[tuple[object, ...], bool] = {}
+    for one, yes in zip(asked, said, strict=True):
+        if one.kind == MULTI_HOP:
+            question = one.answer, one.needs
+            hops[question] = hops.get(question, False) or yes
+    return [*alone, *((MULTI_HOP, float(yes)) for yes in hops.values())]
+
+
+def _by_kind(name: str, values: Iterable[tuple[str | None, float]]) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
-    for one, value in zip(asked, values, strict=True):
-        if one.kind is not None:
-            found[f"{name}/{one.kind}"].append(value)
+    for kind, value in values:
+        if kind is not None:
+            found[f"{name}/{kind}"].append(value)
     return {kind: fmean(some) for kind, some in found.items()}

@@ -1,4 +1,7 @@
-"""How sure is a number of a layer? 95% percentile bootstrap intervals (Efron 1979) over keys, or over positions."""
+"""How sure is a number of a layer? 95% intervals over keys, or over positions.
+
+Percentile bootstrap (Efron 1979); of the share of those that are 1 and not 0, Wilson's score interval (1927).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from ffedit.bootstrap import wilson
 
 SEED, DRAWS = 0, 500
 LEVELS = (2.5, 97.5)
@@ -36,5 +41,8 @@ def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> Inte
     found = found[~np.isnan(found)]
     if not len(found):
         return None
+    if statistic is np.mean and np.isin(found, (0.0, 1.0)).all():
+        share = float(found.mean())
+        return Interval(share, *wilson(share, len(found)), len(found))
     low, high = np.percentile(statistic(found[_draws(len(found))], axis=1), LEVELS)
     return Interval(float(statistic(found)), float(low), float(high), len(found))

@@ -126,6 +126,8 @@ class Batch:
 def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], run: Run) -> list[Case]:
     """Encode the `wanted` ones of `facts`; where one names no previous object, the model is asked for its own.
 
+    Where it says none (it ends its turn, or says a blank), the likeliest word is traced, and the fact is not known.
+
     Raises:
         FactError: a prompt or object does not fit, or a fact lacks what the run needs.
     """

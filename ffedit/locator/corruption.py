@@ -5,14 +5,16 @@
     uniform      E + k σ ε,   ε ~ U(−1, 1)
     replacement  another subject of as many tokens                Zhang & Nanda 2023, arXiv 2309.16042
 
-with σ the standard deviation of all entries of the input embedding's output, over the whole vocabulary. Noise takes a
-model out of its distribution; another subject stays in it.
+with σ the standard deviation of all entries of the input embedding's output, over the whole vocabulary: a number of the
+model alone, whatever is traced. The published code of ROME takes it over the tokens of the subjects of its facts
+instead, which gives somewhat less noise; so does `sigma="subjects"`, over the facts that are traced together. Noise
+takes a model out of its distribution; another subject stays in it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
@@ -29,6 +31,7 @@ from ffedit.tokens import Encoded
 # How much of the vocabulary is embedded at a time.
 ROWS = 1024
 Name: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
+Sigma: TypeAlias = Literal["vocabulary", "subjects"]
 
 
 @dataclass(frozen=True)
@@ -38,23 +41,30 @@ class Corruption:
     Attributes:
         name: which of the four.
         scale: k, how many σ (or Σ^½) of noise; without meaning for a replacement.
+        sigma: of which tokens' embeddings σ is: all of the "vocabulary", or those of the "subjects" of the traced
+            facts (gaussian and uniform noise).
     """
 
     name: Name = "gaussian"
     scale: float = 3.0
+    sigma: Sigma = "vocabulary"
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Name):
             raise FactError(f"corruption {self.name!r} is not known; there is {', '.join(get_args(Name))}")
         if not 0 < self.scale < math.inf:
             raise FactError(f"noise of {self.scale} σ was asked for; give a number above 0")
+        if self.sigma not in get_args(Sigma):
+            raise FactError(f"σ of {self.sigma!r} is not known; there is {', '.join(get_args(Sigma))}")
+        if self.sigma == "subjects" and self.name not in ("gaussian", "uniform"):
+            raise FactError(f"σ of the subjects is of gaussian and uniform noise, not of {self.name}; leave it out")
 
     @classmethod
     def parse(cls, text: str) -> Corruption:
-        """A name, with a scale behind a colon if it is not 3: "gaussian", "uniform:2"."""
-        name, _, scale = text.partition(":")
+        """A name, with a scale and whose σ behind colons: "gaussian", "uniform:2", "gaussian:3:subjects"."""
+        name, scale, sigma = (*text.split(":", 2), "", "")[:3]
         try:
-            return cls(name, float(scale) if scale else 3.0)  # type: ignore[arg-type]
+            return cls(name, float(scale) if scale else 3.0, sigma or "vocabulary")  # type: ignore[arg-type]
         except ValueError as error:
             raise FactError(f"corruption {text!r}: {scale!r} is no number of σ") from error
 
@@ -66,7 +76,12 @@ class Corruption:
             "covariance": "full-covariance Gaussian noise",
             "uniform": "uniform noise",
         }
-        return f"{shape[self.name]} of {self.scale:g} σ"
+        return f"{shape[self.name]} of {self.scale:g} σ{' of the subjects' if self.sigma == 'subjects' else ''}"
+
+
+def takes_others(corruption: Corruption) -> bool:
+    """Whether what is done to one subject depends on the other facts."""
+    return corruption.name == "replacement" or corruption.sigma == "subjects"
 
 
 @torch.no_grad()
@@ -89,6 +104,22 @@ def noise_scale(editable: Editable) -> float:
     return float((squares / (count - 1)) ** 0.5)
 
 
+@torch.no_grad()
+def subjects_scale(editable: Editable, facts: Sequence[Fact]) -> float:
+    """σ over the tokens of the subjects of `facts`, each subject once, as it is tokenised in its prompt.
+
+    Raises:
+        FactError: a subject has no token, or a prompt does not fit the model.
+    """
+    tokens: dict[str, tuple[int, ...]] = {}
+    for fact in facts:
+        encoded = editable.encode(fact.text, span=fact.span, max_tokens=editable.max_tokens)
+        assert encoded.subject is not None
+        tokens.setdefault(fact.subject, encoded.ids[slice(*encoded.subject)])
+    ids = torch.tensor([i for some in tokens.values() for i in some], device=editable.device)
+    return float(editable.embedding(ids).double().std())
+
+
 def covariance_root(editable: Editable) -> Tensor:
     """Σ^½, the symmetric root of the covariance of the embeddings, [d_model, d_model], float32."""
     rows = torch.cat([double(some).cpu() for some in embeddings(editable)])
@@ -98,11 +129,12 @@ def covariance_root(editable: Editable) -> Tensor:
 
 
 class Noise:
-    """Draws noise for one model; σ and Σ^½ are computed once."""
+    """Draws noise for one model, and with σ of the subjects for some facts; σ and Σ^½ are computed once."""
 
-    def __init__(self, editable: Editable, corruption: Corruption) -> None:
+    def __init__(self, editable: Editable, corruption: Corruption, facts: Sequence[Fact] = ()) -> None:
         self.corruption = corruption
-        self.sigma = corruption.scale * noise_scale(editable)
+        sigma = subjects_scale(editable, facts) if corruption.sigma == "subjects" else noise_scale(editable)
+        self.sigma = corruption.scale * sigma
         self._root = corruption.scale * covariance_root(editable) if corruption.name == "covariance" else None
 
     def draw(self, samples: int, tokens: int, d_model: int, seed: int) -> Tensor:

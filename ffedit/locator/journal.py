@@ -16,6 +16,7 @@ from ffedit.anatomy import Editable
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
 from ffedit.locator.cases import Run
+from ffedit.locator.corruption import takes_others
 from ffedit.locator.result import Trace
 from ffedit.version import __version__
 
@@ -25,7 +26,7 @@ class Journal:
 
     def __init__(self, editable: Editable, run: Run, facts: list[Fact]) -> None:
         # Another subject in a fact's place is drawn from the subjects of all facts.
-        others = sorted({fact.subject for fact in facts}) if run.corruption.name == "replacement" else []
+        others = sorted({fact.subject for fact in facts}) if takes_others(run.corruption) else []
         mark = json.dumps([__version__, fingerprint(editable), editable.chat, asdict(run), others])
         self.path: Path = cache.path("traces", hashlib.sha256(mark.encode()).hexdigest()[:24], ".jsonl")
         self._kept: dict[str, Trace] = {}

@@ -92,14 +92,18 @@ def locate(
 ) -> Trace | TraceSet:
     """Trace where a model recalls one fact, or several.
 
-    The traced answer is the fact's `previous` object when given, else what the model says itself; never the target.
+    The traced answer is the fact's `previous` object when given, else the first word that the model says itself; never
+    the target. Where it says no word (the end of the text or turn, a blank), the word that begins likeliest is traced,
+    and `Trace.known` is False.
 
     Args:
         editable: the model.
         facts: one fact gives a `Trace`, a sequence a `TraceSet`.
         kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
         corruption: how the subject is made unreadable: a `Corruption`, or "gaussian", "covariance", "uniform" (each
-            with its scale in σ behind a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects.
+            with its scale in σ behind a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is
+            of the embeddings of the whole vocabulary; with "gaussian:3:subjects", as in the published code of ROME, of
+            the tokens of the subjects of `facts`.
         samples: corrupted runs; with replacement, at most as many as there are other subjects of equal length.
         window: layers restored together; default a third of the depth, between 3 and 10. States have none.
         sever: hold the outputs of this part at their corrupted values, at the restored token and all layers that are
@@ -171,7 +175,7 @@ def trace_all(
     editable: Editable, facts: Sequence[Fact], run: Run, wanted: Sequence[int], progress: Progress = silent
 ) -> Iterator[tuple[int, Trace]]:
     """The traces of the `wanted` ones of `facts` with their indices, as they are ready: similar ones go together."""
-    noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption)
+    noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
     parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
     cases, done = prepare(editable, facts, wanted, run), 0
     for some in batches(editable, cases):
