@@ -12,7 +12,9 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,7 +25,6 @@ from unittest.mock import patch
 import torch
 import transformers
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ffedit import cache
@@ -62,9 +63,12 @@ def gguf_file(name: str) -> Path | None:
         if not path.exists():
             raise ModelError(f"{name}: no such file")
         return path
-    if not path.is_dir() or (path / "config.json").is_file():
-        return None
-    found = sorted(one for one in path.iterdir() if one.suffix.lower() == ".gguf")
+    try:
+        if not path.is_dir() or (path / "config.json").is_file():
+            return None
+        found = sorted(one for one in path.iterdir() if one.suffix.lower() == ".gguf")
+    except OSError as error:
+        raise ModelError(f"{name}: cannot be read ({error.strerror or error})") from error
     if len(found) > 1:
         raise ModelError(f"{name}: holds several GGUF files ({', '.join(one.name for one in found)}); name one of them")
     if not found and name in PACKAGES:
@@ -103,7 +107,7 @@ def converted(name: str, file: Path, progress: Progress = silent) -> Path:
                     shutil.rmtree(unfinished, ignore_errors=True)
                 _convert(name, file, about, folder, progress)
     if _content(remembered) != about:
-        cache.write(remembered, lambda temporary: temporary.write_text(json.dumps(about) + "\n", encoding="utf-8"))
+        cache.write(remembered, lambda temporary: _write(temporary, about))
     return folder
 
 
@@ -157,6 +161,10 @@ def _content(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _hash(file: Path) -> str:
     digest = hashlib.sha256()
     with file.open("rb") as opened:
@@ -188,7 +196,7 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         except SafetensorError as error:
             raise OSError(brief(error)) from error
         tokenizer.save_pretrained(made)
-        (made / SOURCE).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        _write(made / SOURCE, about)
         if _mark(file) != known["mark"]:
             raise ModelError(f"{name}: {file} changed while it was read; try again")
 
@@ -230,14 +238,19 @@ def _read(name: str, file: Path, header: Header, progress: Progress) -> tuple[An
     Raises:
         ModelError: transformers does not read it, or not all of it.
     """
-    common = {"gguf_file": file.name}
-    here = str(file.absolute().parent)
-    with _parsed_once(), _steps(progress):
-        return _read_parts(name, here, header, common)
+    # Alone in a folder: a tokenizer that lies beside the file would be taken for its own.
+    with tempfile.TemporaryDirectory() as here, _parsed_once(), _steps(progress):
+        try:
+            os.symlink(file.absolute(), Path(here) / "model.gguf")
+        except OSError:  # Windows, without the right to
+            shutil.copyfile(file, Path(here) / "model.gguf")
+        return _read_parts(name, here, header, {"gguf_file": "model.gguf"})
 
 
 def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) -> tuple[Any, Any]:
     """Config, tokenizer and weights, in this order."""
+    config: Any
+    loaded: Any
     with _unreadable(
         f"{name}: transformers {transformers.__version__} does not read {header.architecture} from a GGUF file",
         "; give the model as a Hugging Face folder",
@@ -248,7 +261,7 @@ def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) ->
     with _unreadable(f"{name}: the tokenizer cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(here, **common)
     with _unreadable(f"{name}: the weights cannot be read"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             here,
             config=config,
             dtype=torch.float32,
@@ -257,6 +270,7 @@ def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) ->
             **_unpacked(),
             **common,
         )
+    model, found = loaded
     for key, given, wanted in found["mismatched_keys"]:
         raise ModelError(f"{name}: {key} is {list(given)} in the file, {list(wanted)} was expected")
     for key in sorted(found["missing_keys"]):
@@ -268,7 +282,7 @@ def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) ->
     return model, tokenizer
 
 
-def _check_weights(name: str, header: Header, model: nn.Module) -> None:
+def _check_weights(name: str, header: Header, model: Any) -> None:
     """Make sure that each number of the file is in the model, and that each is finite.
 
     Raises:
