@@ -62,6 +62,7 @@ class Editable:
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.chat`).
+        source: where its checkpoint was converted from, plain JSON (`gguf_files.source_of`); None of any other.
         sums: by layer, what a sequence of edits builds on (`editor.surroundings`).
         hashed: what the fingerprint has read already.
     """
@@ -81,6 +82,7 @@ class Editable:
     probe_error: float = 0.0
     history: History = field(default_factory=History)
     chat: bool = False
+    source: dict[str, Any] | None = None
     sums: dict[int, object] = field(default_factory=dict, repr=False)
     hashed: Hashed = field(default_factory=Hashed, repr=False)
 

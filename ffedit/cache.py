@@ -1,11 +1,12 @@
-"""What is worth keeping between runs: a folder of files, each under the fingerprint of what it was computed from.
+"""What is worth keeping between runs: files and converted models, under the fingerprint of what they were made from.
 
-A file is written beside its place and moved there in one step, so two processes never see half of one.
+An entry is written beside its place and moved there in one step, so two processes never see half of one.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -49,8 +50,8 @@ def write(target: Path, save: Callable[[Path], None]) -> None:
 
 
 def entries() -> list[Path]:
-    """All files of the cache, sorted."""
-    return sorted(p for p in folder().glob("*/*") if p.is_file() and not p.name.startswith("."))
+    """All entries of the cache, sorted: files, and the folders of converted models."""
+    return sorted(p for p in folder().glob("*/*") if not p.name.startswith("."))
 
 
 def sizes() -> dict[Path, int]:
@@ -58,7 +59,8 @@ def sizes() -> dict[Path, int]:
     found = {}
     for entry in entries():
         try:
-            found[entry] = entry.stat().st_size
+            parts = entry.rglob("*") if entry.is_dir() else [entry]
+            found[entry] = sum(part.stat().st_size for part in parts if not part.is_dir())
         except FileNotFoundError:
             continue
     return found
@@ -69,8 +71,18 @@ def clear() -> int:
     freed = 0
     for entry, size in sizes().items():
         try:
-            entry.unlink()
+            if entry.is_dir():
+                _delete(entry)
+            else:
+                entry.unlink()
         except FileNotFoundError:
             continue
         freed += size
     return freed
+
+
+def _delete(entry: Path) -> None:
+    """Delete a folder, which nobody sees half deleted."""
+    away = Path(tempfile.mkdtemp(dir=entry.parent, prefix=".")) / entry.name
+    os.replace(entry, away)
+    shutil.rmtree(away.parent)

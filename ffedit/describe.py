@@ -14,6 +14,7 @@ from rich.text import Text
 from ffedit import cache
 from ffedit.anatomy import Editable
 from ffedit.editor.provenance import versions
+from ffedit.gguf_files import in_words
 from ffedit.memory import KeyValueMemory
 from ffedit.stacks import Stack
 
@@ -65,7 +66,9 @@ def anatomy_table(editable: Editable) -> Group:
     moments = max(memory.d_ff for memory in editable.memories.values()) ** 2 * 8
     error = editable.probe_error
     within = f" within {error:.1e} of its scale" if error else ", to the last bit"
+    source = [("converted from", in_words(editable.source))] if editable.source else []
     about = named_values(
+        *source,
         ("shape", "[d_model, d_ff]; transposed: stored as [d_ff, d_model]"),
         ("final norm", editable.norm or "none found before the unembedding"),
         ("unembedding", _path(editable)),

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ffedit.checkpoint import EMBEDDED
+from ffedit.checkpoint import path_of
 from ffedit.errors import ModelError
 from ffedit.lowrank import LowRank
 from ffedit.progress import Progress, silent
@@ -100,7 +100,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
     """Compare two checkpoints of one architecture.
 
     Args:
-        base: one of `EMBEDDED`, a folder, or a hub id in the local cache.
+        base: a name of ffedit's own, a folder, a GGUF file, or a hub id in the local cache.
         edited: the same.
         rank: how many directions of each change to recover; None: those above the rounding noise.
         progress: told how far it is.
@@ -108,7 +108,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
     Raises:
         ModelError: one of them is not there, holds no safetensors, or is damaged.
     """
-    folders = _folder(base), _folder(edited)
+    folders = _folder(base, progress), _folder(edited, progress)
     ours, theirs = (contents(folder) for folder in folders)
     changes: list[Change] = []
     reshaped, retyped, same = [], [], 0
@@ -140,9 +140,9 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
     )
 
 
-def _folder(name: str | Path) -> Path:
+def _folder(name: str | Path, progress: Progress) -> Path:
     """Where a checkpoint is on this machine."""
-    path = EMBEDDED.get(str(name), Path(name))
+    path = Path(path_of(str(name), progress))
     if path.is_dir():
         return path
     try:

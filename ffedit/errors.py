@@ -4,6 +4,13 @@ Every message is one line that says what was found, what was expected and what t
 an `FFEditError` as that line and never as a traceback.
 """
 
+from textwrap import shorten
+
+
+def brief(error: BaseException) -> str:
+    """What an error of another library says, on one line that can be read."""
+    return shorten(str(error), 200, placeholder=" …") or type(error).__name__
+
 
 class FFEditError(Exception):
     """A mistake in what ffedit was given; the base of all errors that ffedit raises on purpose."""

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ffedit.checkpoint import Source, load, opened, read, ready_pair
 from ffedit.halves import stacks
+from ffedit.progress import Progress, silent
 from ffedit.spreading import DeviceMap, spread_over
 from ffedit.stacks import Stack
 
@@ -32,6 +33,7 @@ def load_stacks(
     device_map: DeviceMap | None = None,
     offload_folder: str | Path | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
+    progress: Progress = silent,
 ) -> list[Stack]:
     """The stacks of a model, ready to be looked into, the encoder first; arguments as of `load`.
 
@@ -42,10 +44,10 @@ def load_stacks(
     if not isinstance(name_or_path, str | Path):
         pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
         return stacks(*pair, value_matrix)
-    found = opened(str(name_or_path), revision, trust_remote_code)
+    found = opened(str(name_or_path), revision, trust_remote_code, progress)
     if (reader := _reader(found.config)) is None:
         everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
-        return [Stack.of(load(name_or_path, *everything))]
+        return [Stack.of(load(name_or_path, *everything, progress=progress))]
     model, tokenizer, _ = read(found, *reader, dtype, spread)
     return stacks(model, tokenizer, found.name, value_matrix)
 

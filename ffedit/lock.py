@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,16 @@ from typing import IO
 from ffedit.errors import EditError
 
 LOCK = ".lock"
+POLL = 0.2  # seconds
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keep every other command from working on `folder`, which is made if it is not there.
+
+    Args:
+        folder: where.
+        wait: until another one has done its work.
 
     Raises:
         EditError: another one does already, or the folder cannot be written.
@@ -36,6 +42,9 @@ def claimed(folder: Path) -> Iterator[None]:
             try:
                 _lock(file)
             except OSError as error:
+                if wait and isinstance(error, BlockingIOError | PermissionError):
+                    time.sleep(POLL)
+                    continue
                 raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
             if _is_at(file, path):  # and not deleted by a run that ended meanwhile
                 try:

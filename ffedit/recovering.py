@@ -60,6 +60,7 @@ def recovered(editable: Editable, found: Diff) -> Edit:
     about = {
         "method": "diff",
         "model": editable.name,
+        **({"source": editable.source} if editable.source else {}),
         "edited": found.edited,
         "base": fingerprint(editable),
         **dtypes(editable.feed_forward[0].parts[0]),

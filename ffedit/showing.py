@@ -15,6 +15,7 @@ from ffedit.describe import named_values, plain_table, ranges
 from ffedit.difference import Change, Diff
 from ffedit.editor import Edit
 from ffedit.facts import Fact
+from ffedit.gguf_files import in_words
 from ffedit.picture import counted, number
 from ffedit.shipping.record import EDITS, history
 
@@ -112,6 +113,8 @@ def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
     computed = told.get("computed_in") if told.get("computed_in") != told.get("dtype") else None
     precision = _prefixed(", ", told.get("dtype")) + _prefixed(", computed in ", computed)
     yield "model", f"{told.get('model', 'unknown')}, fingerprint {edit.base}{precision}"
+    if source := told.get("source"):
+        yield "converted from", in_words(source)
     if guarantees := told.get("guarantee"):
         yield "null space", _most([f"layer {at}: {_guarantee(one)}" for at, one in guarantees.items()])
     if told.get("after"):

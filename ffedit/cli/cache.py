@@ -9,12 +9,12 @@ from ffedit import cache as store
 
 @click.group()
 def cache() -> None:
-    """List or clear what ffedit keeps between runs (key statistics)."""
+    """List or clear what ffedit keeps between runs (key statistics, converted models)."""
 
 
 @cache.command("list")
 def list_entries() -> None:
-    """Show every file with its size."""
+    """Show every entry with its size."""
     sizes = store.sizes()
     for entry, size in sizes.items():
         click.echo(f"{size / 1e6:8.2f} MB  {entry.relative_to(store.folder())}")
@@ -23,5 +23,5 @@ def list_entries() -> None:
 
 @cache.command()
 def clear() -> None:
-    """Delete every file."""
+    """Delete every entry."""
     click.echo(f"{store.clear() / 1e6:.2f} MB set free in {store.folder()}")

