@@ -1,6 +1,6 @@
 """Make the neutral text that ships with ffedit (`ffedit/data/neutral.txt.gz`) for key statistics.
 
-    python evaluations/make_neutral_text.py --model FOLDER [--rows N] [--dtype bfloat16] --out ffedit/data/neutral.txt.gz
+    python evaluations/make_neutral_text.py --model FOLDER [--rows N] --out ffedit/data/neutral.txt.gz
 
 SmolLM2-135M-Instruct (Apache 2.0) goes on from beginnings on many subjects in many forms, by nucleus sampling with a
 fixed seed. What repeats itself is dropped, and each text ends with a sentence. Neither subjects nor forms were chosen
@@ -19,38 +19,46 @@ import click
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-TOPICS = """the city of Lisbon | Hamburg's harbour | the railways of Japan | coffee farming in Ethiopia | the Andes | Marie Curie
-| Johannes Kepler | Frida Kahlo | Nelson Mandela | Florence Nightingale | the Ottoman Empire | the Ming dynasty | the
-Vikings | the Industrial Revolution | the French Revolution | the Silk Road | Ancient Egypt | the Inca | Polynesian
-navigation | the Black Death | photosynthesis | plate tectonics | the periodic table | black holes | the immune system
-| antibiotics | vaccines | the human heart | sleep | bees | whales | wolves | mushrooms | oak trees | bamboo | rice |
-wheat | bread baking | cheese | olive oil | chocolate | tea | pasta | curry | soup | football | tennis | chess |
-swimming | the Olympic Games | cycling | mountaineering | sailing | jazz | opera | the violin | the piano | Mozart |
-Beethoven | the Beatles | hip hop | cinema | Charlie Chaplin | Akira Kurosawa | theatre | Shakespeare | Jane Austen |
-Leo Tolstoy | Gabriel Garcia Marquez | poetry | fairy tales | detective novels | science fiction | painting |
-Rembrandt | Claude Monet | sculpture | architecture | bridges | cathedrals | skyscrapers | the Great Wall of China |
-Machu Picchu | Venice | Nairobi | Buenos Aires | Toronto | Sydney | Mumbai | Istanbul | Moscow | Cairo | Mexico City |
-Stockholm | Warsaw | Seoul | Jakarta | Lagos | Chicago | New Orleans | Alaska | Texas | Scotland | Bavaria | Sicily |
-Brittany | Andalusia | the Nile | the Amazon | the Danube | the Mississippi | the Alps | the Sahara | Antarctica |
-coral reefs | rain forests | deserts | volcanoes | earthquakes | hurricanes | rivers | glaciers | the Moon | Mars |
-Saturn | comets | telescopes | satellites | rockets | aeroplanes | steam engines | bicycles | cars | ships | railways
-| electric motors | batteries | solar panels | wind turbines | nuclear power | coal | steel | glass | paper | cotton |
-wool | leather | plastic | concrete | computers | the internet | programming in Python | databases | operating systems
-| Microsoft | Toyota | Siemens | Nokia | Boeing | IBM | banks | money | insurance | taxes | trade | inflation |
-farming | fishing | forestry | mining | elections | parliaments | constitutions | the United Nations | the European
-Union | courts | human rights | newspapers | radio | television | libraries | museums | universities | kindergartens |
-learning to read | mathematics | prime numbers | triangles | probability | statistics | logic | philosophy | Socrates
-| Immanuel Kant | Confucius | Buddhism | Islam | Christianity | Judaism | Hinduism | Greek mythology | Norse mythology
-| festivals | weddings | funerals | clothes | hats | shoes | gardens | roses | dogs | cats | horses | cows | sheep |
-chickens | eagles | owls | penguins | frogs | snakes | spiders | butterflies | dinosaurs | fossils | archaeology |
-languages | Latin | Arabic | Chinese characters | Swahili | translation | dictionaries | maps | clocks | calendars |
-weights and measures | Isaac Newton | Albert Einstein | Charles Darwin | Ada Lovelace | Nikola Tesla | Galileo |
-Aristotle | Cleopatra | Julius Caesar | Napoleon | Abraham Lincoln | Queen Victoria | Mahatma Gandhi | Simon Bolivar |
-Genghis Khan | Sweden | Brazil | Vietnam | Kenya | Poland | Portugal | Canada | New Zealand | Iran | Greece | Peru |
-Morocco | doctors | nurses | teachers | farmers | carpenters | sailors | soldiers | firefighters | judges |
-journalists | grandmothers | children | neighbours | holidays | travelling by train | camping | hotels | restaurants |
-markets | supermarkets | kitchens | houses | furniture | music lessons | birthdays | letters | friendship | honesty |
-courage | fear | happiness | memory | dreams""".replace("\n", " ").split(" | ")
+TOPICS = (
+    """
+the city of Lisbon | Hamburg's harbour | the railways of Japan | coffee farming in Ethiopia | the Andes | Marie
+Curie | Johannes Kepler | Frida Kahlo | Nelson Mandela | Florence Nightingale | the Ottoman Empire | the Ming
+dynasty | the Vikings | the Industrial Revolution | the French Revolution | the Silk Road | Ancient Egypt | the
+Inca | Polynesian navigation | the Black Death | photosynthesis | plate tectonics | the periodic table | black
+holes | the immune system | antibiotics | vaccines | the human heart | sleep | bees | whales | wolves |
+mushrooms | oak trees | bamboo | rice | wheat | bread baking | cheese | olive oil | chocolate | tea | pasta |
+curry | soup | football | tennis | chess | swimming | the Olympic Games | cycling | mountaineering | sailing |
+jazz | opera | the violin | the piano | Mozart | Beethoven | the Beatles | hip hop | cinema | Charlie Chaplin |
+Akira Kurosawa | theatre | Shakespeare | Jane Austen | Leo Tolstoy | Gabriel Garcia Marquez | poetry | fairy
+tales | detective novels | science fiction | painting | Rembrandt | Claude Monet | sculpture | architecture |
+bridges | cathedrals | skyscrapers | the Great Wall of China | Machu Picchu | Venice | Nairobi | Buenos Aires |
+Toronto | Sydney | Mumbai | Istanbul | Moscow | Cairo | Mexico City | Stockholm | Warsaw | Seoul | Jakarta |
+Lagos | Chicago | New Orleans | Alaska | Texas | Scotland | Bavaria | Sicily | Brittany | Andalusia | the Nile |
+the Amazon | the Danube | the Mississippi | the Alps | the Sahara | Antarctica | coral reefs | rain forests |
+deserts | volcanoes | earthquakes | hurricanes | rivers | glaciers | the Moon | Mars | Saturn | comets |
+telescopes | satellites | rockets | aeroplanes | steam engines | bicycles | cars | ships | railways | electric
+motors | batteries | solar panels | wind turbines | nuclear power | coal | steel | glass | paper | cotton | wool
+| leather | plastic | concrete | computers | the internet | programming in Python | databases | operating
+systems | Microsoft | Toyota | Siemens | Nokia | Boeing | IBM | banks | money | insurance | taxes | trade |
+inflation | farming | fishing | forestry | mining | elections | parliaments | constitutions | the United Nations
+| the European Union | courts | human rights | newspapers | radio | television | libraries | museums |
+universities | kindergartens | learning to read | mathematics | prime numbers | triangles | probability |
+statistics | logic | philosophy | Socrates | Immanuel Kant | Confucius | Buddhism | Islam | Christianity |
+Judaism | Hinduism | Greek mythology | Norse mythology | festivals | weddings | funerals | clothes | hats |
+shoes | gardens | roses | dogs | cats | horses | cows | sheep | chickens | eagles | owls | penguins | frogs |
+snakes | spiders | butterflies | dinosaurs | fossils | archaeology | languages | Latin | Arabic | Chinese
+characters | Swahili | translation | dictionaries | maps | clocks | calendars | weights and measures | Isaac
+Newton | Albert Einstein | Charles Darwin | Ada Lovelace | Nikola Tesla | Galileo | Aristotle | Cleopatra |
+Julius Caesar | Napoleon | Abraham Lincoln | Queen Victoria | Mahatma Gandhi | Simon Bolivar | Genghis Khan |
+Sweden | Brazil | Vietnam | Kenya | Poland | Portugal | Canada | New Zealand | Iran | Greece | Peru | Morocco |
+doctors | nurses | teachers | farmers | carpenters | sailors | soldiers | firefighters | judges | journalists |
+grandmothers | children | neighbours | holidays | travelling by train | camping | hotels | restaurants | markets
+| supermarkets | kitchens | houses | furniture | music lessons | birthdays | letters | friendship | honesty |
+courage | fear | happiness | memory | dreams
+""".strip()
+    .replace("\n", " ")
+    .split(" | ")
+)
 FORMS = (
     "{T} ",
     "In this article, we look at {t}. ",

@@ -1,7 +1,7 @@
 """Where text comes from, for key statistics and for looking into memories: the model, a file, a dataset of the hub.
 
-Where none is named, key statistics take the text that ships with ffedit if the model speaks it (`neutral`), and else what
-the model samples; "sampled" asks for the latter.
+Where none is named, key statistics take the text that ships with ffedit if the model speaks it (`neutral`), and else
+what the model samples; "sampled" asks for the latter.
 
 Text that the model samples from itself with a seed works for any model and language, holds what the model tends to say,
 and is never chosen with the edited facts in view. It takes one run of the model for each of its tokens, so it is kept.

@@ -5,16 +5,13 @@ real model the sampling is nearly all of the price. So a neutral English text sh
 `evaluations/make_neutral_text.py`, from SmolLM2-135M-Instruct (Apache 2.0), on many subjects and in many forms: it is
 nobody's, and nothing that it says is to be believed. It was not chosen with any edit in view.
 
-A model of another language, of a closed vocabulary or of a little world of its own is not asked to read it: one pass over
-its beginning tells whether the model speaks it, in nats per character, which mean the same for every tokenizer. The
-entropy of English is about 0.6 to 0.7 for models of some hundred million parameters; a model that never saw it is above
-1.5.
+A model of another language, of a closed vocabulary or of a little world of its own is not asked to read it: one pass
+over its beginning tells whether the model speaks it, in nats per character, which mean the same for every tokenizer.
 """
 
 from __future__ import annotations
 
 import gzip
-from array import array
 from functools import cache as once
 from hashlib import sha256
 from pathlib import Path
@@ -43,22 +40,21 @@ def neutral_text() -> str:
 
 
 def neutral(editable: Editable) -> Tensor | None:
-    """The ids of the text that ships, [tokens], int32; None where the model does not speak it. Kept in the cache."""
+    """The ids of the text that ships, [tokens], int32, from the cache where they are there; None: it is not spoken."""
     about = f"{sha256(TEXT.read_bytes()).hexdigest()}-{SPOKEN}-{fingerprint(editable)}"
     path = cache.path("texts", sha256(about.encode()).hexdigest()[:16], ".safetensors")
     ids = _kept(path)
     if ids is None:
-        found = array("i")
-        if nats_per_character(editable, neutral_text()) <= SPOKEN:
-            found.extend(editable.tokenizer(neutral_text(), add_special_tokens=False, verbose=False)["input_ids"])
+        if not nats_per_character(editable, neutral_text()) <= SPOKEN:
+            return None
+        found = editable.tokenizer(neutral_text(), add_special_tokens=False, verbose=False)["input_ids"]
         ids = torch.tensor(found, dtype=torch.int32)
-        kept = ids
-        cache.write(path, lambda temporary: save_file({"ids": kept}, temporary))
-    return ids if len(ids) else None
+        cache.write(path, lambda temporary: save_file({"ids": ids}, temporary))
+    return ids
 
 
 def _kept(path: Path) -> Tensor | None:
-    """What was found before, no ids where the model does not speak the text; None where nothing, or a damaged file."""
+    """What was tokenised before; None where nothing was, or the file is damaged."""
     try:
         return load_file(path)["ids"] if path.exists() else None
     except (OSError, SafetensorError, KeyError):

@@ -48,7 +48,7 @@ def test_statistics_take_it_where_it_is_spoken_and_else_what_the_model_samples(m
     sampled = collect_moments(editable, memory, Corpus("sampled", 300))
     assert sampled.source.startswith("text sampled from the model") and not torch.equal(sampled.sum, spoken.sum)
     monkeypatch.setattr(neutral, "nats_per_character", lambda *_: 1.01)
-    assert neutral.neutral(editable) is not None, "what was found is kept"
+    assert neutral.neutral(editable) is not None, "what was spoken is kept"
     cache.clear()
     assert neutral.neutral(editable) is None
 

@@ -6,9 +6,9 @@ expectation is therefore taken over token *types*: each occurrence weighs one ov
 occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running
 text, as ROME was published.
 
-A row of text begins as the model's texts do: with BOS, where its tokenizer puts one in front. Whatever comes first is an
-attention sink, whose key says nothing of its token, and is left out; sinks further on are found by the length of their
-keys (`moments`).
+A row of text begins as the model's texts do: with BOS, where its tokenizer puts one in front. Whatever comes first is
+an attention sink, whose key says nothing of its token, and is left out; sinks further on are found by the length of
+their keys (`moments`).
 
 One pass gives the keys of every layer, since a layer's keys are on its way to the next; it stops at the deepest layer
 asked for. Each layer keeps two sums of d_ff² float64 numbers while it runs, one for each half of the text, and one
@@ -349,7 +349,7 @@ def begun(editable: Editable, ids: Tensor) -> Tensor:
 
 
 def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
-    """How much each token counts, [n], float64, 1 in the mean: 0 where a row begins, else one over its frequency or 1."""
+    """How much each token counts, [n], float64, 1 in the mean: 0 where a row begins, else by `weighting`."""
     weights = torch.ones(len(ids), dtype=torch.float64)
     weights[::length] = 0
     if weighting == "types":
