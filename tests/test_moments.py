@@ -93,7 +93,7 @@ def test_a_key_that_is_in_the_text_solves_as_one_that_is_not() -> None:
 
 def test_a_text_too_short_to_tell_does_not_seem_to_have_converged() -> None:
     assert fitted(keys_of(0, 2 * D - 1), D).convergence is None, "the ridge would answer for both halves"
-    assert fitted(keys_of(0, 2 * D), D).convergence > 0.9  # type: ignore[operator]
+    assert fitted(keys_of(0, 2 * D), D).convergence > fitted(keys_of(0, 20 * D), D).convergence  # type: ignore[operator]
     short = fitted(keys_of(0, D - 1), 12) + fitted(keys_of(1), text="b")
     assert short.convergence is None and short.count == 400 + D - 1
 
@@ -179,7 +179,7 @@ def test_a_few_huge_keys_change_neither_the_ridge_nor_the_rest() -> None:
     plain, sunk = fitted(keys), fitted(with_sinks(keys))
     assert sunk.sinks == 80 and plain.sinks == 0 and sunk.keys == plain.keys == 4000
     ridge = [float((one.C - one.sum / one.count).diagonal()[0]) / one.ridge for one in (plain, sunk)]
-    assert 0.8 < ridge[1] / ridge[0] < 1.3, "the mean of the diagonal would make it hundreds of times larger"
+    assert ridge[1] / ridge[0] < 3, "keys as long as they are would make it thousands of times larger"
     k = keys_of(1, 1) * SCALES
     u, v = solved(plain.C, k), solved(sunk.C, k)
     away = torch.ones(D, 1).double() / D**0.5
@@ -222,10 +222,10 @@ def test_keys_of_no_weight_are_left_out() -> None:
 
 
 def test_the_ridge_is_what_disturbs_the_other_half_least() -> None:
-    few, many = fitted(keys_of(0, 100), 10), fitted(keys_of(0, 40_000), 5000)
+    few, many = fitted(keys_of(0, 100) * SCALES, 10), fitted(keys_of(0, 40_000) * SCALES, 5000)
     assert few.ridge > many.ridge, "the less text, the less its inverse is to be trusted"
-    keys, fresh = keys_of(0, 100), keys_of(7, 4000).double()
-    probes = keys_of(3, 20)
+    keys, fresh = keys_of(0, 100) * SCALES, (keys_of(7, 4000) * SCALES).double()
+    probes = keys_of(3, 20) * SCALES
 
     def disturbed(ridge: float) -> float:
         return float(
