@@ -79,9 +79,9 @@ def test_each_row_begins_as_the_model_s_texts_do(text: Path, bos: bool, monkeypa
     monkeypatch.setattr(statistics.replay, "run_to", lambda e, ids, layer: ran.append(ids) or run_to(e, ids, layer))
     collect(editable, of(editable, 0), Corpus(text, 300))
     rows = torch.cat(ran)
-    begins = editable.tokenizer.bos_token_id
+    begins = editable.tokenizer.bos_token_id if bos else -1
     words = editable.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
-    assert (rows[:, 0] == begins).all() == bos
+    assert bool((rows[:, 0] == begins).all()) == bos
     assert rows[:, int(bos) :].flatten()[:250].tolist() == words[:250], "no word is lost"
 
 
@@ -94,7 +94,7 @@ def test_the_beginnings_of_rows_do_not_count(text: Path) -> None:
         for path, tokens in ((text, 65), (changed, 65), (text, 64))
     )
     assert one.left_out == 2 and few.left_out == 1 and one.keys == few.keys == 63
-    torch.testing.assert_close(one.sum / one.count, few.sum / few.count)
+    torch.testing.assert_close(one.sum / one.count, few.sum / few.count, rtol=1e-4, atol=1e-5)
     assert not torch.equal(other.sum, one.sum)
 
 
@@ -220,9 +220,9 @@ def test_it_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.Monke
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
     seen: list[int] = []
     collect(editable, of(editable, 0, 1), corpus, lambda stage, done, total: seen.append(done), 100.0)
-    assert seen[-1] == 256, "halves of 128 keys, as many as d_ff, and not before"
+    assert seen[-1] == 512, "halves of more than 128 keys, as many as d_ff, and not before: 256 tokens begin four rows"
     early = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
-    assert {moments.count for moments in early.values()} == {256}
+    assert {moments.count for moments in early.values()} == {512}
     asked: list[int] = []
     measured = MomentsFitter.convergence
     monkeypatch.setattr(MomentsFitter, "convergence", lambda self: asked.append(self.batches) or measured(self))
