@@ -1,5 +1,8 @@
 """Where text comes from, for key statistics and for looking into memories: the model, a file, a dataset of the hub.
 
+Where none is named, key statistics take the text that ships with ffedit if the model speaks it (`neutral`), and else
+what the model samples; "sampled" asks for the latter.
+
 Text that the model samples from itself with a seed works for any model and language, holds what the model tends to say,
 and is never chosen with the edited facts in view. It takes one run of the model for each of its tokens, so it is kept.
 
@@ -37,6 +40,8 @@ ROW_TOKENS = 64
 SAMPLED_ROWS = 256
 # Text is tokenised in pieces of about this many characters, and no longer line than this is held.
 PIECE = 2**15
+# In a file's place: what the model samples.
+SAMPLED = "sampled"
 # Tokens by which a text is known again, whatever its length.
 BEGINNING = 256
 # Tokens for one subject, and for as many as there may be.
@@ -59,7 +64,8 @@ class Corpus:
 
     Attributes:
         path: a UTF-8 text file, JSON with a field "text" (.jsonl: one record a line; .json: a list), or a dataset of
-            the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; None for text that the model samples.
+            the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; "sampled" for text that the model samples;
+            None for the text that ships where the model speaks it, and else for what it samples.
         tokens: how many tokens to use, at most.
         seed: of the sampling.
         weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
@@ -70,10 +76,15 @@ class Corpus:
     seed: int = 0
     weighting: Literal["types", "tokens"] = "types"
 
+    @property
+    def named(self) -> Path | str | None:
+        """The file or dataset; None where the model samples, or what ships is read."""
+        return None if self.path == SAMPLED else self.path
+
     def __str__(self) -> str:
-        if self.path is None:
+        if self.named is None:
             return f"text sampled from the model (seed {self.seed})"
-        return Path(self.path).name if Path(self.path).is_file() else str(self.path)
+        return Path(self.named).name if Path(self.named).is_file() else str(self.named)
 
     def check(self) -> None:
         """Refuse what cannot be a text, before any long work.
@@ -81,7 +92,7 @@ class Corpus:
         Raises:
             EditError: no such file, and no dataset has such a name or none can be read.
         """
-        if self.path is None or Path(self.path).is_file():
+        if self.named is None or Path(self.named).is_file():
             return
         name = str(self.path)
         if Path(name).is_dir():

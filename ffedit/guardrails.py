@@ -19,6 +19,7 @@ from ffedit.editor import Edit, applied_edits, by_subject
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
 from ffedit.linalg import double
+from ffedit.moments import CONVERGED
 from ffedit.verdict import DRIFTED, knew_previous, took
 
 
@@ -34,6 +35,7 @@ class Limits:
         division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
         keys: how many keys C was collected from, relative to d_ff. With fewer than 1 it is singular but for its ridge,
             which alone then says what an edit may disturb.
+        convergence: how far two halves of the text for C are from solving alike (`KeyMoments.convergence`).
         drift: KL divergence on generic text, nats per token.
         perplexity: its factor on the same text.
         rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
@@ -47,6 +49,7 @@ class Limits:
     norm_ratio: float = 3.0
     division: float = 0.01
     keys: float = 1.0
+    convergence: float = CONVERGED
     drift: float = DRIFTED
     perplexity: float = 1.1
     rounding: float = 0.1
@@ -152,6 +155,16 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
                 f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
                 f"few to tell which directions text uses; collect more (`ffedit stats --tokens {enough} --out DIR`) "
                 "and give them (--stats DIR)",
+            )
+        convergence = statistics.get("convergence")
+        if convergence is not None and not convergence <= limits.convergence:
+            enough = 2 * statistics["tokens"]
+            yield Breach(
+                "convergence",
+                convergence,
+                f"in layer {at} two halves of the text for C solve {convergence:.2g} apart (limit "
+                f"{limits.convergence:g}): other text is disturbed more than it had to be; collect more "
+                f"(`ffedit stats --tokens {enough} --out DIR`) and give them (--stats DIR)",
             )
     alike, pair = _most_alike(editable, edit)
     if alike > limits.alike:

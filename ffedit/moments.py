@@ -15,6 +15,15 @@ mean over a few keys of ‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the 
 fewer keys than d_ff are not asked: where text has said nothing the ridge answers, for both alike. That the halves saw
 these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at all.
 
+A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
+2309.17453; Sun et al. 2024, arXiv 2402.17762). As they are, C would speak of nothing else, and so would its trace, its
+ridge and its null space. A key that is longer than `LONGEST` times the median key therefore counts as one of that
+length: its direction stays protected, and no more than others.
+
+C is an estimate, and its inverse a worse one. The ridge that makes up for this is the one with which each half of the
+text solves for updates that disturb the *other* half least (cross-validation of the very thing that C is for). It is
+relative to the median of C's diagonal, which no single direction moves.
+
 The keys of a wide layer may share a mean that holds nearly all of their size. Beside such an eigenvalue, float32 cannot
 tell a small one from nothing, nor from less than nothing: so the ridge is never below the rounding of the sum.
 """
@@ -36,8 +45,16 @@ from ffedit.linalg import condition, projector, whiten
 
 # Products are taken in blocks of this many rows: small enough to spare nearly half, large enough for full speed.
 BLOCK = 768
-PROBES = 8
-RIDGE = 1e-4
+PROBES = 32
+# Keys count as no longer than this many times the median: in SmolLM2 one in a thousand ordinary keys is longer than 3.6
+# times, and sinks are 7 to 500 times as long.
+LONGEST = 5.0
+# Of the median of C's diagonal: where there is too little text to choose, and what is chosen from.
+RIDGE = 1e-2
+RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# Where halves of the text solve more differently than this, C says so: their mean, which is about what all of the text
+# solves, then disturbs text by a sixteenth more than it had to.
+CONVERGED = 0.5
 # Of the norm of a sum of float32 products, what its eigenvalues may be off by.
 ROUNDING = 2.0**-23
 
@@ -49,11 +66,13 @@ class KeyMoments:
     Attributes:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of tokens of the text.
-        reached: how many of them came to this memory: of an expert, those that the router sent there; the keys of the
-            others are 0. None: all.
+        reached: how many of them came to this memory and count: not the first of a row, nor, of an expert, those that
+            the router sent elsewhere, whose keys are 0. None: all.
+        left_out: how many tokens do not count because a row begins with them.
+        sinks: how many keys were longer than `LONGEST` times the median, and count as of that length.
         source: where the text came from, in words.
         fingerprint: of the model below and at this layer, its tokenizer, and the layer.
-        ridge: share of the mean eigenvalue that is added to the diagonal of C.
+        ridge: share of the median of C's diagonal that is added to it.
         texts: what identifies each text in the sum, and how its tokens were weighted.
         model: the model's name.
         address: the memory whose keys these are.
@@ -81,11 +100,13 @@ class KeyMoments:
     condition: float | None = None
     seconds: float = 0.0
     reached: int | None = None
+    left_out: int = 0
+    sinks: int = 0
     _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def C(self) -> Tensor:
-        """C = Σ k kᵀ / n + ridge · mean eigenvalue · I, [d_ff, d_ff], float64, positive definite.
+        """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite.
 
         The ridge says that a direction which the sampled text never used is still not free; without it C is
         singular as long as there are fewer tokens than d_ff.
@@ -112,10 +133,10 @@ class KeyMoments:
                 f"statistics of {self.of} and of {other.of} cannot be added: "
                 "the same layer of the same model was expected (same weights below it, same tokenizer)"
             )
-        if (self.weighting, self.ridge) != (other.weighting, other.ridge):
+        if self.weighting != other.weighting:
             raise EditError(
-                f"statistics of tokens weighted by {self.weighting} (ridge {self.ridge:g}) and by {other.weighting} "
-                f"(ridge {other.ridge:g}) cannot be added: collect both in the same way"
+                f"statistics of tokens weighted by {self.weighting} and by {other.weighting} cannot be added: collect "
+                "both in the same way"
             )
         if twice := set(self.texts) & set(other.texts):
             raise EditError(
@@ -123,21 +144,26 @@ class KeyMoments:
                 "it would count twice; merge statistics of different texts, or other seeds"
             )
         total, count = self.sum + other.sum, self.count + other.count
-        both = replace(
+        probes, ridge, between = None, self.ridge, None
+        if self.probes is not None and other.probes is not None:
+            probes = torch.cat([self.probes, other.probes])
+            ridge, between = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
+            probes = probes[:: len(probes) // PROBES or 1]
+        return replace(
             self,
             sum=total,
             count=count,
-            condition=condition(second_moment(total, count, self.ridge)),
+            ridge=ridge,
+            convergence=None if min(self.keys, other.keys) < len(self.sum) else between,
+            probes=probes,
+            condition=condition(second_moment(total, count, ridge)),
             source=f"{self.source} + {other.source}",
             texts=(*self.texts, *other.texts),
             seconds=self.seconds + other.seconds,
             reached=None if self.reached is None or other.reached is None else self.reached + other.reached,
+            left_out=self.left_out + other.left_out,
+            sinks=self.sinks + other.sinks,
         )
-        if self.probes is None or other.probes is None or min(self.keys, other.keys) < len(self.sum):
-            return replace(both, convergence=None)
-        probes = torch.cat([self.probes, other.probes])
-        between = disagreement(solved(self.C, probes), solved(other.C, probes), both.C, probes)
-        return replace(both, convergence=between, probes=probes[:: len(probes) // PROBES or 1])
 
     @property
     def keys(self) -> int:
@@ -180,12 +206,14 @@ class KeyMoments:
 
 
 def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
-    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times its mean eigenvalue on the diagonal.
+    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times the median of its diagonal added to that.
 
-    Where float32's rounding of the largest eigenvalue is more than that, it takes its place.
+    The median is of the entries above 0. Where float32's rounding of the largest eigenvalue is more, it is taken.
     """
     C = total / count
-    C.diagonal().add_(max(ridge * float(C.diagonal().mean()), ROUNDING * float(C.norm())))
+    squares = C.diagonal()[C.diagonal() > 0]
+    typical = float(squares.median()) if len(squares) else 0.0
+    C.diagonal().add_(max(ridge * typical, ROUNDING * float(C.norm())))
     return C
 
 
@@ -203,6 +231,32 @@ def disagreement(one: Tensor, other: Tensor, C: Tensor, keys: Tensor) -> float:
     return float((next(squares) / next(squares)).sqrt().mean())
 
 
+def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: Tensor) -> tuple[float, float]:
+    """The ridge with which each of two texts solves for what disturbs the other least, and how far they then disagree.
+
+    Args:
+        one: the sum [d_ff, d_ff] over its keys, and their count.
+        other: of another text.
+        probes: keys to solve for, [n, d_ff].
+
+    Returns:
+        Of `RIDGES`, that of the smallest mean over probes of log uᵀCu, u solved with one text and C of the other; and
+        the `disagreement` of both.
+    """
+    texts, best = (one, other), None
+    for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until it gets worse
+        found = [solved(second_moment(total, count, ridge), probes) for total, count in texts]
+        moved = [(u * (total @ u)).sum(0) / count for u, (total, count) in zip(found, texts[::-1], strict=True)]
+        cost = float(torch.stack(moved).clamp(min=torch.finfo(torch.float64).tiny).log().mean())
+        if best is not None and cost >= best[0]:
+            break
+        best = cost, ridge, found
+    assert best is not None
+    _, ridge, (a, b) = best
+    C = second_moment(one[0] + other[0], one[1] + other[1], ridge)
+    return ridge, disagreement(a, b, C, probes)
+
+
 class MomentsFitter:
     """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end.
 
@@ -214,6 +268,9 @@ class MomentsFitter:
         self.counts = [0, 0]
         self.reached = [0, 0]
         self.batches = 0
+        self.left_out = 0
+        self.sinks = 0
+        self.median = 0.0
         self.probes: Tensor | None = None
 
     @property
@@ -226,13 +283,21 @@ class MomentsFitter:
 
         Args:
             keys: of a batch, or of a part of one.
-            weights: how much each counts, 1 in the mean over all of the text, [n].
+            weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
             last: the batch ends with these; the next goes to the other half.
             tokens: of how many tokens these are the keys that are not 0; None: of as many as there are keys.
         """
         keys = keys.float()
         if self.probes is None and (tokens is None or bool(keys.any())):
             self.probes = _some(keys, weights)
+        lengths = keys.norm(dim=1)
+        counted = torch.ones_like(lengths, dtype=torch.bool) if weights is None else weights.to(keys.device) > 0
+        if not self.median and bool((usual := lengths[counted & (lengths > 0)]).numel()):
+            self.median = float(usual.median())
+        if self.median:
+            scale = (LONGEST * self.median / lengths).clamp(max=1)
+            self.sinks += int((counted & (scale < 1)).sum())
+            keys = keys * scale[:, None]
         if weights is not None:
             keys = keys * weights.sqrt().to(keys)[:, None]
         half = self.batches % 2
@@ -247,7 +312,8 @@ class MomentsFitter:
             product = products[: shape[0] * shape[1]].view(shape)
             total[first : first + BLOCK, first:] += torch.mm(columns.T, keys[:, first:], out=product).cpu()
         self.counts[half] += len(keys) if tokens is None else tokens
-        self.reached[half] += len(keys)
+        self.reached[half] += int(counted.sum())
+        self.left_out += len(keys) - int(counted.sum())
         self.batches += last
 
     def is_finite(self) -> bool:
@@ -256,14 +322,16 @@ class MomentsFitter:
 
     def convergence(self) -> float | None:
         """How far the two halves are from solving alike (`disagreement`); None while one is too short to say."""
-        if self.probes is None or not len(self.probes) or min(self.reached) < self.probes.shape[1]:
+        if self.probes is None or min(self.reached) < self.probes.shape[1]:
             return None
+        return self._ridge()[1]
 
-        def C(total: Tensor, count: int) -> Tensor:
-            return second_moment(_mirror_(total.clone()), count, RIDGE)
-
-        found = [solved(C(half, count), self.probes) for half, count in zip(self.halves, self.counts, strict=True)]
-        return disagreement(found[0], found[1], C(self.halves[0] + self.halves[1], self.count), self.probes)
+    def _ridge(self) -> tuple[float, float | None]:
+        """The ridge, and the disagreement with it, as by `cross_validated`; None while there is one half only."""
+        if self.probes is None or not len(self.probes) or not min(self.reached):
+            return RIDGE, None
+        one, other = ((_mirror_(half.clone()), count) for half, count in zip(self.halves, self.counts, strict=True))
+        return cross_validated(one, other, self.probes)
 
     def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
         """The frozen result: one sum of both halves, on the CPU; the fitter has done its work then.
@@ -284,16 +352,19 @@ class MomentsFitter:
             raise EditError(f"{keys} over {source} are not finite: the model overflows on this text; use another")
         if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
             raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
-        convergence = self.convergence()
+        ridge, convergence = self._ridge()
         total = self.halves.pop(0)
         while self.halves:  # in place: each is large
             total += self.halves.pop()
         _mirror_(total)
         found = {
-            "convergence": convergence,
+            "ridge": ridge,
+            "convergence": None if min(self.reached) < len(total) else convergence,
             "probes": None if self.probes is None else self.probes.cpu(),
-            "condition": condition(second_moment(total, self.count, RIDGE)) if any(self.reached) else None,
+            "condition": condition(second_moment(total, self.count, ridge)) if any(self.reached) else None,
             "reached": sum(self.reached),
+            "left_out": self.left_out,
+            "sinks": self.sinks,
             **about,
         }
         return KeyMoments(total.cpu(), self.count, source, fingerprint, **found)

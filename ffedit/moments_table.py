@@ -13,7 +13,7 @@ from ffedit.describe import plain_table
 from ffedit.editor import Corpus
 from ffedit.editor.statistics_folder import file_name
 from ffedit.memory import Address
-from ffedit.moments import KeyMoments
+from ffedit.moments import CONVERGED, LONGEST, KeyMoments
 from ffedit.picture import number
 
 REACHED = "reached it: tokens that the router sent to the expert; fewer than d_ff say little of what to protect"
@@ -29,8 +29,9 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
     """
     table = plain_table()
     table.add_column("layer", no_wrap=True)
-    sparse = any(moments.keys < moments.count for moments in stats.values())
-    for heading in ("tokens", *(["reached it"] if sparse else []), "convergence", "condition", "seconds"):
+    sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
+    headings = "convergence", "ridge", "sinks", "condition", "seconds"
+    for heading in ("tokens", *(["reached it"] if sparse else []), *headings):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("kept in", overflow="fold")
     for address, moments in stats.items():
@@ -38,18 +39,29 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
             Text(str(address)),
             Text(f"{moments.count:,}"),
             *([_reached(moments)] if sparse else []),
-            Text("–" if moments.convergence is None else number(moments.convergence)),
+            _convergence(moments),
+            Text(f"{moments.ridge:g}"),
+            Text(f"{moments.sinks:,}"),
             Text("–" if moments.condition is None else f"{moments.condition:.1e}"),
             Text(f"{moments.seconds:.1f}"),
             Text(str(folder / file_name(address)) if folder else f"{cache.folder() / 'moments'}"),
         )
     lines = [
         *([REACHED] if sparse else []),
-        "convergence: how far two halves of the text are from solving the same update; – needs 2 · d_ff tokens",
+        "convergence: how far two halves of the text are from solving the same update; – needs 2 · d_ff tokens; "
+        f"above {CONVERGED:g} more text pays",
+        "ridge: what makes each half's solutions disturb the other least, of the median of C's diagonal",
+        f"sinks: keys longer than {LONGEST:g} times the median, counted as of that length; row beginnings are left out",
         "seconds: of the pass that collected the layer, with others or alone",
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
     ]
     return Group(table, Text(""), Text("\n".join([*lines, *([note] if note else [])]), style="dim"))
+
+
+def _convergence(moments: KeyMoments) -> Text:
+    """How far two halves are apart; yellow where that is more than they should be."""
+    found = moments.convergence
+    return Text("–") if found is None else Text(number(found), style="yellow" if found > CONVERGED else "")
 
 
 def _reached(moments: KeyMoments) -> Text:

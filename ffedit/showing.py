@@ -133,14 +133,17 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
     """What the keys were measured on: the same text for all layers, a fingerprint for each."""
     each = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{one['tokens']:,} tokens of {one['corpus']}" for one in each)
-    return f"{', '.join(texts)}; fingerprint {_most([str(one['fingerprint']) for one in each])}"
+    apart = [number(one["convergence"]) for one in each if one.get("convergence") is not None]
+    halves = f"; halves solve {_most(apart)} apart" if apart else ""
+    return f"{', '.join(texts)}{halves}; fingerprint {_most([str(one['fingerprint']) for one in each])}"
 
 
 def _guarantee(told: Mapping[str, Any]) -> str:
     """What `alphaedit` promises of a layer, and what came of that."""
     text, kept = told["text"], told["kept"]
+    of = f"of {told['of']} " if "of" in told else ""  # early edits do not tell
     words = (
-        f"Δ acts on {told['directions']} directions, {told['share']:.1%} of what text uses, and moves text by "
+        f"Δ acts on {told['directions']} {of}directions, {told['share']:.1%} of what text uses, and moves text by "
         f"{number(text['moved'])} (at most {number(text['bound'])})"
     )
     keys = f", {counted(kept['keys'], 'kept key')} by {number(kept['moved'])} (at most {number(kept['bound'])})"

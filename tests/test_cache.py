@@ -195,10 +195,10 @@ def test_statistics_are_the_second_moment_of_the_real_keys(
         for first in range(0, 150, 64):
             editable.model(input_ids=torch.tensor([ids[first : first + 64]]))
     hook.remove()
-    every = torch.cat(keys)
-    # Over types, all occurrences of a token together weigh as much as those of any other.
+    every, ids = (torch.cat([some[1:] for some in keys]), [i for at, i in enumerate(ids) if at % 64])
+    # Over types, all occurrences of a token together weigh as much as those of any other; a row's first has no weight.
     share = [1.0 if weighting == "tokens" else len(ids) / len(set(ids)) / ids.count(i) for i in ids]
-    weighted = every * torch.tensor(share, dtype=torch.float64)[:, None]
+    weighted = every * torch.tensor(share, dtype=torch.float64)[:, None] * 150 / len(ids)
     torch.testing.assert_close(moments.sum, weighted.T @ every, rtol=1e-4, atol=1e-3)
     assert moments.count == 150 and "text.txt" in moments.source
 

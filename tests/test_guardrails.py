@@ -23,7 +23,7 @@ from ffedit.memory import Address
 AT = Address(1)
 LOOSE = Limits(
     believed=1.0, unknown=1.0, alike=1.0, norm_ratio=1e9, division=0.0, keys=0.0, drift=1e9, perplexity=1e9,
-    rounding=1e9,
+    rounding=1e9, convergence=1e9,
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
 def test_statistics_of_too_little_text() -> None:
     editable = zoo.trained("gpt2", True)
     d_ff = editable.memories[1].d_ff
-    for tokens, breaks in ((d_ff, False), (d_ff - 1, True)):
+    for tokens, breaks in ((d_ff + 3, False), (d_ff + 2, True)):  # each of three rows begins with a token that is out
         edit = editor.write(editable, [FACT], "emmet", [1], quick(clamp=0.1), editor.Corpus(tokens=tokens))
         sum_ = editor.collect_moments(editable, editable.memories[1], editor.Corpus(tokens=tokens)).sum
         singular = int(torch.linalg.matrix_rank(sum_, rtol=1e-6, hermitian=True)) < d_ff
@@ -119,8 +119,22 @@ def test_statistics_of_too_little_text() -> None:
         found = breaches(editable, edit, report())
         assert [breach.limit for breach in found] == (["keys"] if breaks else [])
         for breach in found:
-            assert breach.value == tokens / d_ff and f"C is of {tokens} keys, 0.99" in breach.words
-            assert "`ffedit stats --tokens 128 --out DIR`" in breach.words
+            assert breach.value == (d_ff - 1) / d_ff and f"C is of {d_ff - 1} keys, 0.99" in breach.words
+            assert "`ffedit stats --tokens 132 --out DIR`" in breach.words
+
+
+def test_halves_of_the_text_that_solve_apart() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit = write(editable, clamp=0.1)
+    apart = editor.collect_moments(editable, editable.memories[1], CORPUS).convergence
+    assert apart is not None and edit.provenance["statistics"]["1"]["convergence"] == apart
+    assert broken(editable, edit, report(), convergence=1.01 * apart) == {}
+    found = broken(editable, edit, report(), convergence=0.99 * apart)
+    assert found["convergence"].value == apart and f"solve {apart:.2g} apart" in found["convergence"].words
+    assert f"`ffedit stats --tokens {2 * CORPUS.tokens} --out DIR`" in found["convergence"].words
+    early = {at: {"tokens": one["tokens"]} for at, one in edit.provenance["statistics"].items()}
+    edit = dataclasses.replace(edit, provenance={**edit.provenance, "statistics": early})
+    assert broken(editable, edit, report(), convergence=0.0) == {}, "an early edit does not tell"
 
 
 def test_an_expert_is_judged_by_the_keys_that_came_to_it() -> None:

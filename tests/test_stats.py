@@ -19,7 +19,7 @@ from ffedit import Corpus, EditError, cache
 from ffedit.anatomy import Editable
 from ffedit.editor import collect, collect_moments, statistics
 from ffedit.memory import Address
-from ffedit.moments import MomentsFitter
+from ffedit.moments import LONGEST, MomentsFitter
 
 __all__ = ["text"]
 
@@ -65,9 +65,37 @@ def test_one_pass_gives_each_layer_what_a_whole_pass_does(family: str, text: Pat
             for first in range(0, 300, 64):
                 editable.model(input_ids=torch.tensor([ids[first : first + 64]]), use_cache=False)
         hook.remove()
-        every = torch.cat([some.reshape(-1, memory.d_ff) for some in keys])
+        every = torch.cat([some.reshape(-1, memory.d_ff)[1:] for some in keys])  # the first of a row is a sink
+        lengths = every.norm(dim=1, keepdim=True)
+        every = every * (LONGEST * lengths.median() / lengths).clamp(max=1) * (300 / len(every)) ** 0.5
         torch.testing.assert_close(found[memory.address].sum, every.T @ every, rtol=1e-4, atol=1e-3)
-        assert found[memory.address].count == len(every) == 300
+        assert (found[memory.address].count, found[memory.address].keys) == (300, 295)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_each_row_begins_as_the_model_s_texts_do(text: Path, bos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, ran = zoo.shared("gpt2", bos), []
+    run_to = statistics.replay.run_to
+    monkeypatch.setattr(statistics.replay, "run_to", lambda e, ids, layer: ran.append(ids) or run_to(e, ids, layer))
+    collect(editable, of(editable, 0), Corpus(text, 300))
+    rows = torch.cat(ran)
+    begins = editable.tokenizer.bos_token_id if bos else -1
+    words = editable.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
+    assert bool((rows[:, 0] == begins).all()) == bos
+    assert rows[:, int(bos) :].flatten()[:250].tolist() == words[:250], "no word is lost"
+
+
+def test_the_beginnings_of_rows_do_not_count(text: Path) -> None:
+    editable, changed = zoo.shared("gpt2"), text.with_name("other.txt")
+    words = text.read_text().split()[:128]
+    changed.write_text(" ".join([*words[:63], "the", *words[64:]]))
+    one, other, few = (
+        collect_moments(editable, editable.memories[0], Corpus(path, tokens, weighting="tokens"))
+        for path, tokens in ((text, 65), (changed, 65), (text, 64))
+    )
+    assert one.left_out == 2 and few.left_out == 1 and one.keys == few.keys == 63
+    torch.testing.assert_close(one.sum / one.count, few.sum / few.count, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(other.sum, one.sum)
 
 
 def test_layers_above_the_deepest_do_not_run_and_those_below_run_once(text: Path) -> None:
@@ -192,9 +220,9 @@ def test_it_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.Monke
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
     seen: list[int] = []
     collect(editable, of(editable, 0, 1), corpus, lambda stage, done, total: seen.append(done), 100.0)
-    assert seen[-1] == 256, "halves of 128 keys, as many as d_ff, and not before"
+    assert seen[-1] == 512, "halves of more than 128 keys, as many as d_ff, and not before: 256 tokens begin four rows"
     early = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
-    assert {moments.count for moments in early.values()} == {256}
+    assert {moments.count for moments in early.values()} == {512}
     asked: list[int] = []
     measured = MomentsFitter.convergence
     monkeypatch.setattr(MomentsFitter, "convergence", lambda self: asked.append(self.batches) or measured(self))

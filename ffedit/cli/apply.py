@@ -39,7 +39,7 @@ from ffedit.verdict import verdict
     type=click.Choice(list(PRESETS)),
     help="paper: the numbers for v* that were published with the method.",
 )
-@click.option("--corpus", help="Text or dataset for the key statistics.  [default: sampled from the model]")
+@click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]")
 @click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected.")
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
 @click.option("--export", "export_to", type=FILE, help="Save the edited checkpoint in this folder.")

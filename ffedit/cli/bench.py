@@ -43,7 +43,7 @@ ALONE = (
 @click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
 @click.option("--preset", "numbers", default="default", show_default=True, type=click.Choice(list(PRESETS)))
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of `EditConfig`.")
-@click.option("--corpus", help="Text or dataset for the key statistics.  [default: sampled from the model]")
+@click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]")
 @click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected.")
 @click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
 @click.option("--full/--no-full", default=True, show_default=True, help="Also what takes longest: sampled text.")

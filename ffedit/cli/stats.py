@@ -23,7 +23,10 @@ POSITIVE = click.FloatRange(0, min_open=True)
 
 @click.command()
 @click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
-@click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
+@click.option(
+    "--corpus",
+    help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: what ships]",
+)
 @click.option("--tokens", default=16_384, show_default=True, type=click.IntRange(2), help="How much of it, at most.")
 @click.option("--layers", default="auto", show_default=True, help="auto, one layer (4) or a range (3-8).")
 @click.option("--tolerance", type=POSITIVE, help="Stop when two halves of the text solve alike within this share.")

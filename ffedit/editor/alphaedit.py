@@ -40,8 +40,8 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
     a token reads), and those that earlier edits stored, column by column.
 
     Returns:
-        `directions` of key space that Δ may use, the `share` of trace(C) that they hold, and `moved` and `bound` for
-        `text` and for `kept` keys.
+        `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they hold, and `moved` and
+        `bound` for `text` and for `kept` keys.
     """
     U, C = blocks_of(problem.unused), [moments.C.to(problem.W.device) for moments in problem.moments]
     inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))
@@ -53,7 +53,8 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
         "bound": delta.norm() * float((problem.unused.T @ problem.kept).norm()),
     }
     trace = sum(float(c.trace()) for c in C)
-    return {"directions": problem.unused.shape[1], "share": inside / trace, "text": text, "kept": kept}
+    size, directions = problem.unused.shape
+    return {"directions": directions, "of": size, "share": inside / trace, "text": text, "kept": kept}
 
 
 SOLVER = Solver("alphaedit", solve, guarantee=guarantee)

@@ -174,6 +174,8 @@ def _statistics(moments: KeyMoments) -> dict[str, Any]:
         "keys": moments.keys,
         "ridge": moments.ridge,
         "condition": moments.condition,
+        "convergence": moments.convergence,
+        "sinks": moments.sinks,
         "fingerprint": moments.fingerprint,
     }
 

@@ -6,6 +6,10 @@ expectation is therefore taken over token *types*: each occurrence weighs one ov
 occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running
 text, as ROME was published.
 
+A row of text begins as the model's texts do: with BOS, where its tokenizer puts one in front. Whatever comes first is
+an attention sink, whose key says nothing of its token, and is left out; sinks further on are found by the length of
+their keys (`moments`).
+
 One pass gives the keys of every layer, since a layer's keys are on its way to the next; it stops at the deepest layer
 asked for. Each layer keeps two sums of d_ff² float64 numbers while it runs, one for each half of the text, and one
 afterwards. The result is cached under a fingerprint of everything it depends on; so is a pass that was interrupted.
@@ -34,12 +38,17 @@ from ffedit.fingerprint import fingerprint
 from ffedit.interrupts import undivided
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments, MomentsFitter
+from ffedit.neutral import WORDS, neutral
 from ffedit.progress import Progress, silent
 from ffedit.room import enough_memory, halving
 
 # A few thousand keys: enough for full speed of their products, few enough for float32.
 ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
+# Of what is counted, and how: statistics that other rules collected are not taken from the cache.
+RULES = 2
+# Any text: what its tokens begin with tells whether the tokenizer puts BOS there.
+BEGINNING = "a"
 EDITED = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
 
 
@@ -55,7 +64,7 @@ def collect(
     Args:
         editable: the model.
         memories: whose keys; layers above the deepest of them do not run.
-        corpus: the text; by default what the model samples.
+        corpus: the text; by default what ships with ffedit, or what the model samples where it does not speak that.
         progress: told how far it is.
         tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, looked at each time
             when the text has doubled. Tokens are weighted by their frequencies in all of the text nonetheless.
@@ -67,28 +76,29 @@ def collect(
         EditError: the corpus cannot be used, or the model's keys on it cannot.
     """
     corpus = corpus or Corpus()
-    ids = None if corpus.path is None else given(editable, corpus, progress)
+    ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) < 2:
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
     layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
     marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
     # A text that was read to its end serves where less would have done.
-    whole = {address: _entry("moments", f"{marks[address]}:{text}:{corpus.weighting}") for address in marks}
-    part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{tolerance}") for a in marks}
+    whole = {address: _entry("moments", f"{marks[address]}:{text}:{corpus.weighting}:{RULES}") for address in marks}
+    part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
     kept = {a: whole[a] if tolerance is None or whole[a].exists() else part[a] for a in marks}
     found = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
     missing = sorted((m for m in memories if m.address not in found), key=lambda memory: memory.address)
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
-        about = f"{tolerance}:{text}:{corpus.weighting}:{[marks[memory.address] for memory in missing]}"
+        ids = begun(editable, ids)
+        about = f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{[marks[memory.address] for memory in missing]}"
         unfinished = _entry("passes", about)
         fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
         for memory in missing:
             at = memory.address
             with enough_memory(_no_room(missing)):
                 found[at] = fitters.pop(at).moments(
-                    f"{corpus}, weighted by {corpus.weighting}",
+                    f"{words}, weighted by {corpus.weighting}",
                     marks[at],
                     texts=(beginning,),
                     model=editable.name,
@@ -101,6 +111,14 @@ def collect(
         if unfinished.exists():
             unfinished.unlink()
     return {memory.address: found[memory.address] for memory in memories}
+
+
+def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
+    """The ids of a text that is there, [tokens or fewer], and what it is called; None where it is to be sampled."""
+    if corpus.named is not None:
+        return given(editable, corpus, progress), str(corpus)
+    shipped = neutral(editable) if corpus.path is None else None
+    return (None, str(corpus)) if shipped is None else (shipped[: corpus.tokens], WORDS)
 
 
 def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
@@ -221,8 +239,8 @@ def _pass(
     tolerance: float | None,
 ) -> tuple[dict[Address, MomentsFitter], float]:
     """The sums of all `memories` over `ids`, and the seconds it took; goes on from `unfinished`."""
-    weights = _weights(ids) if corpus.weighting == "types" else None
     length = row_length(editable)
+    weights = _weights(ids, length, corpus.weighting)
     # A short text makes two batches nonetheless, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: MomentsFitter() for memory in memories}
@@ -232,7 +250,7 @@ def _pass(
         while one.count < len(ids) and not _converged(fitters.values(), tolerance):
             now = slice(one.batches * size, (one.batches + 1) * size)
             with undivided():
-                _batch(editable, memories, fitters, ids[now], None if weights is None else weights[now], length)
+                _batch(editable, memories, fitters, ids[now], weights[now], length)
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
@@ -253,7 +271,7 @@ def _batch(
     memories: Sequence[KeyValueMemory],
     fitters: Mapping[Address, MomentsFitter],
     ids: Tensor,
-    weights: Tensor | None,
+    weights: Tensor,
     length: int,
 ) -> None:
     """Run `ids` [n] in rows of `length` up to the last of `memories`; each fitter takes its keys as they pass.
@@ -276,11 +294,11 @@ def _batch(
         first, last = now.start - some[0] * length, now.stop - some[0] * length
         fitter, ends = fitters[memory.address], now.stop == len(ids)
         if found.rows is None:
-            fitter.update(found.keys[first:last], None if weights is None else weights[now], ends)
+            fitter.update(found.keys[first:last], weights[now], ends)
         else:
             inside = (found.rows >= first) & (found.rows < last)
             at = found.rows[inside].cpu() + some[0] * length
-            fitter.update(found.keys[inside], None if weights is None else weights[at], ends, last - first)
+            fitter.update(found.keys[inside], weights[at], ends, last - first)
         taken[memory.address] = now.stop
 
     def run(some: Sequence[int]) -> None:
@@ -320,7 +338,21 @@ def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> boo
     )
 
 
-def _weights(ids: Tensor) -> Tensor:
-    """How much each token counts, one over its frequency, 1 in the mean, [n], float64."""
-    counts = ids.bincount().double()
-    return len(ids) / counts.count_nonzero() / counts[ids.long()]
+def begun(editable: Editable, ids: Tensor) -> Tensor:
+    """As many `ids` [n] of a text, in rows that begin with BOS where the tokenizer puts one in front of a text."""
+    bos, length = editable.tokenizer.bos_token_id, row_length(editable)
+    if bos is None or editable.tokenizer(BEGINNING, verbose=False)["input_ids"][:1] != [bos]:
+        return ids
+    text = ids[int(ids[0]) == bos :]
+    rows = [torch.cat([text.new_tensor([bos]), row]) for row in text.split(length - 1)]
+    return torch.cat(rows)[: len(ids)]
+
+
+def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
+    """How much each token counts, [n], float64, 1 in the mean: 0 where a row begins, else by `weighting`."""
+    weights = torch.ones(len(ids), dtype=torch.float64)
+    weights[::length] = 0
+    if weighting == "types":
+        counts = ids.long().bincount(weights)
+        weights = torch.where(weights > 0, 1 / counts[ids.long()], 0)
+    return weights * (len(ids) / weights.sum())

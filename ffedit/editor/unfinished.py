@@ -25,7 +25,8 @@ def save_pass(path: Path, fitters: Mapping[Address, MomentsFitter], seconds: flo
     counts = {}
     for address, fitter in fitters.items():
         tensors |= {f"{address}/{i}": half.cpu() for i, half in enumerate(fitter.halves)}
-        counts[str(address)] = [fitter.batches, *fitter.counts, *fitter.reached]
+        seen = fitter.left_out, fitter.sinks, fitter.median
+        counts[str(address)] = [fitter.batches, *seen, *fitter.counts, *fitter.reached]
         if fitter.probes is not None:
             tensors[f"{address}/probes"] = fitter.probes.cpu()
     about = {"pass": json.dumps({"counts": counts, "seconds": seconds})}
@@ -45,7 +46,7 @@ def resume_pass(path: Path, fitters: Mapping[Address, MomentsFitter]) -> float:
             about = json.loads(file.metadata()["pass"])
             names = set(file.keys())
             for address, fitter in fitters.items():
-                fitter.batches, *counts = about["counts"][str(address)]
+                fitter.batches, fitter.left_out, fitter.sinks, fitter.median, *counts = about["counts"][str(address)]
                 fitter.counts, fitter.reached = counts[:2], counts[2:]
                 fitter.halves = [file.get_tensor(f"{address}/{i}") for i in range(min(2, fitter.batches))]
                 fitter.probes = file.get_tensor(probes) if (probes := f"{address}/probes") in names else None

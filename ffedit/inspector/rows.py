@@ -67,7 +67,7 @@ def _prefixed(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> 
 
 def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
     """Rows of at most `length` ids, with what the tokenizer puts around a text; in a decoder, what starts it, too."""
-    if corpus.path is None:
+    if corpus.named is None:
         raise EditError(f"{stack.called}: its {stack.name} samples no text; give a text file with --corpus")
     plain, whole = (stack.tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     at = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
@@ -90,7 +90,7 @@ def _start(stack: Stack) -> list[int]:
 
 def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
     """Token ids that belong together; a running text in parts of whole rows, each beginning with the last's last id."""
-    if corpus.path is None:
+    if corpus.named is None:
         assert stack.editable is not None
         for row in sampled(stack.editable, corpus, identity(stack.editable, corpus)[0], progress).split(length):
             yield row.tolist()
