@@ -76,7 +76,7 @@ def compare_layers(sweep: Sweep) -> RenderableType:
 
 def candidates_table(choice: Choice) -> RenderableType:
     """The layers that were tried for a model, one row each; marked are the layers that each way would choose."""
-    ways = {"tracing": choice.traced, "published": choice.prior, "calibration": choice.layer}
+    ways = {"tracing": choice.traced, "published": choice.prior, "edits": choice.layer}
     return _layers_table(choice.rows, ways)
 
 
