@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ffedit.anatomy import Editable
     from ffedit.api import edit, stats
     from ffedit.benchmark import BenchReport, bench
+    from ffedit.calibration import Choice, LayerScore, choose_layer
     from ffedit.checkpoint import load
     from ffedit.difference import Diff, diff
     from ffedit.editor import Corpus, Edit, EditConfig, combine, load_stats, merge_stats, save_stats
@@ -42,6 +43,7 @@ _HOMES = {
     "anatomy": ("Editable",),
     "api": ("edit", "stats"),
     "benchmark": ("BenchReport", "bench"),
+    "calibration": ("Choice", "LayerScore", "choose_layer"),
     "checkpoint": ("load",),
     "difference": ("Diff", "diff"),
     "editor": ("Corpus", "Edit", "EditConfig", "combine", "load_stats", "merge_stats", "save_stats"),
@@ -63,6 +65,7 @@ __all__ = [
     "Address",
     "BenchReport",
     "CheckError",
+    "Choice",
     "Corpus",
     "Diff",
     "Edit",
@@ -74,6 +77,7 @@ __all__ = [
     "FactError",
     "KeyMoments",
     "KeyValueMemory",
+    "LayerScore",
     "LowRank",
     "ModelError",
     "Probe",
@@ -84,6 +88,7 @@ __all__ = [
     "TraceSet",
     "__version__",
     "bench",
+    "choose_layer",
     "combine",
     "diff",
     "edit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ffedit.anatomy import Editable
-from ffedit.choice import remembered_or_traced
+from ffedit.choice import layer_for
 from ffedit.conflicts import check_facts
 from ffedit.editor import Corpus, Edit, EditConfig, check_method, collect, write
 from ffedit.errors import EditError
@@ -31,8 +31,8 @@ def edit(
         editable: the model as it is, with earlier edits where there are some.
         facts: what to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
-        layers: where; None takes the layer that is remembered for this model, or else traces the facts and takes the
-            one that recalls them most at the subject.
+        layers: where; None takes the model's layer (`ffedit.choose_layer`: chosen on first use, and kept), or, where it
+            knows too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the model samples
             it.
@@ -49,7 +49,7 @@ def edit(
     facts = [facts] if isinstance(facts, Fact) else facts
     check_facts(facts)
     if layers is None:
-        layers = [remembered_or_traced(editable, facts, config.seed, progress)]
+        layers = [layer_for(editable, facts, method, config.seed, progress)]
     return write(editable, facts, method, layers, config, stats, after, progress)
 
 

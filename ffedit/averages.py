@@ -6,11 +6,13 @@ tracing and a sweep over layers stand side by side, with their rank correlation 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from ffedit.calibration import Choice, LayerScore
 from ffedit.choice import Sweep
 from ffedit.describe import plain_table
 from ffedit.heat import HeatMap
@@ -65,16 +67,39 @@ def _set_apart(unknown: Sequence[str]) -> str:
 
 def compare_layers(sweep: Sweep) -> RenderableType:
     """Tracing and a sweep of edits side by side, one row per layer; marked are the layers that each would choose."""
+    table = _layers_table(sweep.rows, {"tracing": sweep.traced, "sweep": sweep.layer})
+    lines = [f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
+    if missing := _missing(sweep.rows):
+        lines.append(missing)
+    return Group(table, Text(""), *map(Text, lines))
+
+
+def candidates_table(choice: Choice) -> RenderableType:
+    """The layers that were tried for a model, one row each; marked are the layers that each way would choose."""
+    ways = {"tracing": choice.traced, "published": choice.prior, "edits": choice.layer}
+    return _layers_table(choice.rows, ways)
+
+
+def _layers_table(rows: Sequence[LayerScore], ways: Mapping[str, int | None]) -> Table:
     table = plain_table()
     for heading in ("layer", "trace effect", "efficacy", "paraphrase", "specificity", "score"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("choice of", no_wrap=True)
-    for row in sweep.rows:
-        marks = [name for layer, name in ((sweep.traced, "tracing"), (sweep.layer, "sweep")) if layer == row.layer]
+    for row in rows:
+        marks = [name for name, layer in ways.items() if layer == row.layer]
         values = (row.effect, row.efficacy, row.paraphrase, row.specificity, row.score)
         cells = [Text("" if value is None else number(value)) for value in values]
         table.add_row(Text(str(row.layer)), *cells, Text(", ".join(marks)), style="bold" if marks else "")
-    return Group(table, Text(""), Text(_correlation(sweep.correlation)))
+    return table
+
+
+def _missing(rows: Sequence[LayerScore]) -> str:
+    """Which rates the facts do not give, in words; empty where they give all."""
+    names = [n for n in ("efficacy", "paraphrase", "specificity") if all(getattr(row, n) is None for row in rows)]
+    if not names:
+        return ""
+    score = "there is no score" if "efficacy" in names else "the score is of the others"
+    return f"Not measured, for want of prompts: {' and '.join(names)}; {score}."
 
 
 def agreement(estimated: TraceSet, exact: TraceSet) -> str:

@@ -1,70 +1,40 @@
-"""Which layer should be edited? The one that tracing finds, the one where editing works best, or the user's.
+"""Choose the layer to edit: the model's, the one that tracing finds, the one where editing works best, or the user's.
 
-The two need not agree: where a fact is recalled is not always where it is best changed (Hase et al. 2023, arXiv
-2301.04213). A sweep edits at each layer and measures; side by side with the trace it says how far to trust the trace
-for this model. What was found over many facts is remembered under the model's fingerprint.
+`auto` is the model's, found once by editing facts that it knows (`calibration`). A fact's own trace is shown beside it,
+and decides where it is asked for, or where the model knows too few of the calibration facts. A layer is never taken
+from a trace that shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and
+measures; side by side with the trace it says how far to trust the trace for this model (Hase et al. 2023, arXiv
+2301.04213).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ffedit import cache
 from ffedit.anatomy import Editable
-from ffedit.editor import Corpus, EditConfig, collect, write
+from ffedit.calibration import Choice, LayerScore, best, choose_layer, edit_at
+from ffedit.editor import Corpus, EditConfig
 from ffedit.errors import EditError
-from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
-from ffedit.locator import Corruption, TraceSet, locate
+from ffedit.locator import TraceSet, locate, site_of
 from ffedit.locator.aggregate import rank_correlation
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
 from ffedit.progress import Progress, silent
+from ffedit.published_layers import usual_layer
 
-How: TypeAlias = Literal["trace", "sweep"]
-# A trace of fewer facts speaks for these facts, not for the model.
-MANY = 30
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A layer that was chosen for a model.
-
-    Attributes:
-        layer: the layer.
-        how: by "trace" or by "sweep".
-        facts: over how many facts.
-    """
-
-    layer: int
-    how: How
-    facts: int
-
-
-@dataclass(frozen=True)
-class LayerScore:
-    """What tracing and editing say about one layer.
-
-    Attributes:
-        layer: the layer.
-        effect: average indirect effect at the subject's last token, window of layers around this one, or None.
-        efficacy: after editing all facts in this layer; so are the others.
-        paraphrase: None where no fact has paraphrases.
-        specificity: None where no fact has neighbors.
-        score: harmonic mean of those that there are.
-    """
-
-    layer: int
-    effect: float | None
-    efficacy: float | None
-    paraphrase: float | None
-    specificity: float | None
-    score: float | None
+By: TypeAlias = Literal["model", "trace", "sweep", "request", "depth"]
+# A sweep of fewer facts speaks for these facts, not for the model.
+MANY = 10
+# Corrupted runs of a trace that is shown and decides nothing.
+SHOWN_SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -73,18 +43,27 @@ class Sweep:
 
     Attributes:
         rows: one for each layer.
-        traced: the layer that tracing chooses.
+        traced: the layer that tracing chooses, or None where it shows no site.
         correlation: Spearman's rank correlation of effect and score over the layers; None where one is constant.
+        method: that all edits were made with.
+        facts: how many were written.
     """
 
     rows: tuple[LayerScore, ...]
-    traced: int
+    traced: int | None
     correlation: float | None
+    method: str = "memit"
+    facts: int = 0
 
     @property
     def layer(self) -> int:
-        """The layer of the best score; among equals the one that tracing finds strongest."""
-        return max(self.rows, key=lambda row: (row.score or 0.0, row.effect or 0.0)).layer
+        """The layer of the best score: see `calibration.best`."""
+        return best(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {**found, "layer": self.layer}
 
 
 @dataclass(frozen=True)
@@ -92,16 +71,26 @@ class Found:
     """The layer to edit, and why this one.
 
     Attributes:
-        traces: of feed-forward outputs; of all facts, or of the first where the layer was remembered.
+        traces: of feed-forward outputs; of all facts where they decide, else of the first.
         layer: the layer.
-        kept: what was remembered, where that decided.
-        sweep: where a new one decided.
+        by: what decided: the "model"'s choice, the facts' "trace", a "sweep", the user's "request"; or, where neither
+            trace nor calibration tells anything, the usual "depth" of published layers.
+        choice: the model's, where it was asked for.
+        sweep: a sweep, where it decided.
+        kept: whether the sweep is an earlier one.
     """
 
     traces: TraceSet
     layer: int
-    kept: Choice | None = None
+    by: By
+    choice: Choice | None = None
     sweep: Sweep | None = None
+    kept: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: the layer, what decided, the model's choice and the sweep."""
+        choice, sweep = (None if one is None else one.to_dict() for one in (self.choice, self.sweep))
+        return {"layer": self.layer, "by": self.by, "choice": choice, "sweep": sweep}
 
 
 def find_layer(
@@ -109,30 +98,63 @@ def find_layer(
     facts: Sequence[Fact],
     asked: str,
     allowed: range,
+    method: str = "memit",
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Found:
-    """Take the layer that is remembered of this model, or trace, or sweep.
+    """Take the model's layer, or trace, or sweep.
 
     Args:
         editable: the model.
         facts: to be written.
-        asked: "auto" or "sweep", where all layers are allowed; anything else traces.
-        allowed: the layers to choose among by trace.
+        asked: "auto", "trace" or "sweep", where all layers are allowed; anything else traces among those `allowed`.
+        allowed: the layers to choose among.
+        method: of the edits that are tried.
         config: of a sweep's edits, and the trace's seed.
         stats: for a sweep.
         progress: told how far it is.
+
+    Raises:
+        FactError: nothing to trace, or a fact of a sweep has no target.
     """
     config = config or EditConfig()
-    kept = remembered(editable, "sweep" if asked == "sweep" else "trace") if asked in ("auto", "sweep") else None
-    traces = by_trace(editable, facts[:1] if kept else facts, config.seed, progress)
-    if kept:
-        return Found(traces, kept.layer, kept)
     if asked == "sweep":
-        sweep = by_sweep(editable, facts, traces, config, stats, progress)
-        return Found(traces, sweep.layer, sweep=sweep)
-    return Found(traces, traces.best_within(allowed))
+        if (kept := remembered_sweep(editable, method)) is not None:
+            return Found(shown(editable, facts, config.seed, progress), kept.layer, "sweep", sweep=kept, kept=True)
+        traces = locate(editable, facts, seed=config.seed, progress=progress)
+        sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
+        return Found(traces, sweep.layer, "sweep", sweep=sweep)
+    if len(allowed) == 1 and asked not in ("auto", "trace"):
+        return Found(shown(editable, facts, config.seed, progress), allowed[0], "request")
+    choice = None
+    if asked == "auto":
+        choice = choose_layer(editable, method, progress=progress)
+        if choice.layer is not None:
+            return Found(shown(editable, facts, config.seed, progress), choice.layer, "model", choice)
+    traces = locate(editable, facts, seed=config.seed, progress=progress)
+    if (site := site_of(traces, allowed=allowed)) is not None:
+        return Found(traces, site, "trace", choice)
+    choice = choice or choose_layer(editable, method, progress=progress)
+    if (layer := choice.within(allowed)) is not None:
+        return Found(traces, layer, "model", choice)
+    return Found(traces, min(allowed, key=lambda i: abs(i - usual_layer(len(editable.layers)))), "depth", choice)
+
+
+def layer_for(
+    editable: Editable, facts: Sequence[Fact], method: str = "memit", seed: int = 0, progress: Progress = silent
+) -> int:
+    """The layer that `auto` takes, without a trace to be shown."""
+    chosen = choose_layer(editable, method, progress=progress).layer
+    if chosen is not None:
+        return chosen
+    site = locate(editable, list(facts), seed=seed, progress=progress).site
+    return usual_layer(len(editable.layers)) if site is None else site
+
+
+def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
+    """The trace of the first fact in a few runs: it is shown, and decides nothing."""
+    return locate(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, progress=progress)
 
 
 def spread_below(layer: int, count: int) -> range:
@@ -146,42 +168,22 @@ def spread_below(layer: int, count: int) -> range:
     return range(layer + 1 - count, layer + 1)
 
 
-def by_trace(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
-    """Trace the feed-forward outputs of all `facts`; the `layer` of the result is the one to edit.
-
-    Raises:
-        FactError: nothing to trace.
-    """
-    traces = locate(editable, list(facts), "feed_forward", seed=seed, progress=progress)
-    remember_trace(editable, traces)
-    return traces
-
-
-def remember_trace(editable: Editable, traces: TraceSet) -> None:
-    """Keep the layer that many known facts point to, where they were traced as `by_trace` does."""
-    known = TraceSet(tuple(trace for trace in traces.traces if trace.known))
-    if len(known.traces) < MANY:
-        return
-    one = known.traces[0]
-    asked = (one.kind, one.sever, one.metric, one.corruption, one.exact)
-    if asked == ("feed_forward", None, "probability", str(Corruption()), True):
-        remember(editable, Choice(known.layer, "trace", len(known.traces)))
-
-
 def by_sweep(
     editable: Editable,
     facts: Sequence[Fact],
     traces: TraceSet,
+    method: str = "memit",
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
-    """Write all `facts` into each layer in turn and measure.
+    """Write all `facts` into each layer in turn and measure; what `MANY` facts say is remembered for the model.
 
     Args:
         editable: the model; as before afterwards.
         facts: with targets, and with paraphrases and neighbors for the scores to say something.
         traces: of feed-forward outputs, for comparison.
+        method: of the edits.
         config: of the edits.
         stats: second moments of the keys of all layers, or the text to collect them on.
         progress: told how far it is.
@@ -189,48 +191,31 @@ def by_sweep(
     Raises:
         FactError: a fact has no target.
     """
-    effects = traces.at_subject
-    rows, depth = [], len(editable.layers)
-    if stats is None or isinstance(stats, Corpus):
-        memories = list(editable.memories.values())
-        stats = collect(editable, memories, stats or Corpus(), progress)
-    for layer in range(depth):
-        edit = write(editable, facts, "memit", [layer], config, stats, progress=progress)
-        after = evaluate(editable, facts, edit, progress).after
-        assert after is not None
-        scores = after.efficacy, after.paraphrase, after.specificity, after.score
-        rows.append(LayerScore(layer, float(effects[layer]), *scores))
+    layers = range(len(editable.layers))
+    rows = edit_at(editable, facts, layers, method, config or EditConfig(), stats, traces, progress)
     correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
-    sweep = Sweep(tuple(rows), traces.layer, correlation)
-    remember(editable, Choice(sweep.layer, "sweep", len(facts)))
+    sweep = Sweep(rows, traces.site, correlation, method, len(facts))
+    if len(facts) >= MANY:
+        text = json.dumps(sweep.to_dict())
+        cache.write(_place(editable, method), lambda path: _write(path, text))
     return sweep
 
 
-def remember(editable: Editable, choice: Choice) -> None:
-    """Keep a choice for this model, in the place of an earlier one of its kind."""
-    text = json.dumps(asdict(choice))
-
-    def save(path: Path) -> None:
-        path.write_text(text, encoding="utf-8")
-
-    cache.write(_place(editable, choice.how), save)
-
-
-def remembered(editable: Editable, how: How) -> Choice | None:
-    """What was kept for this model."""
+def remembered_sweep(editable: Editable, method: str = "memit") -> Sweep | None:
+    """The sweep over many facts that was kept for this model and method."""
     try:
-        found = Choice(**json.loads(_place(editable, how).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        values = json.loads(_place(editable, method).read_text(encoding="utf-8"))
+        del values["layer"]
+        found = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
+        return found if found.layer in range(len(editable.layers)) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return found if found.layer in range(len(editable.layers)) else None
 
 
-def _place(editable: Editable, how: How) -> Path:
-    asked = "-chat" if editable.chat else ""
-    return cache.path("layers", f"{fingerprint(editable)}{asked}-{how}", ".json")
+def _place(editable: Editable, method: str) -> Path:
+    asked = hashlib.sha256(json.dumps([editable.chat, method]).encode()).hexdigest()[:8]
+    return cache.path("layers", f"{fingerprint(editable)}-{asked}-sweep", ".json")
 
 
-def remembered_or_traced(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> int:
-    """The layer that is kept for this model, or the one that tracing `facts` finds."""
-    kept = remembered(editable, "trace")
-    return kept.layer if kept else by_trace(editable, facts, seed, progress).layer
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -135,30 +135,50 @@ def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
     return HeatMap(picture(trace, layer))
 
 
-def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> Text:
+def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> Text:
     """Which layer is edited and why, in words; and what the trace does not show.
 
     Args:
         trace: of one fact or several.
         chosen: the layer that is edited.
-        asked: what the user asked for; "auto" where the trace decided.
+        asked: what decided: "trace", "model" (its choice was told already), or what the user asked for.
     """
-    traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
-    one = traces[0]
-    best, site = trace.layer, trace.site
-    peak = int(np.nanargmax(site.effects))
-    layers = span_of(peak, one.window, len(site.effects))
+    traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
+    best, site, why = trace.layer, trace.site, trace_words(trace)
+    if asked == "model":
+        line = Text("The trace: ", style="bold")
+        if site is not None:
+            why += "; tracing agrees" if site == chosen else f"; tracing alone would have chosen {site}"
+    else:
+        line = Text(f"Layer {chosen}: ", style="bold")
+        if chosen != best:
+            why = f"tracing would have chosen {best}: {why}" if site is not None else why
+        if asked != "trace":
+            agrees = ", and tracing agrees: " if chosen == best and site is not None else "; "
+            why = f"you asked for it{agrees}{why}"
+    line.append(f"{why}.", style="not bold")
+    for note in _doubts(trace, traces, asked != "model"):
+        line.append(f"\n{note}", style="yellow not bold")
+    return line
+
+
+def trace_words(trace: Trace | TraceSet) -> str:
+    """What restoring brings back at the subject's last token, in words."""
+    traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
+    one, best = traces[0], trace.layer
+    peak = int(np.nanargmax(trace.at_subject))
+    layers = span_of(peak, one.window, len(trace.at_subject))
     if one.kind == "state":
         what = f"the hidden state after layer {peak}"
     elif len(layers) > 1:
         what = f"the {PARTS[one.kind]} outputs of layers {layers[0]}–{layers[-1]}"
     else:
         what = f"the {PARTS[one.kind]} output of layer {peak}"
-    where = "the subject's last token" if site.last else "the token of the subject that brings back most"
+    where = "the subject's last token"
     if len(traces) == 1:
-        where += f" ({quoted(one.tokens[one.subject_last if site.last else one.strongest_token])})"
+        where += f" ({quoted(one.tokens[one.subject_last])})"
     average = f", on average over {len(traces)} facts" if len(traces) > 1 else ""
-    shown = number(float(site.effects[peak]))
+    shown = number(float(trace.at_subject[peak]))
     unit = "" if one.metric == "probability" else f" {UNITS[one.metric]}"
     share = f"{shown} of the {number(trace.total)}{unit} that {_corruption(one)} destroys{average}"
     why = f"restoring {what} at {where} brings back {share}"
@@ -166,52 +186,46 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "auto") -> T
         why = f"with the {PARTS[one.sever]} layers severed, {why}"
     if not one.exact:
         why = f"by a first-order estimate, {why}"
-    if not site.last:
-        why += f"; its last token, where the key is read, brings back {number(float(np.nanmax(trace.at_subject)))}"
-    elif one.kind != "state" and len(layers) > 1:
+    if one.kind != "state" and len(layers) > 1:
         why += f"; of these, layer {best} alone brings back most, {number(float(trace.alone[best]))}"
-    line = Text(f"Layer {chosen}: ", style="bold")
-    if chosen != best:
-        why = f"tracing would have chosen {best}: {why}"
-    if asked != "auto":
-        why = f"you asked for it{'; ' if chosen != best else ', and tracing agrees: '}{why}"
-    line.append(f"{why}.", style="not bold")
-    for note in _doubts(trace, traces):
-        line.append(f"\n{note}", style="yellow not bold")
-    return line
+    return why
 
 
 def _corruption(trace: Trace) -> str:
     return "another subject" if trace.noise is None else "the noise"
 
 
-def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...]) -> list[str]:
-    """Where the trace says little, in words that say what to do."""
+def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...], decides: bool) -> list[str]:
+    """Where the trace says little, in words; where it decides, they say what to do."""
     notes = []
-    largest = float(np.nanmax(trace.site.effects))
+    largest = float(np.nanmax(trace.at_subject))
     others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
+    named, compare = (
+        f"; {do} ({others})" if decides else "" for do in ("name a layer yourself", "compare other layers")
+    )
     if trace.total < WEAK_TOTAL:
         notes.append(
             f"{_corruption(traces[0]).capitalize()} hardly changes the answer (total effect {number(trace.total)}), "
-            f"so the trace says little about where it is recalled; name a layer yourself ({others})."
+            f"so the trace says little about where it is recalled{named}."
         )
     elif largest < CLEAR * trace.total:
         end = float(np.mean([np.nanmax(one.effects[:, -1]) for one in traces]))
         notes.append(
             f"The trace shows no clear site at the subject: at most {number(largest)} comes back at its last "
-            f"token, {number(end)} at the prompt's. The edit may not take or not generalise; compare other "
-            f"layers ({others})."
+            f"token, {number(end)} at the prompt's. The edit may not take or not generalise"
+            f"{compare}."
         )
-    unknown = [one for one in traces if not one.known]
-    if len(traces) == 1 and unknown:
+    every = trace.traces if isinstance(trace, TraceSet) else (trace,)
+    unknown = [one for one in every if not one.known]
+    if len(every) == 1 and unknown:
         notes.append(
             f"The model does not answer {quoted(unknown[0].answer)} by itself, so this traces an answer that "
             "it does not give; check the prompt and the previous object."
         )
     elif unknown:
+        rest = "so no layer is taken from them" if len(unknown) == len(every) else "these are set aside"
         notes.append(
-            f"For {len(unknown)} of {len(traces)} facts the model does not give the traced answer by itself; "
-            "the average holds them too."
+            f"For {len(unknown)} of {len(every)} facts the model does not give the traced answer by itself; {rest}."
         )
     return notes
 

@@ -93,7 +93,8 @@ def picture(trace: Trace | TraceSet, layer: int | None = None, most_rows: int = 
 
 def pictures(traces: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
     """Arrange several measurements to be seen together: those of the same tokens keep the same rows."""
-    ones = [t.traces[0] if isinstance(t, TraceSet) and len(t.traces) == 1 else t for t in traces]
+    averaged = [t.averaged if isinstance(t, TraceSet) else t for t in traces]
+    ones = [t.traces[0] if isinstance(t, TraceSet) and len(t.traces) == 1 else t for t in averaged]
     arranged = []
     for one in ones:
         chosen = one.layer if layer is None else layer

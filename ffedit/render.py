@@ -14,24 +14,70 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from ffedit.averages import averages_table, compare_layers
+from ffedit.averages import averages_table, candidates_table, compare_layers
+from ffedit.calibration import Choice
 from ffedit.choice import Found
 from ffedit.describe import anatomy_table, environment, model_line, plain_table, ranges
 from ffedit.evaluator import Report
 from ffedit.heat import heat_map, layer_choice
+from ffedit.picture import counted, number
 from ffedit.score_table import all_scores, before_after
 from ffedit.verdict import verdict
 
 MOST_SAYINGS = 8
+NO_SITE = "The trace shows no site at the subject's last token"
 
 
 def why_layer(found: Found, asked: str) -> RenderableType:
     """Why this layer is edited; `asked` is what `--layers` said."""
-    if found.kept is not None:
-        many = f"{found.kept.facts} fact{'s' if found.kept.facts > 1 else ''}"
-        over = f"remembered from a {found.kept.how} over {many}"
+    choice = found.choice
+    if found.sweep is not None:
+        if not found.kept:
+            return compare_layers(found.sweep)
+        over = f"remembered from a sweep with {found.sweep.method} over {counted(found.sweep.facts, 'fact')}"
         return Text(f"Layer {found.layer}: {over} (`ffedit cache clear` forgets it).")
-    return compare_layers(found.sweep) if found.sweep else layer_choice(found.traces, found.layer, asked)
+    lines: list[RenderableType] = []
+    if choice is not None and asked != "auto":
+        lines.append(Text(f"{NO_SITE}, so it does not tell the layer."))
+    if choice is not None and choice.layer is None:
+        lines.append(Text(f"{too_few(choice)}."))
+    if choice is not None and found.by == "model":
+        lines.append(model_choice(choice, found.layer))
+    if found.by == "depth":
+        depth = len(found.traces.at_subject)
+        lines.append(
+            Text(
+                f"Layer {found.layer}: the usual depth of published layers in a model of {depth}, for want of a better."
+            )
+        )
+    shown = {"model": "model", "depth": "model", "trace": asked if asked != "auto" else "trace"}.get(found.by, asked)
+    return Group(*lines, layer_choice(found.traces, found.layer, shown))
+
+
+def model_choice(choice: Choice, layer: int | None = None) -> Text:
+    """The layer of a model and what it was chosen by, in a few words.
+
+    Args:
+        choice: the model's.
+        layer: the layer that is taken instead, where others only are allowed.
+    """
+    if choice.layer is None:
+        return Text(f"{too_few(choice)}: none is chosen for it.")
+    line = Text(f"Layer {choice.layer if layer is None else layer}: ", style="bold")
+    words = "" if layer in (None, choice.layer) else f"the layer allowed that comes next to {choice.layer}, "
+    scores = ", ".join(f"{row.layer}: {'–' if row.score is None else number(row.score)}" for row in choice.rows)
+    words += (
+        f"chosen for this model with {choice.method} on {choice.made}, by the score of {choice.written} of the "
+        f"{choice.known} calibration facts that it knows (of {choice.asked}) in layers {scores}"
+    )
+    if choice.prior is not None:
+        words += f"; published is {choice.prior} ({choice.source})"
+    return line.append(f"{words}. `ffedit cache clear` forgets it.", style="not bold")
+
+
+def too_few(choice: Choice) -> str:
+    """Why a model has no layer of its own."""
+    return f"The model knows {choice.known} of {choice.asked} calibration facts, too few to choose a layer on them"
 
 
 def what_it_says(report: Report) -> RenderableType:
@@ -102,11 +148,13 @@ __all__ = [
     "anatomy_table",
     "averages_table",
     "before_after",
+    "candidates_table",
     "compare_layers",
     "environment",
     "error_line",
     "heat_map",
     "layer_choice",
+    "model_choice",
     "model_line",
     "next_steps",
     "ranges",

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console, RenderableType
 from shown import shown
 
-from ffedit.averages import averages_table, compare_layers
-from ffedit.choice import LayerScore, Sweep
+from ffedit import Choice
+from ffedit.averages import averages_table, candidates_table, compare_layers
+from ffedit.calibration import LayerScore
+from ffedit.choice import Sweep
 from ffedit.locator.aggregate import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")
@@ -122,6 +124,20 @@ def test_what_was_not_measured_is_left_out() -> None:
     lines = shown(compare_layers(bare)).splitlines()
     assert lines[2].split() == ["0", "0.10", "1.00", "tracing,", "sweep"] and lines[3].split() == ["1", "0.50"]
     assert "cannot be said" in words(compare_layers(bare))
+    assert words(compare_layers(bare)).endswith(
+        "Not measured, for want of prompts: paraphrase and specificity; the score is of the others."
+    )
+    assert "Not measured" not in words(compare_layers(Sweep(ROWS, 0, 0.5)))
+
+
+def test_the_candidates_of_a_model_are_marked() -> None:
+    choice = Choice(1, "rome", 9, 9, rows=ROWS, traced=0, prior=1)
+    lines = shown(candidates_table(choice)).splitlines()
+    assert lines[2].endswith("tracing") and lines[3].endswith("published, edits")
+
+
+def test_the_method_of_a_sweep_is_told() -> None:
+    assert "All edits with rome, 12 facts." in words(compare_layers(Sweep(ROWS, 0, 0.5, "rome", 12)))
 
 
 @pytest.mark.parametrize(

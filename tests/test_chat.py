@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from writing import ALONE, FACT, quick
 
 import ffedit
-from ffedit import choice, readout
+from ffedit import calibration, readout
 from ffedit.anatomy import Editable
 from ffedit.editor import Corpus
 from ffedit.editor.wording import word
@@ -239,8 +239,7 @@ def test_what_is_kept_knows_the_chat() -> None:
     assert fingerprint(plain) == fingerprint(chat)
     run = Run("state", Corruption(), 1, 1, None, "probability", 0)
     assert Journal(plain, run, [FACT]).path != Journal(chat, run, [FACT]).path
-    choice.remember(chat, choice.Choice(2, "trace", 40))
-    assert choice.remembered(plain, "trace") is None and choice.remembered(chat, "trace") is not None
+    assert ffedit.choose_layer(chat) == calibration.remembered(chat) and calibration.remembered(plain) is None
     with pytest.raises(EditError, match="load both alike"):
         ffedit.evaluate(plain, [FACT], edited=chat)
 

@@ -10,7 +10,9 @@ from rich.cells import cell_len
 from shown import shown, words
 from tracing import made
 
-from ffedit import Trace, TraceSet, render
+from ffedit import Choice, LayerScore, Trace, TraceSet, render
+from ffedit.choice import Found
+from ffedit.locator import site_of
 from ffedit.picture import RAMP, colour, pictures
 
 
@@ -193,27 +195,52 @@ def test_a_weak_trace_says_so() -> None:
     assert "no clear site" not in words(render.layer_choice(peaked(), 2))
 
 
-def test_a_name_that_is_known_before_its_last_word_is_recalled_there() -> None:
-    """At its last token no layer brings anything back, and which one harms least means nothing."""
+def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
+    """A name that is known before its last word brings nothing back there, and no other token says which layer."""
     effects = np.zeros((6, 5))
     effects[:, 2] = [-0.03, -0.03, -0.03, -0.02, 0.01, 0.04]
     effects[1, 1], effects[0, 4] = 0.5, 0.6
     early = trace(effects)
-    assert not early.site.last and early.layer == 1
-    text = words(render.layer_choice(early, 1))
+    assert early.site is None and site_of(early, "subject_first") == 1 and site_of(early, "last") == 0
+    text = words(render.layer_choice(early, 4, "model"))
+    assert text.startswith("The trace: restoring the feed-forward outputs of layers 4–5 at the subject's last token")
+    assert "(“Tower”) brings back 0.04 of the 0.87" in text and "no clear site at the subject: at most 0.04" in text
+    assert "would have chosen" not in text and "--layers" not in text, "the trace does not decide"
+    assert TraceSet((early, early)).site is None and TraceSet((early, peaked(), peaked())).site == 2
+    assert site_of(peaked(), allowed=range(3, 6)) is None and site_of(peaked(), allowed=range(2, 4)) == 2
+    assert trace(effects * -1, corrupted=0.94).site is None, "nothing was lost"
+
+
+def test_unknown_facts_are_set_aside() -> None:
+    unknown = trace(np.roll(peaked().effects, 2, axis=0) * 2, known=False)
+    both = TraceSet((unknown, peaked()))
+    assert unknown.site is None and (both.layer, both.site) == (2, 2) and TraceSet((unknown,)).site is None
+    np.testing.assert_array_equal(both.at_subject, peaked().at_subject)
+    assert both.total == peaked().total and "average" not in shown(render.heat_map(both))
+
+
+def test_the_models_layer_stands_before_the_trace() -> None:
+    rows = tuple(LayerScore(i, 0.1, 1.0, 1.0, 1.0, score) for i, score in ((2, 0.7), (4, 0.9)))
+    choice = Choice(4, "memit", 64, 40, 6, rows, (0.1,) * 6, 0.5, 2, 5, "GPT-J: somewhere", 9.0, "2026-01-02")
+    found = Found(TraceSet((peaked(),)), 4, "model", choice)
+    text = words(render.why_layer(found, "auto"))
     assert text.startswith(
-        "Layer 1: restoring the feed-forward outputs of layers 0–2 at the token of the subject that brings back most "
-        "(“Eiffel”)"
+        "Layer 4: chosen for this model with memit on 2026-01-02, by the score of 6 of the 40 calibration facts that it "
+        "knows (of 64) in layers 2: 0.70, 4: 0.90; published is 5 (GPT-J: somewhere). `ffedit cache clear` forgets it."
     )
-    assert "brings back 0.50 of the 0.87" in text and "its last token, where the key is read, brings back 0.04" in text
-    assert "no clear site" not in text and "alone" not in text
-    several = TraceSet((early, early))
-    assert several.layer == 1 and several.best_within(range(2, 4)) == 2
-    assert TraceSet((early, peaked(), peaked())).layer == 2, "what shows at the last tokens on average decides"
-    assert trace(effects * 0.1).site.last, "nothing shows anywhere in the subject"
+    assert "tracing alone would have chosen 2" in text
+    fallen = words(render.why_layer(Found(TraceSet((peaked(),)), 4, "model", choice), "trace"))
+    assert fallen.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
+    few = Choice(None, "memit", 64, 1)
+    text = words(render.why_layer(Found(TraceSet((peaked(),)), 2, "trace", few), "auto"))
+    assert text.startswith("The model knows 1 of 64 calibration facts, too few to choose a layer on them.")
+    assert "Layer 2: restoring" in text
+    usual = words(render.why_layer(Found(TraceSet((peaked(),)), 1, "depth", few), "auto"))
+    assert "Layer 1: the usual depth of published layers in a model of 6" in usual
 
 
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:
     unknown = trace(peaked().effects, known=False)
     assert "does not answer “Paris” by itself" in words(render.layer_choice(unknown, 2))
     assert "For 1 of 2 facts" in words(render.layer_choice(TraceSet((unknown, peaked())), 2))
+    assert "no layer is taken from them" in words(render.layer_choice(TraceSet((unknown, unknown)), 2))

@@ -15,7 +15,7 @@ from shell import FACT, PROBES, Ran, disk, shell
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit import choice
+from ffedit import calibration, choice
 from ffedit.cli import locate as command
 from ffedit.facts import Fact
 from ffedit.locator import TraceSet
@@ -115,15 +115,6 @@ def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) ->
         assert told in shown.out
 
 
-def test_the_average_of_many_facts_is_remembered(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Any] = []
-    monkeypatch.setattr(choice, "remember", lambda _, one: kept.append(one))
-    assert locate("many.json", "--aggregate", "-q").code == 0 and kept == []
-    monkeypatch.setattr(choice, "MANY", 8)
-    result = found(locate("many.json", "--aggregate", "--json", "-"))
-    assert kept == [choice.Choice(result["layer"], "trace", 8)]
-
-
 def test_estimates_are_compared_with_exact_effects(
     locate: Command, traced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,60 +180,74 @@ def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edits of a few steps."""
-    write = choice.write
+def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Edits of a few steps; the methods that they are made with."""
+    write, methods = calibration.write, []
 
     def few(editable: Any, facts: Any, method: str, layers: Any, *_: Any, progress: Any) -> Any:
+        methods.append(method)
         return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
 
-    monkeypatch.setattr(choice, "write", few)
+    monkeypatch.setattr(calibration, "write", few)
     monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(steps=3))
+    return methods
 
 
-@pytest.mark.usefixtures("short")
-def test_a_sweep_stands_beside_the_trace(locate: Command) -> None:
-    result = found(locate("fact.json", "--sweep", "--json", "-"))
+def test_a_sweep_stands_beside_the_trace_and_the_models_layer(locate: Command, short: list[str]) -> None:
+    result = found(locate("fact.json", "--sweep", "--method", "rome", "--json", "-"))
     sweep, row = result["sweep"], result["facts"][0]
     assert [one["layer"] for one in sweep["rows"]] == [0, 1, 2] and result["layer"] == sweep["layer"]
-    assert sweep["traced"] == row["trace"]["layer"] and set(sweep) == {"rows", "traced", "correlation", "layer"}
+    assert short == ["rome"] * 3 and sweep["method"] == "rome" and sweep["facts"] == 1
     effects = np.array(row["trace"]["effects"])[:, row["trace"]["token"]]
-    np.testing.assert_allclose([one["effect"] for one in sweep["rows"]], effects, atol=1e-6)
+    np.testing.assert_allclose([one["effect"] for one in sweep["rows"]], effects, atol=1e-5)
+    choice = result["choice"]
+    assert choice["method"] == "rome" and choice["layer"] is None and choice["known"] == 0 < choice["asked"]
     shown = locate("fact.json", "--sweep")
     assert shown.code == 0 and "choice of" in shown.out and "Causal trace" in shown.out
+    assert f"The model knows 0 of {choice['asked']} calibration facts" in " ".join(shown.out.split())
     Path("aimless.json").write_text(json.dumps({"subject": "Eiffel tower", "prompt": "{} stands in"}))
     done = locate("aimless.json", "--sweep")
     assert done.code == 1 and "no new object" in done.err
 
 
-@pytest.mark.usefixtures("short")
-def test_a_layer_chosen_by_a_sweep_is_remembered(
-    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
+def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "sweep"]
+    words += ["--method", "rome"]
+    assert "remembered" not in shell(capsys, *words).out and "remembered" not in shell(capsys, *words).out
+    assert set(short) == {"rome"}
+    monkeypatch.setattr(choice, "MANY", 1)
     first, again = (shell(capsys, *words) for _ in range(2))
     assert first.code == again.code == 0, (first.err, again.err)
-    kept = choice.remembered(ffedit.load(str(model)), "sweep")
+    kept = choice.remembered_sweep(ffedit.load(str(model)), "rome")
     assert kept is not None and "choice of" in first.out and "remembered" not in first.out
-    assert f"Layer {kept.layer}: remembered from a sweep over 1 fact (`ffedit cache clear`" in again.out
-    assert found(shell(capsys, *words, "--json", "-"))["layers"] == [kept.layer]
+    assert f"Layer {kept.layer}: remembered from a sweep with rome over 1 fact (`ffedit cache clear`" in again.out
+    result = found(shell(capsys, *words, "--json", "-"))
+    assert result["layers"] == [kept.layer] and result["layer"]["by"] == "sweep"
     assert shell(capsys, "cache", "clear").code == 0
     assert "remembered" not in shell(capsys, *words).out
 
 
 @pytest.mark.usefixtures("short")
-def test_a_layer_remembered_from_a_trace_is_taken_unless_another_is_asked_for(
-    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
+def test_the_models_layer_is_taken_unless_another_is_asked_for(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice.remember(ffedit.load(str(model)), choice.Choice(2, "trace", 40))
+    rows = (ffedit.LayerScore(1, 0.1, 1.0, 1.0, 1.0, 0.5), ffedit.LayerScore(2, 0.1, 1.0, 1.0, 1.0, 0.75))
+    model_choice = ffedit.Choice(2, "memit", 64, 40, 6, rows, made="2026-01-02")
+    monkeypatch.setattr(choice, "choose_layer", lambda *_, **__: model_choice)
     words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
     done = shell(capsys, *words)
-    assert done.code == 0 and "Layer 2: remembered from a trace over 40 facts" in done.out
+    assert done.code == 0 and "Layer 2: chosen for this model with memit on 2026-01-02" in done.out
     assert traced == [1], "only the first fact is traced, for the picture"
-    result = found(shell(capsys, *words, "--json", "-"))
-    assert result["layers"] == [2] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
+    result = found(shell(capsys, *words, "--spread", "2", "--json", "-"))
+    assert result["layers"] == [1, 2] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
+    assert result["layer"] == {"layer": 2, "by": "model", "choice": model_choice.to_dict(), "sweep": None}
+    assert result["facts"][0]["trace"]["layer"] == 2
     asked = shell(capsys, *words, "--layer", "1")
-    assert asked.code == 0 and "remembered" not in asked.out and traced[-1] == 3
+    assert asked.code == 0 and "chosen for this model" not in asked.out and traced[-1] == 1
+    own = found(shell(capsys, *words, "--layer", "trace", "--json", "-"))
+    assert own["layer"]["by"] == "trace" and traced[-1] == 3
 
 
 def test_some_layers_only(locate: Command) -> None:

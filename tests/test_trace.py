@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ffedit.anatomy import Editable
 from ffedit.errors import FactError, ModelError
 from ffedit.facts import Fact
-from ffedit.locator import Trace, TraceSet, aggregate, locate, noise_scale
+from ffedit.locator import Trace, TraceSet, aggregate, locate, noise_scale, site_of
 from ffedit.readout import continuations
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -271,7 +271,19 @@ def test_some_layers_are_traced_as_among_all(kind: Any) -> None:
     np.testing.assert_allclose(some.errors[1:], whole.errors[1:], atol=1e-6)
     assert np.isnan(some.effects[0]).all() and np.isnan(some.errors[0]).all() and np.isnan(some.alone[0])
     assert some.layer in (1, 2) and not np.isnan(whole.effects).any()
-    assert TraceSet((some,)).best_within(range(3)) in (1, 2)
+    assert site_of(TraceSet((some,))) in (1, 2, None)
+
+
+@pytest.mark.parametrize("token", ["subject_last", "subject_first", "last"])
+def test_one_token_is_traced_as_among_all(token: Any) -> None:
+    editable = zoo.trained("gpt2", True)
+    whole, one = (locate(editable, FACT, samples=SAMPLES, token=at) for at in (None, token))
+    np.testing.assert_allclose(one.effects_at(token), whole.effects_at(token), atol=1e-6)
+    np.testing.assert_allclose(one.alone, whole.alone, atol=1e-6)
+    others = np.delete(one.effects, one.position(token), axis=1)
+    assert others.size and np.isnan(others).all() and site_of(one, token) == site_of(whole, token)
+    with pytest.raises(FactError, match="all layers and tokens at once"):
+        locate(editable, FACT, token=token, approximate=True)
 
 
 def test_layers_that_cannot_be_traced_are_refused() -> None:
@@ -279,7 +291,7 @@ def test_layers_that_cannot_be_traced_are_refused() -> None:
     for layers in ([], [3], [-1, 0]):
         with pytest.raises(FactError, match="layers 0 to 2"):
             locate(editable, FACT, layers=layers)
-    with pytest.raises(FactError, match="all layers at once"):
+    with pytest.raises(FactError, match="all layers and tokens at once"):
         locate(editable, FACT, layers=[1], approximate=True)
     with pytest.raises(FactError, match="only some layers were traced"):
         aggregate(TraceSet((locate(editable, FACT, samples=1, layers=[1]),)))

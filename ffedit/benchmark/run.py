@@ -61,7 +61,7 @@ def bench(
         mode: "single" (each fact alone), "batch:N" (N at once) or "sequential[:N]" (N on top of all before, 1 by
             default).
         out: the folder.
-        layers: where; None takes the layer that is remembered for this model, or that tracing the first facts finds.
+        layers: where; None takes the model's (`ffedit.choose_layer`), or the one that tracing the first facts finds.
             Methods of one layer write to the last.
         spread: with `layers` None, how many layers share the work: that one and those below it.
         config: all numbers of the edits, the same for all methods or by method.

@@ -13,7 +13,7 @@ from typing import Any
 from ffedit.anatomy import Editable
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.task import by_first
-from ffedit.choice import remembered_or_traced, spread_below
+from ffedit.choice import layer_for, spread_below
 from ffedit.editor import METHODS, Corpus, EditConfig, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
@@ -102,12 +102,12 @@ def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
 def layers_for(
     editable: Editable, facts: Sequence[Fact], spread: int, seed: int, crew: Crew, progress: Progress
 ) -> list[int]:
-    """The layer that is remembered for the model, or recalls the first facts, and those below it that share the work.
+    """The model's layer, or the one that recalls the first facts, and those below it that share the work.
 
     Raises:
         EditError: there are too few below it.
     """
-    last = int(by_first(crew, lambda: remembered_or_traced(editable, facts[:TRACED], seed, progress)))
+    last = int(by_first(crew, lambda: layer_for(editable, facts[:TRACED], seed=seed, progress=progress)))
     return list(spread_below(last, spread))
 
 

@@ -28,7 +28,13 @@ from ffedit.verdict import verdict
 @click.command()
 @fact_options
 @asking_options
-@click.option("--layers", "--layer", default="auto", show_default=True, help="auto, sweep, N, or A-B.")
+@click.option(
+    "--layers",
+    "--layer",
+    default="auto",
+    show_default=True,
+    help="auto (the model's), trace (the facts'), sweep, N, or A-B.",
+)
 @click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
 @click.option("--method", default="memit", show_default=True, type=click.Choice(list(METHODS)), help="See `methods`.")
 @click.option(
@@ -78,7 +84,7 @@ def apply(
     clock.lap("load")
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
-        found = choice.find_layer(editable, facts, layers, allowed, config, stats, progress)
+        found = choice.find_layer(editable, facts, layers, allowed, method, config, stats, progress)
         clock.lap("locate")
         surface.show(render.heat_map(found.traces, found.layer), render.why_layer(found, layers))
         written = choice.spread_below(found.layer, spread)
@@ -90,7 +96,7 @@ def apply(
     edit = edit.scored(report).noted(warnings=[breach.words for breach in broken])
     surface.show(render.before_after(report), render.what_it_says(report), verdict(report, edit), warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
-    told = result.applied(editable, edit, found.traces, report, clock.seconds)
+    told = result.applied(editable, edit, found, report, clock.seconds)
     with surface.json_ready(told), place.plot_ready(found):
         if failure is None:
             place.save(editable, edit)

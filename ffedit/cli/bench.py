@@ -133,7 +133,7 @@ def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
     """What `--layers` and `--spread` say: one layer and those below it; None where it is to be found."""
     if text == "auto":
         return None
-    if len(layers := parse_layers(text, depth)) > 1 or text == "sweep":
+    if len(layers := parse_layers(text, depth)) > 1 or text in ("sweep", "trace"):
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
     return list(spread_below(layers[0], spread))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from ffedit import averages, choice, heat, plot_averages, plots, render
 from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
+from ffedit.editor import METHODS, preset
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.folders import check_file
@@ -66,7 +68,8 @@ COMPARED = 8
 @click.option("--metric", default="probability", show_default=True, type=click.Choice(METRICS))
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
-@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
+@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace and the model's layer.")
+@click.option("--method", default="memit", show_default=True, type=click.Choice(list(METHODS)), help="Of these edits.")
 @click.option("--seed", default=0, show_default=True, type=SEED)
 @click.option("--plot", type=FILE, help="Draw what was traced as PNG, SVG or PDF.")
 @click.option("--save", type=FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
@@ -83,6 +86,7 @@ def locate(
     metric: str,
     averaged: bool,
     sweep: bool,
+    method: str,
     plot: Path | None,
     save: Path | None,
     surface: Surface,
@@ -114,26 +118,27 @@ def locate(
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
         chosen = chooser(measured, averaged)
         layer = chosen.layer
-        swept = None
+        swept = model = None
         if sweep:
             feeding = chosen.traces[0].kind == "feed_forward"
-            traced = chosen if feeding else choice.by_trace(editable, facts, settings["seed"], progress)
-            config = ffedit.EditConfig(seed=settings["seed"])
-            swept = choice.by_sweep(editable, facts, traced, config, progress=progress)
+            traced = chosen if feeding else ffedit.locate(editable, facts, seed=settings["seed"], progress=progress)
+            config = replace(preset("default", method), seed=settings["seed"])
+            swept = choice.by_sweep(editable, facts, traced, method, config, progress=progress)
+            model = ffedit.choose_layer(editable, method, progress=progress)
         agreement = agreements(editable, facts, measured, settings, progress) if settings["approximate"] else None
         routes = subject_routes(editable, facts, settings["seed"])
-    if averaged:
-        choice.remember_trace(editable, chosen)
     for traces in [] if averaged else measured:
         surface.show(heat.heat_map(traces, layer))
-    surface.show(*map(averages.averages_table, aggregates), heat.layer_choice(chosen, layer, "auto"), agreement)
+    surface.show(*map(averages.averages_table, aggregates), heat.layer_choice(chosen, layer), agreement)
     surface.show(routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
     if swept is not None:
         surface.show(averages.compare_layers(swept))
+    if model is not None:
+        surface.show(render.model_choice(model), averages.candidates_table(model) if model.rows else None)
     last = swept.layer if swept else layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, swept, last, routes))
+    surface.write_json(result.located(editable, facts, measured, aggregates, swept, last, routes, model))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None and averaged:

@@ -223,7 +223,7 @@ class Surface:
                 yield
 
 
-def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "sweep")) -> range:
+def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
     """The layers that `--layers` allows: N, A-B, or one of the words for all of them.
 
     Raises:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ffedit.anatomy import Editable
-from ffedit.choice import Sweep
+from ffedit.calibration import Choice
+from ffedit.choice import Found, Sweep
 from ffedit.editor import Edit
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Report, Scores
@@ -36,8 +37,12 @@ def located(
     sweep: Sweep | None,
     layer: int,
     routes: Sequence[Mapping[int, Routes]] = (),
+    choice: Choice | None = None,
 ) -> dict[str, Any]:
-    """The result of `ffedit locate`: `trace` is the first measurement of a fact, `traces` are all of several."""
+    """The result of `ffedit locate`: `trace` is the first measurement of a fact, `traces` are all of several.
+
+    `choice` is the model's layer, `sweep` the edits of these facts at each layer, where they were asked for.
+    """
     rows = []
     for i, fact in enumerate(facts):
         traces = [trace(some.traces[i], some.traces[i].layer) for some in measured]
@@ -56,7 +61,9 @@ def located(
             for one in aggregates
         ]
     if sweep is not None:
-        found["sweep"] = {**asdict(sweep), "layer": sweep.layer}
+        found["sweep"] = _rounded(sweep.to_dict())
+    if choice is not None:
+        found["choice"] = _rounded(choice.to_dict())
     return {**found, "versions": versions()}
 
 
@@ -119,14 +126,15 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
 
 
 def applied(
-    editable: Editable, edit: Edit, traces: TraceSet, report: Report, seconds: Mapping[str, float]
+    editable: Editable, edit: Edit, layer: Found, report: Report, seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The result of `ffedit apply`."""
-    found = measured(editable, report, traces, edit.layers[0])
+    """The result of `ffedit apply`; `layer` says which layer was found, and what it was chosen by."""
+    found = measured(editable, report, layer.traces, edit.layers[-1])
     return {
         "model": found.pop("model"),
         "method": edit.provenance["method"],
         "layers": edit.layers,
+        "layer": _rounded(layer.to_dict()),
         **found,
         "edit": {
             "rank": edit.rank,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit import choice, render
+from ffedit import calibration, render
 from ffedit.anatomy import Editable
 from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
 from ffedit.errors import EditError
@@ -71,16 +71,16 @@ def stats(
 
 
 def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
-    """Layers to collect, and why these: `auto` takes the one that is remembered for the model, or else all."""
+    """Layers to collect, and why these: `auto` takes the one that was chosen for the model, or else all."""
     depth = len(editable.layers)
-    if asked == "sweep":
-        raise EditError("--layers sweep edits at each layer; for statistics give auto, one layer (4) or a range (3-8)")
+    if asked in ("sweep", "trace"):
+        raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
         return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
-    kept = choice.remembered(editable, "sweep") or choice.remembered(editable, "trace")
-    if kept is None:
-        return list(range(depth)), "All layers: none is remembered for this model"
-    return [kept.layer], f"Layer {kept.layer}: remembered from a {kept.how} over {kept.facts} facts"
+    kept = calibration.remembered(editable)
+    if kept is None or kept.layer is None:
+        return list(range(depth)), "All layers: none was chosen for this model yet"
+    return [kept.layer], f"Layer {kept.layer}: chosen for this model on {kept.made}"
 
 
 def _row(moments: ffedit.KeyMoments) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ffedit.errors import FactError, ModelError
 from ffedit.facts import Fact
 from ffedit.hooks import replaced
 from ffedit.locator.corruption import Corruption, Noise, replacements
-from ffedit.locator.result import Kind, Metric, Part
+from ffedit.locator.result import FactToken, Kind, Metric, Part
 from ffedit.room import room
 from ffedit.tokens import Encoded, pad
 
@@ -39,6 +39,7 @@ class Run:
         seed: of the corruption.
         exact: measured; False estimates to first order.
         layers: where something is restored; None: everywhere.
+        token: the one token where something is restored; None: at each from the subject's first on.
     """
 
     kind: Kind
@@ -50,19 +51,23 @@ class Run:
     seed: int
     exact: bool = True
     layers: tuple[int, ...] | None = None
+    token: FactToken | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("kind", self.kind, get_args(Kind)),
             ("sever", self.sever, (None, *get_args(Part))),
             ("metric", self.metric, get_args(Metric)),
+            ("token", self.token, (None, *get_args(FactToken))),
         ):
             if value not in known:
                 raise FactError(f"{name} {value!r} is not known; there is {', '.join(map(str, known))}")
         if self.sever and not self.exact:
             raise FactError("severed parts have no first-order estimate; trace exactly, or without severing")
-        if self.layers is not None and not self.exact:
-            raise FactError("an estimate gives the effects of all layers at once; trace exactly, or without layers")
+        if (self.layers is not None or self.token is not None) and not self.exact:
+            raise FactError(
+                "an estimate gives the effects of all layers and tokens at once; trace exactly, or without these"
+            )
         if self.samples < 1:
             raise FactError(f"at least one corrupted run is needed, found {self.samples}")
 
@@ -93,6 +98,11 @@ class Case:
         """First token of the subject and the one after its last."""
         assert self.encoded.subject is not None
         return self.encoded.subject
+
+    def position(self, token: FactToken) -> int:
+        """Position of the token where a key is read."""
+        start, end = self.subject
+        return {"subject_last": end - 1, "subject_first": start, "last": self.encoded.answer - 1}[token]
 
     @property
     def rows(self) -> int:

@@ -86,7 +86,8 @@ def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tu
 
     for index, case in enumerate(batch.cases):
         for layer in range(depth) if run.layers is None else run.layers:
-            for position in range(case.subject[0], case.encoded.answer):
+            every = range(case.subject[0], case.encoded.answer)
+            for position in every if run.token is None else [case.position(run.token)]:
                 add(index, layer, position, run.window, position)
             if run.window > 1:
                 add(index, layer, case.encoded.subject_last, 1, -1)

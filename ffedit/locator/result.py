@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,20 +17,11 @@ Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-# Share of the total effect below which a token shows no site.
+# Where a key is read, by the names of ROME's parameters.
+FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
+
+# Share of the total effect that a token must bring back in some layer to show a site.
 CLEAR = 0.1
-
-
-class Site(NamedTuple):
-    """Where in the subject a fact is recalled.
-
-    Attributes:
-        effects: indirect effects there, [layers].
-        last: there is the subject's last token.
-    """
-
-    effects: LayerEffects
-    last: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,31 +84,30 @@ class Trace:
         """Position of the subject's last token."""
         return self.subject[1] - 1
 
+    def position(self, token: FactToken = "subject_last") -> int:
+        """Position of the token where a key is read."""
+        return {"subject_last": self.subject_last, "subject_first": self.subject[0], "last": len(self.tokens) - 1}[
+            token
+        ]
+
+    def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
+        """Effects at that token, [layers]."""
+        return np.asarray(self.effects[:, self.position(token)])
+
     @property
     def at_subject(self) -> LayerEffects:
         """Effects at the subject's last token, [layers]: where ROME reads its key."""
-        return np.asarray(self.effects[:, self.subject_last])
-
-    @property
-    def strongest_token(self) -> int:
-        """Position of the subject's token that brings back most."""
-        first, end = self.subject
-        return first + int(np.nanmax(self.effects[:, first:end], axis=0).argmax())
-
-    @property
-    def at_strongest(self) -> LayerEffects:
-        """Effects there, [layers]."""
-        return np.asarray(self.effects[:, self.strongest_token])
-
-    @property
-    def site(self) -> Site:
-        """See `site_of`."""
-        return site_of(self)
+        return self.effects_at()
 
     @property
     def layer(self) -> int:
-        """The layer to edit: see `best_layer`."""
-        return best_layer(self.site, self.alone, self.window)
+        """The layer that brings back most at the subject's last token: see `best_layer`."""
+        return best_layer(self)
+
+    @property
+    def site(self) -> int | None:
+        """The same, where that token shows a site: see `site_of`."""
+        return site_of(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, in full precision."""
@@ -139,44 +129,57 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TraceSet:
-    """Traces of several facts, all with the same settings."""
+    """Traces of several facts, all with the same settings.
+
+    All averages are over the facts that the model knows: what it does not say by itself is recalled nowhere. Where it
+    knows none, they are over all, and there is no `site`.
+    """
 
     traces: tuple[Trace, ...]
 
     @property
+    def known(self) -> tuple[Trace, ...]:
+        """Those of facts that the model knows."""
+        return tuple(trace for trace in self.traces if trace.known)
+
+    @property
+    def averaged(self) -> TraceSet:
+        """Those that the averages are over."""
+        return TraceSet(self.known or self.traces)
+
+    def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
+        """Average indirect effect (AIE) at the token where a key is read, [layers]."""
+        return np.asarray(np.mean([trace.effects_at(token) for trace in self.averaged.traces], axis=0))
+
+    @property
     def at_subject(self) -> LayerEffects:
-        """Average indirect effect (AIE) at the subject's last token, [layers]."""
-        return np.asarray(np.mean([trace.at_subject for trace in self.traces], axis=0))
-
-    @property
-    def at_strongest(self) -> LayerEffects:
-        """Average effect at the token of each subject that brings back most, [layers]."""
-        return np.asarray(np.mean([trace.at_strongest for trace in self.traces], axis=0))
-
-    @property
-    def site(self) -> Site:
-        """See `site_of`."""
-        return site_of(self)
+        """The same at the subject's last token, [layers]."""
+        return self.effects_at()
 
     @property
     def alone(self) -> LayerEffects:
         """Average effect of each layer without a window at the subject's last token, [layers]."""
-        return np.asarray(np.mean([trace.alone for trace in self.traces], axis=0))
+        return np.asarray(np.mean([trace.alone for trace in self.averaged.traces], axis=0))
 
     @property
     def total(self) -> float:
         """Average total effect (ATE)."""
-        return float(np.mean([trace.total for trace in self.traces]))
+        return float(np.mean([trace.total for trace in self.averaged.traces]))
+
+    @property
+    def window(self) -> int:
+        """Layers restored together."""
+        return self.traces[0].window
 
     @property
     def layer(self) -> int:
-        """The layer to edit: see `best_layer`."""
-        return best_layer(self.site, self.alone, self.traces[0].window)
+        """The layer that brings back most at the subject's last token: see `best_layer`."""
+        return best_layer(self)
 
-    def best_within(self, allowed: range) -> int:
-        """The layer to edit among those `allowed`: `layer` where it is one of them, else the strongest."""
-        site = self.site
-        return self.layer if self.layer in allowed else strongest(self.alone if site.last else site.effects, allowed)
+    @property
+    def site(self) -> int | None:
+        """The same, where that token shows a site: see `site_of`."""
+        return site_of(self)
 
 
 def span_of(layer: int, window: int, depth: int) -> range:
@@ -184,27 +187,37 @@ def span_of(layer: int, window: int, depth: int) -> range:
     return range(max(0, layer - window // 2), min(depth, layer - window // 2 + window))
 
 
-def site_of(trace: Trace | TraceSet) -> Site:
-    """The subject's last token; where it shows no site and another of the subject's tokens does, that one.
+def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed: range | None = None) -> int | None:
+    """The layer that recalls the fact at the token where its key is read, or None where that token shows no site.
 
-    A name that is known before its last word (Pera Museum) is recalled before it: of such a fact, the last token brings
-    nothing back in any layer, and which of them it brings back least in means nothing.
+    Layer and token belong together: what another token brings back says nothing of the key here. The token shows a site
+    where the model knows the fact, the corruption takes something away (TE > 0), and some layer brings at least a tenth
+    of it back (`CLEAR`).
+
+    Args:
+        trace: of one fact or several; of several, those that the model knows count.
+        token: where the key is read.
+        allowed: the layers to choose among; None for all.
     """
-    last, other = np.nanmax(trace.at_subject), np.nanmax(trace.at_strongest)
-    if trace.total > 0 and last < CLEAR * trace.total <= other:
-        return Site(trace.at_strongest, False)
-    return Site(trace.at_subject, True)
+    known = trace.known if isinstance(trace, Trace) else bool(trace.known)
+    effects = trace.effects_at(token)
+    inside = effects if allowed is None else effects[allowed.start : allowed.stop]
+    if not known or not trace.total > 0 or not np.nanmax(inside) >= CLEAR * trace.total:
+        return None
+    best = best_layer(trace, token)
+    return best if allowed is None or best in allowed else strongest(effects, allowed)
 
 
-def best_layer(site: Site, alone: LayerEffects, window: int) -> int:
-    """Which single layer recalls the fact: the strongest alone, within the window that brings back most.
+def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> int:
+    """Which single layer brings back most at a token: the strongest alone, within the window that brings back most.
 
     A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so
     that the window's middle may be a layer that holds nothing. Single layers are measured at the subject's last token
-    only; where the site is elsewhere it is the window's middle, the lowest of those that tie.
+    only; elsewhere it is the window's middle, the lowest of those that tie.
     """
-    peak = int(np.nanargmax(site.effects))
-    return strongest(alone, span_of(peak, window, len(alone))) if site.last else peak
+    effects = trace.effects_at(token)
+    peak = int(np.nanargmax(effects))
+    return strongest(trace.alone, span_of(peak, trace.window, len(effects))) if token == "subject_last" else peak
 
 
 def strongest(effects: LayerEffects, layers: range) -> int:

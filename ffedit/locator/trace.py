@@ -33,7 +33,7 @@ from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
 from ffedit.locator.journal import Journal
 from ffedit.locator.restore import restore
-from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
+from ffedit.locator.result import FactToken, Kind, Metric, Part, Trace, TraceSet
 from ffedit.progress import Progress, silent
 from ffedit.tokens import decode
 
@@ -54,6 +54,7 @@ def locate(
     seed: int = ...,
     approximate: bool = ...,
     layers: Sequence[int] | None = ...,
+    token: FactToken | None = ...,
     resume: bool = ...,
     progress: Progress = ...,
 ) -> Trace: ...
@@ -71,6 +72,7 @@ def locate(
     seed: int = ...,
     approximate: bool = ...,
     layers: Sequence[int] | None = ...,
+    token: FactToken | None = ...,
     resume: bool = ...,
     progress: Progress = ...,
 ) -> TraceSet: ...
@@ -87,6 +89,7 @@ def locate(
     seed: int = 0,
     approximate: bool = False,
     layers: Sequence[int] | None = None,
+    token: FactToken | None = None,
     resume: bool = False,
     progress: Progress = silent,
 ) -> Trace | TraceSet:
@@ -114,6 +117,8 @@ def locate(
         approximate: estimate the effects from one gradient (`attribution`) instead of measuring them.
         layers: where something is restored, for states the layers behind which they stand; None: everywhere. Effects
             elsewhere are NaN.
+        token: restore only at the token where a key is read, "subject_last" say, which takes a fraction of the time;
+            None: at each from the subject's first on. Effects elsewhere are NaN.
         resume: keep every fact's trace in the cache as soon as it is done, and take from there what is kept.
         progress: told how far it is.
 
@@ -135,6 +140,7 @@ def locate(
         seed=seed,
         exact=not approximate,
         layers=None if layers is None else resolve_layers(len(editable.layers), layers),
+        token=token,
     )
     journal = Journal(editable, run, some) if resume else None
     traces = {i: kept for i, fact in enumerate(some) if journal and (kept := journal.find(fact))}
@@ -234,6 +240,8 @@ def _trace(
     alone = np.full(depth, np.nan)
     alone[list(range(depth) if run.layers is None else run.layers)] = 0.0
     effects, errors = (np.repeat(alone[:, None], case.encoded.answer, axis=1) for _ in range(2))
+    if run.token is not None:
+        effects[:], errors[:] = np.nan, np.nan
     for i, (_, layer, position) in enumerate(places):
         if position < 0:
             alone[layer] = effect[i]

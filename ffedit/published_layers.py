@@ -1,0 +1,89 @@
+"""Layers that were published for well-known models: a prior, to be tried beside others.
+
+A row belongs to every checkpoint of its shape. ROME writes one layer, MEMIT and its kin a range that ends at the one
+where v* is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published for a model.
+
+    Attributes:
+        name: the model.
+        model_type: as in its config; so are the next two.
+        depth: number of layers.
+        d_model: hidden size.
+        rome: ROME's layer.
+        memit: first and last layer of MEMIT's range; None where none was published.
+        source: where.
+    """
+
+    name: str
+    model_type: str
+    depth: int
+    d_model: int
+    rome: int
+    memit: tuple[int, int] | None
+    source: str
+
+    def layer(self, method: str) -> int:
+        """The layer for a method: ROME's, or the end of the range."""
+        return self.rome if method == "rome" or self.memit is None else self.memit[1]
+
+
+# Sources are files of public repositories, with the paper that they belong to.
+PUBLISHED = (
+    Published(
+        "GPT-2 medium", "gpt2", 24, 1024, 8, None,
+        "zjunlp/EasyEdit hparams/ROME/gpt2-medium.json",
+    ),
+    Published(
+        "GPT-2 large", "gpt2", 36, 1280, 12, None,
+        "zjunlp/EasyEdit hparams/ROME/gpt2-large.json",
+    ),
+    Published(
+        "GPT-2 XL", "gpt2", 48, 1600, 17, (13, 17),
+        "arXiv 2202.05262 and 2210.07229: kmeng01/rome hparams/ROME/gpt2-xl.json, jianghoucheng/AlphaEdit "
+        "hparams/MEMIT/gpt2-xl.json",
+    ),
+    Published(
+        "GPT-J", "gptj", 28, 4096, 5, (3, 8),
+        "arXiv 2202.05262 and 2210.07229: kmeng01/rome hparams/ROME, kmeng01/memit hparams/MEMIT, "
+        "EleutherAI_gpt-j-6B.json",
+    ),
+    Published(
+        "GPT-NeoX-20B", "gpt_neox", 44, 6144, 15, (6, 10),
+        "arXiv 2210.07229: kmeng01/memit hparams/ROME, hparams/MEMIT/EleutherAI_gpt-neox-20b.json",
+    ),
+    Published(
+        "Llama 2 7B and Llama 3 8B", "llama", 32, 4096, 5, (4, 8),
+        "arXiv 2410.02355: jianghoucheng/AlphaEdit hparams/ROME, hparams/MEMIT/Llama3-8B.json; zjunlp/EasyEdit "
+        "hparams/ROME, hparams/MEMIT/llama-7b.yaml",
+    ),
+    Published(
+        "Mistral 7B", "mistral", 32, 4096, 5, (4, 8),
+        "zjunlp/EasyEdit hparams/ROME, hparams/MEMIT/mistral-7b.yaml",
+    ),
+    Published(
+        "Qwen 2 and 2.5 7B", "qwen2", 28, 3584, 5, (4, 8),
+        "zjunlp/EasyEdit hparams/ROME, hparams/MEMIT/qwen2.5-7b.yaml",
+    ),
+)  # fmt: skip
+
+
+def published(config: Any) -> Published | None:
+    """The row for a model with this config, if there is one."""
+    shape = tuple(getattr(config, name, None) for name in ("model_type", "num_hidden_layers", "hidden_size"))
+    return next((row for row in PUBLISHED if (row.model_type, row.depth, row.d_model) == shape), None)
+
+
+def usual_layer(depth: int) -> int:
+    """The layer at the median relative depth of those published for ROME, in a model of so many layers."""
+    return int(median(row.rome / row.depth for row in PUBLISHED) * depth)
