@@ -74,7 +74,7 @@ class Corpus:
     path: Path | str | None = None
     tokens: int = FEWEST
     seed: int = 0
-    weighting: Literal["types", "tokens"] = "types"
+    weighting: Literal["types", "tokens"] = "tokens"
 
     @property
     def named(self) -> Path | str | None:

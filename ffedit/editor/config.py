@@ -80,7 +80,8 @@ class EditConfig:
     ease: float = 0.25
     enough: float = 0.5
     clamp: float = 4.0
-    weight_decay: float = 0.5
+    weight_decay: float = 8.0
+    fall: float = 0.8
     crowding: float = 0.0
     essence: float = 1.0
     keep: float = 0.0
@@ -149,6 +150,7 @@ PAPER = EditConfig(
     crowding=0.0,
     essence=0.0625,
     target_probability=2.0,
+    fall=1.0,
     swap=False,
     steady=0.0,
     unburdened=False,

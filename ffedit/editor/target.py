@@ -118,10 +118,10 @@ def _optimise(
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
     for attempt in range(config.attempts):
-        ease = config.ease**attempt
         if attempt:
             going = torch.tensor([exp(min(map(min, facts))) < config.enough for facts in said])
         for step in range(config.steps + 1):
+            ease = config.ease**attempt * config.fall**step
             loss, gradient, found = objective.loss_and_gradient(z * unit, going, step, ease)
             loss += ease * config.weight_decay * z.square().sum(1)
             gradient = unit * gradient + 2 * ease * config.weight_decay * z
