@@ -22,8 +22,6 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -37,16 +35,14 @@ from ffedit.lowrank import LowRank
 ROUNDING = 1e-8
 
 
-def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weight: float) -> Moment:
-    """C with the texts about the subject counted in, `weight` times as much as all ordinary text.
+def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Moment:
+    """C with the spread of a subject's key over its contexts counted in, `weight` times as much as all ordinary text.
 
-        C' = C + w ( E[(k_j − k*)(k_j − k*)ᵀ] + Σ E[k' k'ᵀ] )
+        C' = C + w E[(k_j − k*)(k_j − k*)ᵀ]
 
-    In ROME's norm the smallest change gives v* to the mean key k* and to nothing else: in one context the subject
-    receives a third of the change, in another more than all of it, and the word behind the subject receives some too,
-    and so does a name that could stand there instead. In the norm of C' a change costs what it does to the words beside
-    the subject and to its namesakes, and what it does differently to the subject from context to context, so that
-    Δ k_j ≈ Δ k* and Δ k' ≈ 0 while (W + Δ) k* = v* still holds exactly.
+    In ROME's norm the smallest change gives v* to the mean key k*; in one context the subject receives a third of the
+    change and in another more than all of it. In the norm of C' a change costs what it does differently to the subject
+    from context to context, so that Δ k_j ≈ Δ k* while (W + Δ) k* = v* still holds exactly.
 
     Of `Blocks`, each block counts its own part of these keys.
 
@@ -54,29 +50,19 @@ def steadied(C: Moment, k: Tensor, same: Tensor, others: Sequence[Tensor], weigh
         C: second moment of the keys of ordinary text, [d_in, d_in].
         k: k*, [d_in].
         same: the keys k_j at the subject's last token in several contexts, [n, d_in].
-        others: keys k' that are to give what they give, each kind [m, d_in]: of all other tokens of these contexts,
-            and of namesakes.
         weight: w; 0 is ROME.
 
     Returns:
-        C', [d_in, d_in], float64.
+        C', [d_in, d_in], float64; one matrix of its size is made.
     """
-    return counted_in(C, (double(same) - double(k), *others), weight)
+    parts = split(double(same) - double(k), C)
+    return diagonal([_counted_in(block, rows, weight) for block, rows in zip(blocks_of(C), parts, strict=True)])
 
 
-def counted_in(C: Moment, kinds: Sequence[Tensor], weight: float) -> Moment:
-    """C + weight · Σ E[a aᵀ], a the rows of each of `kinds`, [m, d_in]; one matrix of its size is made."""
-    of = [split(double(rows), C) for rows in kinds]
-    return diagonal([_counted_in(*parts, weight=weight) for parts in zip(blocks_of(C), *of, strict=True)])
-
-
-def _counted_in(C: Tensor, *kinds: Tensor, weight: float) -> Tensor:
-    """`counted_in` for one block."""
-    found = double(C).clone()
-    for rows in kinds:
-        a = rows.to(found)
-        found.addmm_(a.T, a, alpha=weight / max(1, len(a)))
-    return found
+def _counted_in(C: Tensor, rows: Tensor, weight: float) -> Tensor:
+    """C + weight · E[a aᵀ], a the `rows` [n, d_in]."""
+    a = rows.to(double(C))
+    return double(C).clone().addmm_(a.T, a, alpha=weight / max(1, len(a)))
 
 
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:

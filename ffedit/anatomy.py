@@ -63,7 +63,6 @@ class Editable:
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.chat`).
         source: where its checkpoint was converted from, plain JSON (`gguf_files.source_of`); None of any other.
-        sums: by layer, what a sequence of edits builds on (`editor.surroundings`).
         hashed: what the fingerprint has read already.
     """
 
@@ -83,7 +82,6 @@ class Editable:
     history: History = field(default_factory=History)
     chat: bool = False
     source: dict[str, Any] | None = None
-    sums: dict[int, object] = field(default_factory=dict, repr=False)
     hashed: Hashed = field(default_factory=Hashed, repr=False)
 
     @property

@@ -1,7 +1,7 @@
 """Null-space editing: change only what ordinary text hardly uses, and keep what earlier edits stored.
 
 Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what
-is kept: the keys of earlier edits, and those of the facts' own texts (`algebra.steadied`), weighted as everywhere.
+is kept: the keys of earlier edits, and the spread of the facts' keys over contexts (`algebra.add_context_moment`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.batch import Problem, Solver, write_batch
 from ffedit.lowrank import LowRank
 
-# Of the mean eigenvalue: makes the own texts' second moment, which may lack directions, positive definite. It bounds Δ
-# along these where `null_give_up` is 0.
+# Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
+# along these where `alphaedit_ridge` is 0.
 RIDGE = 1e-9
 
 
 def solve(problem: Problem) -> LowRank:
-    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the facts' own texts."""
-    own = _ridged(problem.own) if problem.config.steady else None
-    return null_space(problem.W, problem.K, problem.V, problem.unused, problem.config.null_give_up, problem.kept, own)
+    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
+    own = _ridged(problem.own) if problem.config.context_weight else None
+    return null_space(
+        problem.W, problem.K, problem.V, problem.unused, problem.config.alphaedit_ridge, problem.kept, own
+    )
 
 
 def _ridged(own: Moment) -> Moment:

@@ -22,10 +22,9 @@ from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import namesakes_share, nothing, read, read_namesakes
+from ffedit.editor.keys import nothing, read
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.surroundings import add_, surroundings
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
@@ -48,7 +47,7 @@ class Problem:
         K: keys, [Σ d_ff, n].
         V: values that they should give, [d_model, n].
         moments: second moment of the keys of other text, of each memory.
-        own: that of the facts' own texts, and of earlier edits', by the weight they have (`algebra.steadied`),
+        own: that of the spread of the facts' keys over their contexts, by its weight (`algebra.add_context_moment`),
             [Σ d_ff, Σ d_ff].
         kept: keys of earlier edits, [Σ d_ff, p].
         config: weights.
@@ -105,35 +104,27 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     editable, config, groups, places = job.editable, job.config, job.groups, job.places
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
     last, spread = places[-1], len(places) > 1
-    with job.unburdened():
-        wordings = word(editable, groups, config)
-        # A layer that works alone is read once: nothing below it changes.
-        crowds = [record.earlier(place) + len(groups) for place in places]
-        shares = [namesakes_share(config.steady, crowd) for crowd in crowds]
-        K, own, lengths = read_all(editable, last, wordings, 0.0 if spread else config.steady, shares[-1], config.beside)
-        gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
-        for place in places if solver.exact else ():
-            keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
-            check_exact(keys, record.kept[place.layer].to(keys.device))
-        among = config.among(crowds[-1], last.matrix.shape[1])
-        values = choose_values(editable, last, wordings, K, lengths, among, job.progress)
-        before = _streams(editable, last, wordings) if spread else None
-        around = [
-            surroundings(editable, place, job.after if config.surround else (), config.steady, share, job.progress)
-            for place, share in zip(places, shares, strict=True)
-        ]
+    wordings = word(editable, groups, config)
+    # A layer that works alone is read once: nothing below it changes.
+    K, own, lengths = read_all(editable, last, wordings, 0.0 if spread else config.context_weight)
+    gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
+    for place in places if solver.exact else ():
+        keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
+        check_exact(keys, record.kept[place.layer].to(keys.device))
+    values = choose_values(editable, last, wordings, K, lengths, config, job.progress)
+    before = _streams(editable, last, wordings) if spread else None
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, place in enumerate(places):
             W = place.matrix
             if before is not None:
                 check_routes(editable, place, subjects, wordings)
-                K, own, _ = read_all(editable, place, wordings, config.steady, shares[i], config.beside)
+                K, own, _ = read_all(editable, place, wordings, config.context_weight)
                 reached = (_streams(editable, last, wordings) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
             kept = record.kept[place.layer].to(W.device)
             moments = [job.stats[part.address] for part in place.parts]
-            problem = Problem(W, K, V.to(W.device), moments, add_(own, around[i]), kept, config)
+            problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
             delta = store(record, place, subjects, solver, problem)
             if place is not last:
                 write_(place, delta)
@@ -150,23 +141,20 @@ def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: S
 
 
 def read_all(
-    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float, share: float = 1.0, beside: bool = False
+    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
 ) -> tuple[Tensor, Moment, Tensor]:
-    """k* of each wording, [Σ d_ff, n], norms of the residual stream behind the layer, [n], and `weight` times the second moment of their texts, where W is.
+    """Read the keys of all wordings in a layer.
 
-    Namesakes count `share` as much (`namesakes_share`); no subject among them is another's namesake.
+    Returns:
+        k* of each, [Σ d_ff, n], where W is; `weight` times the second moment of their spread over contexts, summed,
+        [Σ d_ff, Σ d_ff]; and the norm of the residual stream behind the layer at each subject, [n].
     """
-    names = {name for wording in wordings for name in wording.names}
-    keys: list[Tensor] = []
-    lengths: list[Tensor] = []
+    readings = [read(editable, place, wording) for wording in wordings]
     own = nothing(place)
-    for wording in wordings:
-        reading = read(editable, place, wording)
-        keys.append(reading.k.to(place.bench))
-        lengths.append(reading.stream.norm().cpu())
-        if weight:
-            own = reading.steadied(own, weight, read_namesakes(editable, place, wording, names), share, beside)
-    return torch.stack(keys, 1), own, torch.stack(lengths)
+    for reading in readings:
+        own = reading.add_context_moment(own, weight)
+    keys = torch.stack([reading.k.to(place.bench) for reading in readings], 1)
+    return keys, own, torch.stack([reading.stream.norm().cpu() for reading in readings])
 
 
 def _streams(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Tensor:
@@ -181,7 +169,7 @@ def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: T
     Raises:
         EditError: it is normalised on the way (Gemma 2, OLMo 2), so layers cannot share δ.
     """
-    text = wording.prompts[0].text
+    text = wording.prompts[0]
     ids, at, block = pad([text.ids]), text.subject_last, {0: editable.layers[place.layer]}
 
     def stream(added: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """All the numbers of an edit, in one frozen place.
 
-Every length is relative: δ to the norm of the layer's own output at the subject, the KL term and the decay to nats, λ
-to what the facts' own keys weigh. So one set of defaults serves models of every size, and there is no file of numbers
-per model. The defaults were tuned on the tuning part of `evaluations/atlas-counterfact.json`, `crowding` and `give_up`
-also on 300 other facts of Atlas: on no subject of the reporting part.
+Every length is relative: δ to the residual stream behind the layer, the penalties to nats, λ to what the facts' own
+keys weigh. So one set of defaults serves models of every size, and there is no file of numbers per model. The defaults
+were chosen on the development facts of SmolLM2-135M (`evaluations/smollm2-counterfact.json`) and on the development
+models of the zoo (`evaluations/zoo.py`); `evaluations/ablation.md` says what each brings and costs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ffedit.errors import EditError
 
@@ -21,42 +21,28 @@ class EditConfig:
     """How k*, v* and Δ are found.
 
     Attributes:
-        seed: of contexts, of the model's own phrasings and of the text for the statistics.
+        seed: of contexts and of sampled text for the statistics.
         contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
         context_tokens: lengths of the prefixes in tokens, used in turn.
-        phrasings: how many continuations of the subject the model itself samples; in half of them the subject begins
-            the text, in half it stands where the model's own sentences most likely name it.
-        mention_tokens: how many tokens stand before the subject in the latter.
-        phrasing_tokens: their length in tokens.
-        phrasings_per_step: how many of them take part in a step, in turn.
+        context_weight: how much the spread of a subject's key over its contexts counts, against all ordinary text, when
+            the change is spread over the keys: so that the subject receives the same δ in every context.
         essence_prompts: what else is said of the subject, `{}` in each; the distribution after it is to stay.
-        steps: Adam steps.
-        step_size: length of the first Adam step relative to ‖W k*‖.
-        absolute: `step_size` is instead the first step of each entry of δ, in the units of the layer's output.
-        anneal: the steps' length falls to nothing along a cosine.
-        stop: loss, in nats, below which a fact's optimisation ends.
-        attempts: how often the optimisation goes on, with what is kept and the decay weighing less, while the new
-            object stays below `enough` in some context: an edit that does not take keeps nothing.
-        ease: factor on these weights at each further attempt.
-        enough: probability of the new object that ends the attempts where every context gives it; where each fact's
-            bare prompt gives it from the start, there is nothing to write.
-        clamp: largest ‖δ‖ relative to ‖W k*‖.
-        weight_decay: weight of ‖δ‖² / ‖W k*‖², nats.
-        crowding: by how much more it weighs among as many subjects as the layer has memories (`among`).
-        essence: weight of the KL divergence at each essence prompt.
-        keep: weight of the KL divergence along an own phrasing, summed over its tokens.
-        swap: what is kept is the distribution with the old object's probability given to the new one.
-        own: weight of the new object in the model's own phrasings, relative to that in the fact's prompt.
-        namesakes: how many other names are drawn from the model for each text, in the subject's place.
-        steady: how much each subject's own texts count, against all ordinary text, when the change is spread over the
-            keys: so that it is the same in every context of the subject, and nothing beside it. Its namesakes count as
-            much, but those of all subjects together no more than ordinary text.
-        give_up: share of its residual that a fact alone gives up to ordinary text in least squares: λ relative to the
-            keys' own weight.
+        kl_weight: weight of the KL divergence at each essence prompt.
+        steps: how many steps δ takes at most.
+        step_size: length of a step relative to the residual stream's norm, along the gradient; with `optimizer` "adam",
+            Adam's rate, in the units of the layer's output.
+        optimizer: "gradient" (normalised gradient steps) or "adam" (as published; lengths are then relative to ‖W k*‖).
+        target_probability: of the new object, at which a value is done if every context reaches it; one that reaches it
+            from the start is not changed. More than 1 asks for all steps.
+        target_loss: the whole loss, in nats, below which a value is done (published: 0.05).
+        max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
+        weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
+        penalty_decay: factor on both penalties from step to step: easy facts end while a change is dear and stay
+            small, hard ones are reached once it is cheap.
+        memit_ridge: share of its residual that a fact alone gives up to ordinary text in least squares: λ relative to
+            the keys' own weight.
         null_share: largest share of trace(C) that the null space of `alphaedit` holds.
-        null_give_up: what it gives up there to the size of Δ: λ relative to the keys' part in the null space.
-        unburdened: values are chosen as if earlier edits of other subjects were not there (`job.Job.unburdened`); not
-            in `rome`, which writes its own facts on top of each other too.
+        alphaedit_ridge: what a fact gives up there to the size of Δ: λ relative to the keys' part in the null space.
         tune_steps: Adam steps of `ft` and `ft-l`.
         tune_rate: their step size relative to the root mean square of W.
         tune_bound: largest change of an entry of W in `ft-l`, relative to the same.
@@ -65,36 +51,20 @@ class EditConfig:
     seed: int = 0
     contexts: int = 4
     context_tokens: tuple[int, ...] = (5, 10)
-    phrasings: int = 0
-    mention_tokens: int = 6
-    phrasing_tokens: int = 14
-    phrasings_per_step: int = 12
-    essence_prompts: tuple[str, ...] = ("{} is a", "{}", "{} is known for")
+    context_weight: float = 0.03
+    essence_prompts: tuple[str, ...] = ("{} is a",)
+    kl_weight: float = 1.0
     steps: int = 20
     step_size: float = 0.2
-    absolute: bool = False
-    anneal: bool = False
-    stop: float = 0.0
+    optimizer: Literal["gradient", "adam"] = "gradient"
     target_probability: float = 0.9
-    attempts: int = 1
-    ease: float = 0.25
-    enough: float = 0.5
-    clamp: float = 4.0
+    target_loss: float = 0.0
+    max_delta_norm: float = 4.0
     weight_decay: float = 8.0
-    fall: float = 0.8
-    crowding: float = 0.0
-    essence: float = 1.0
-    keep: float = 0.0
-    swap: bool = False
-    own: float = 0.0
-    namesakes: int = 0
-    steady: float = 0.03
-    beside: bool = False
-    surround: bool = False
-    give_up: float = 0.03
+    penalty_decay: float = 0.8
+    memit_ridge: float = 0.03
     null_share: float = 0.1
-    null_give_up: float = 0.001
-    unburdened: bool = False
+    alphaedit_ridge: float = 0.001
     tune_steps: int = 25
     tune_rate: float = 0.02
     tune_bound: float = 0.05
@@ -103,63 +73,53 @@ class EditConfig:
         """Refuse numbers without meaning.
 
         Raises:
-            EditError: a count or weight that is too small.
+            EditError: a count or weight that is too small, or an optimizer that is not known.
         """
-        for name in ("steps", "attempts", "phrasings_per_step", "tune_steps"):
+        for name in ("steps", "tune_steps"):
             if getattr(self, name) < 1:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; at least 1 was expected")
-        for name in ("step_size", "clamp"):
+        for name in ("step_size", "max_delta_norm", "target_probability", "penalty_decay"):
             if not getattr(self, name) > 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; a number above 0 was expected")
-        weights = ("weight_decay", "crowding", "essence", "keep", "own", "steady")
-        for name in (*weights, "give_up", "null_share", "null_give_up"):
+        weights = ("context_weight", "kl_weight", "weight_decay", "memit_ridge", "null_share", "alphaedit_ridge")
+        for name in weights:
             if not getattr(self, name) >= 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; 0 or more was expected")
-
-    def among(self, subjects: int, memories: int) -> EditConfig:
-        """The numbers for a value that is chosen as one of so many in a layer of d_ff `memories`.
-
-        What a change moves in other text adds up over all subjects, and all other facts suffer it: so the price of
-        ‖δ‖² grows with their number.
-        """
-        crowd = self.crowding * (subjects - 1) / memories
-        return replace(self, weight_decay=self.weight_decay * (1 + crowd))
+        if self.optimizer not in ("gradient", "adam"):
+            raise EditError(f"EditConfig.optimizer is {self.optimizer!r}; gradient or adam was expected")
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> EditConfig:
-        """What `dataclasses.asdict` made, also by way of JSON; numbers of other versions are left out."""
+        """Read what `dataclasses.asdict` made, also by way of JSON; numbers of other versions are left out."""
         known: dict[str, Any] = {field.name: numbers[field.name] for field in fields(cls) if field.name in numbers}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known)
 
 
 # The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
-# with the paper), used for every model. Their decay is of ‖δ‖ / ‖v‖², which is not free of units; here it is squared.
-# Their divergence is that of the edited distribution from the first one; here it is the other way round, as everywhere.
+# with the paper), used for every model. As published: 20 contexts of 5 and 10 tokens, Adam at a rate of 0.5 in the
+# layer's own units, at most 20 steps, the end at a loss of 0.05, KL weight 0.0625 at "{} is a", ‖δ‖ of at most
+# 4 ‖W k*‖. Not as published: the decay is of (‖δ‖ / ‖W k*‖)², theirs of ‖δ‖ / ‖W k*‖², which is not free of units; the
+# divergence is that of the first distribution from the edited one, theirs the other way round, and is read at the
+# prompt's last token; k* is one vector everywhere (arXiv 2403.07175); the loss is of the whole object, not of its mean
+# token; the text behind C is this project's.
 PAPER = EditConfig(
     contexts=20,
-    phrasings=0,
+    context_weight=0.0,
     essence_prompts=("{} is a",),
+    kl_weight=0.0625,
     steps=20,
     step_size=0.5,
-    absolute=True,
-    anneal=False,
-    stop=0.05,
-    attempts=1,
-    weight_decay=0.5,
-    crowding=0.0,
-    essence=0.0625,
+    optimizer="adam",
     target_probability=2.0,
-    fall=1.0,
-    swap=False,
-    steady=0.0,
-    unburdened=False,
+    target_loss=0.05,
+    weight_decay=0.5,
+    penalty_decay=1.0,
 )
 
-# Those of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Where theirs is
-# a multiple of what has no counterpart here, ROME's number or the default stands: their δ is bounded by 0.75 of the
-# residual stream, here by a multiple of ‖W k*‖; their λ (15,000 for GPT-J, times E[k kᵀ]) is one model's, here
-# `give_up` is relative to the keys.
+# Those of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Not as
+# published beside the above: their δ is bounded by 0.75 of the residual stream, here as ROME's; their λ (15,000 for
+# GPT-J, times E[k kᵀ]) is one model's, here `memit_ridge` is relative to the keys.
 PAPER_MEMIT = replace(PAPER, contexts=5, context_tokens=(10,), steps=25)
 
 # By method. EMMET and AlphaEdit take MEMIT's procedure for v*; AlphaEdit's threshold of eigenvalues (0.02) is one

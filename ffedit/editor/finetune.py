@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -55,8 +54,8 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
     editable, config = job.editable, job.config
     (place,) = job.places
     record = Record(method, job)
-    wordings = word(editable, job.groups, replace(config, phrasings=0, namesakes=0))
-    texts = [p.text for wording in wordings for p in wording.prompts]
+    wordings = word(editable, job.groups, config)
+    texts = [text for wording in wordings for text in wording.prompts]
     W = double(place.value.clone())
     scale = float(W.square().mean().sqrt())
     # Trained in float32 at least, beside the stored weights: an Adam step may be smaller than a 16-bit rounding.

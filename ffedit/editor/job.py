@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.facts import Fact, by_subject
 from ffedit.feed_forward import FeedForward
-from ffedit.fingerprint import fingerprint
-from ffedit.linalg import double
 from ffedit.lowrank import LowRank
 from ffedit.memory import Address, KeyValueMemory
 from ffedit.moments import KeyMoments
@@ -52,33 +48,6 @@ class Job:
     def groups(self) -> list[list[Fact]]:
         """The facts, those of one subject together."""
         return by_subject(self.facts)
-
-    @contextmanager
-    def unburdened(self) -> Iterator[None]:
-        """In the block, earlier edits of other subjects are out of the memories that may change.
-
-        Each edit moves a little what other subjects read. A value chosen on top of that has to overcome it, which moves
-        them more, and so on: over a sequence, δ grows without end. Chosen here it is what the batch of all of them
-        would choose (up to `EditConfig.crowding`: the earlier ones knew of fewer), and a sequence that keeps its keys
-        is what that batch would be.
-        """
-        subjects, history = {fact.subject for fact in self.facts}, self.editable.history
-        after = self.after if self.config.unburdened else ()
-        apart = [edit for edit in after if subjects.isdisjoint(fact.subject for fact in edit.facts)]
-        now = fingerprint(self.editable) if apart else ""
-        # An edit that was computed on the weights as they are is not in them.
-        others = {edit.fingerprint(): edit for edit in apart if edit.base != now}
-        changes = {m: [e.updates[m.address] for e in others.values() if m.address in e.updates] for m in self.memories}
-        # What stands beside quantised weights stays there.
-        changed = {memory: found for memory, found in changes.items() if found and not memory.quantised}
-        with restored(list(changed)):
-            for memory, found in changed.items():
-                if others.keys() <= history.edits.keys():
-                    history.rebuild_(memory, others)
-                else:
-                    W = double(memory.value)
-                    memory.set_(W - reduce(add, found).dense.to(W))
-            yield
 
 
 def write_(place: FeedForward, delta: LowRank) -> None:

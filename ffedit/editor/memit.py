@@ -1,7 +1,7 @@
 """Mass-editing memory: thousands of facts by least squares, over one layer or several.
 
 Meng et al. 2023, arXiv 2210.07229. What a fact may give up to ordinary text is relative to the facts' own keys
-(`EditConfig.give_up`), where the published λ is a number for one model.
+(`EditConfig.memit_ridge`), where the published λ is a number for one model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ffedit.lowrank import LowRank
 
 def solve(problem: Problem) -> LowRank:
     """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
-    return least_squares(problem.W, problem.K, problem.V, problem.C, problem.config.give_up, problem.kept)
+    return least_squares(problem.W, problem.K, problem.V, problem.C, problem.config.memit_ridge, problem.kept)
 
 
 SOLVER = Solver("memit", solve)

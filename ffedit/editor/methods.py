@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from ffedit.anatomy import Editable
@@ -179,7 +179,7 @@ def write(
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
     config, groups = config or EditConfig(), by_subject(facts)
     mixed = bool(set(layers) & set(mixtures(editable)))
-    wordings = word(editable, groups, replace(config, namesakes=0)) if mixed else []
+    wordings = word(editable, groups, config) if mixed else []
     where = places(editable, sorted(layers), wordings)
     check_after(editable, after)
     if any(part.quantised for place in where for part in place.parts):

@@ -8,6 +8,7 @@ loss is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,12 +20,12 @@ from torch import Tensor
 from ffedit import replay
 from ffedit.anatomy import Editable
 from ffedit.editor.config import EditConfig
-from ffedit.editor.wording import Phrasing, Wording
+from ffedit.editor.wording import Wording
 from ffedit.feed_forward import FeedForward
 from ffedit.hooks import replaced
 from ffedit.readout import log_softmax
 from ffedit.room import room
-from ffedit.tokens import pad
+from ffedit.tokens import Encoded, pad
 
 # How many numbers the recordings of a group of values may hold, or a batch of theirs with its gradients: on a CPU
 # 128 MB in float32; on a GPU, a share of what is free.
@@ -71,23 +72,19 @@ class Objective:
     def __init__(self, editable: Editable, place: FeedForward, wordings: Sequence[Wording], config: EditConfig) -> None:
         self.editable, self.place, self.config, self.n = editable, place, config, len(wordings)
         self._ragged = editable.resumable and editable.ragged
-        self._texts: list[Phrasing] = []
-        about: list[tuple[int, int, int, int]] = []
-        facts = 0
+        self._texts: list[Encoded] = []
+        owners: list[int] = []
+        # Of each text that states a fact: whose value, which of its facts, and which text.
+        self._prompts: list[tuple[int, int, int]] = []
         for owner, wording in enumerate(wordings):
-            turns = len(wording.phrasings)
-            parts = ((wording.prompts, 0), (wording.essence, 0), (wording.phrasings, turns))
-            for some, of in parts:
-                self._texts += some
-                about += [(owner, facts + p.fact, turn, of) for turn, p in enumerate(some)]
-            facts += wording.facts
-        # Per text: whose it is, which fact it states, and its turn among how many; 0 turns: always there.
-        self._owner, self._fact, self._turn, self._turns = torch.tensor(about).unbind(1)
-        self._at = torch.tensor([p.text.subject_last for p in self._texts])
-        self._end = torch.tensor([_end(p) for p in self._texts])
-        self._states = torch.tensor([bool(p.text.target_ids) for p in self._texts])
-        self._swaps = [wording.swaps for wording in wordings]
+            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(wording.fact_of)]
+            self._texts += [*wording.prompts, *wording.essence]
+            owners += [owner] * (len(self._texts) - len(owners))
+        self._owner = torch.tensor(owners)
+        self._at = torch.tensor([text.subject_last for text in self._texts])
+        self._end = torch.tensor([_end(text) for text in self._texts])
         self._facts = [wording.facts for wording in wordings]
+        self._answers, self._kept = self._weights()
         self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
 
     def _cut(self) -> Iterator[Tensor]:
@@ -98,18 +95,15 @@ class Objective:
         """
         at, end = self._at.tolist(), self._end.tolist()
         key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
-        share = torch.where(self._turns > 0, self.config.phrasings_per_step / self._turns.clamp(min=1), 1.0).clamp(
-            max=1
-        )
         keys = sorted(set(key))
         of = [[row for row in range(len(key)) if key[row] == one] for one in keys]
         # best[j]: least cost of all texts whose key is below keys[j], and where its last bucket begins.
         best: list[tuple[float, int]] = [(0.0, 0)]
         for j in range(1, len(keys) + 1):
-            longest, weight, options = 0, 0.0, []
+            longest, weight, options = 0, 0, []
             for i in range(j - 1, -1, -1):
                 longest = max(longest, *(end[row] for row in of[i]))
-                weight += float(share[of[i]].sum())
+                weight += len(of[i])
                 positions = keys[j - 1] if self._ragged else longest - keys[i]
                 options.append((best[i][0] + weight * positions + BATCH_COST, i))
             best.append(min(options))
@@ -122,7 +116,7 @@ class Objective:
 
     def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
         """A bucket in parts of which the keys and values of all layers have room, while they are recorded."""
-        longest = max(len(self._texts[row].text.ids) for row in rows.tolist())
+        longest = max(len(self._texts[row].ids) for row in rows.tolist())
         each = 2 * longest * len(self.editable.layers) * self.editable.d_model
         return _parts(rows, room(self.editable, ROOM, SHARES) // each)
 
@@ -131,69 +125,47 @@ class Objective:
         at = self._at[rows]
         starts = at if self._ragged else torch.full_like(at, int(at.min()))
         said = [
-            (row, p.text.answer - 1 + i, token)
-            for row, p in enumerate(texts)
-            for i, token in enumerate(p.text.target_ids)
+            (row, text.answer - 1 + i, token)
+            for row, text in enumerate(texts)
+            for i, token in enumerate(text.target_ids)
         ]
-        kept = torch.tensor([(row, at) for row, p in enumerate(texts) for at in p.kept], dtype=torch.long).reshape(
-            -1, 2
-        )
+        kept = [(row, len(text.ids) - 1) for row, text in enumerate(texts) if not text.target_ids]
+        reads = torch.tensor(kept, dtype=torch.long).reshape(-1, 2)
         layer = self.place.layer
-        ids = pad([p.text.ids for p in texts])
-        recording = replay.record(self.editable, ids, kept, only=(layer, int(starts.max())))
+        ids = pad([text.ids for text in texts])
+        recording = replay.record(self.editable, ids, reads, only=(layer, int(starts.max())))
         before = log_softmax(recording.logits).exp()
-        if self.config.swap:
-            self._swap(before, self._owner[rows[kept[:, 0]]])
         entropy = -torch.xlogy(before, before).sum(-1)
-        return _Bucket(
-            rows, starts, recording, torch.tensor(said, dtype=torch.long).reshape(-1, 3), kept, before, entropy
-        )
+        said_at = torch.tensor(said, dtype=torch.long).reshape(-1, 3)
+        return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
 
-    def _swap(self, before: Tensor, owner: Tensor) -> None:
-        """Give the old objects' probability to the new ones, in place; an old one of several facts, to each a part."""
-        for i, swaps in enumerate(self._swaps):
-            at = (owner == i).nonzero()[:, 0].to(before.device)
-            pairs = [(old, new) for old, new in swaps if old != new]
-            olds = [old for old, _ in pairs]
-            moved = [before[at, old] / olds.count(old) for old in olds]
-            for old in olds:
-                before[at, old] = 0
-            for (_, new), mass in zip(pairs, moved, strict=True):
-                before[at, new] += mass
-
-    def weights(self, step: int, ease: float) -> tuple[Tensor, Tensor]:
-        """What −log P(answer) and the divergence of each text count in a step, [texts] each; 0 where it takes no part.
-
-        Prompts and essence prompts take part always, own phrasings in turn.
-        """
-        config, own = self.config, self._turns > 0
-        since = (self._turn - step * config.phrasings_per_step) % self._turns.clamp(min=1)
-        part = ~own | (since < config.phrasings_per_step)
-        answers = torch.zeros(len(part), dtype=torch.float64)
-        for of, weight in ((~own, 1.0), (own, config.own)):
-            some = part & of & self._states
-            share = weight / torch.bincount(self._fact[some], minlength=int(self._fact.max()) + 1).double()
-            answers[some] = share[self._fact[some]]
-        some = part & own
-        share = config.keep / torch.bincount(self._owner[some], minlength=self.n).clamp(min=1).double()
-        kept = torch.where(some, share[self._owner], 0.0)
-        kept[~own & ~self._states] = config.essence
-        return answers, ease * kept
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """What −log P(answer) and the divergence of each text count, [texts]; a fact's contexts count 1 together."""
+        answers, kept = torch.zeros(len(self._texts)), torch.full((len(self._texts),), self.config.kl_weight)
+        contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
+        for owner, fact, row in self._prompts:
+            answers[row] = 1 / contexts[owner, fact]
+            kept[row] = 0
+        return answers, kept
 
     def loss_and_gradient(
-        self, delta: Tensor, going: Tensor, step: int, ease: float
+        self, delta: Tensor, going: Tensor, penalty: float = 1.0
     ) -> tuple[Tensor, Tensor, list[list[list[float]]]]:
-        """L without its decay and its gradient at those values of `delta` [n, d_model] that are `going` [n].
+        """L without its decay, and its gradient, at those values of `delta` [n, d_model] that are `going` [n].
+
+        Args:
+            delta: δ of each value, in the units of the layer's output.
+            going: which values are asked for; the loss and gradient of the others are 0.
+            penalty: factor on the KL term.
 
         Returns:
             the loss, [n], nats; its gradient, [n, d_model]; and by value and fact, the log-probability of the new
             object in each prompt, nats.
         """
-        answers, kept = (w.to(delta) for w in self.weights(step, ease))
-        taking = going[self._owner] & ((answers > 0) | (kept > 0)).cpu()
+        answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
         loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
-        found = torch.zeros(len(taking))
-        for bucket, some in self._batches(taking):
+        found = torch.zeros(len(self._texts))
+        for bucket, some in self._batches(going[self._owner]):
             leaf = delta.detach().clone().requires_grad_()
             said, moved = self._run(bucket, some, leaf)
             rows = bucket.rows[some]
@@ -201,18 +173,10 @@ class Objective:
             gradient += torch.autograd.grad(terms.sum(), leaf)[0]
             loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
             found[rows] = said.detach().float().cpu()
-        return loss, gradient, self._by_fact(found)
-
-    def _by_fact(self, found: Tensor) -> list[list[list[float]]]:
-        """What was found for each prompt, [texts], by value and fact."""
-        result: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
-        first = [0]
-        for count in self._facts:
-            first.append(first[-1] + count)
-        for row in (self._states & (self._turns == 0)).nonzero()[:, 0].tolist():
-            owner = int(self._owner[row])
-            result[owner][int(self._fact[row]) - first[owner]].append(float(found[row]))
-        return result
+        by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
+        for owner, fact, row in self._prompts:
+            by_fact[owner][fact].append(float(found[row]))
+        return loss, gradient, by_fact
 
     def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
         """The texts that take part, [texts], as indices within a bucket, no more at once than there is room for."""
@@ -278,16 +242,16 @@ def _parts(rows: Tensor, most: int) -> tuple[Tensor, ...]:
     return rows.tensor_split(ceil(len(rows) / max(1, most)))
 
 
-def _end(p: Phrasing) -> int:
+def _end(text: Encoded) -> int:
     """One position behind the last that is read."""
-    return max([*p.kept, *([len(p.text.ids) - 2] if p.text.target_ids else []), p.text.subject_last]) + 1
+    return len(text.ids) - 1 if text.target_ids else len(text.ids)
 
 
 def size(editable: Editable, place: FeedForward, wording: Wording) -> int:
     """How many numbers an `Objective` keeps for a wording, about."""
     width, layers = place.shape[0], len(editable.layers) - place.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
-    texts = (*wording.prompts, *wording.essence, *wording.phrasings)
-    furthest = max(p.text.subject_last for p in texts)
-    held = sum(2 * layers * furthest + len(p.text.ids) for p in texts)
-    return held * width + sum(len(p.kept) for p in texts) * vocabulary
+    texts = (*wording.prompts, *wording.essence)
+    furthest = max(text.subject_last for text in texts)
+    held = sum(2 * layers * furthest + len(text.ids) for text in texts)
+    return held * width + len(wording.essence) * vocabulary

@@ -29,7 +29,7 @@ OFTEN = 0.5
 def places(editable: Editable, layers: Sequence[int], wordings: Sequence[Wording]) -> list[FeedForward]:
     """The memories of `layers` that the facts' keys pass through, layer by layer; dense layers need no `wordings`."""
     mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
-    found = routes(editable, [text for wording in wordings for text in wording.stated], mixed)
+    found = routes(editable, [text for wording in wordings for text in wording.prompts], mixed)
     return [
         editable.feed_forward[layer].only(_written(editable.feed_forward[layer], found[layer], wordings))
         if layer in found
@@ -42,7 +42,7 @@ def _written(layer: FeedForward, found: Routes, wordings: Sequence[Wording]) -> 
     """The addresses of the experts that some subject passes through, and of the shared ones."""
     routed = found.weights.shape[1]
     chosen = {part.address.expert for part in layer.parts if (part.address.expert or 0) >= routed}
-    for rows in torch.arange(len(found.weights)).split([len(wording.stated) for wording in wordings]):
+    for rows in torch.arange(len(found.weights)).split([len(wording.prompts) for wording in wordings]):
         shares = found.some(rows).shares
         chosen |= set((shares >= min(OFTEN, float(shares.max()))).nonzero()[:, 0].tolist())
     return [part.address for part in layer.parts if part.address.expert in chosen]
@@ -56,9 +56,9 @@ def check_routes(editable: Editable, place: FeedForward, subjects: Sequence[str]
     """
     if place.mixture is None:
         return
-    found = routes(editable, [text for wording in wordings for text in wording.stated], [place.layer])[place.layer]
+    found = routes(editable, [text for wording in wordings for text in wording.prompts], [place.layer])[place.layer]
     written = {part.address.expert for part in place.parts}
-    counts = [len(wording.stated) for wording in wordings]
+    counts = [len(wording.prompts) for wording in wordings]
     for subject, rows in zip(subjects, torch.arange(len(found.weights)).split(counts), strict=True):
         shares = found.some(rows).shares
         flipped = [e for e in (shares > OFTEN).nonzero()[:, 0].tolist() if e not in written]
@@ -84,7 +84,7 @@ def routed(job: Job, edit: Edit, wordings: Sequence[Wording]) -> Edit:
     editable, mixed = job.editable, [place for place in job.places if place.mixture is not None]
     if not mixed:
         return edit
-    texts = [text for wording in wordings for text in wording.stated]
+    texts = [text for wording in wordings for text in wording.prompts]
     before = routes(editable, texts, mixtures(editable))
     with restored(job.memories):
         for at, delta in edit.updates.items():

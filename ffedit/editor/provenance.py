@@ -70,10 +70,6 @@ class Record:
             "versions": versions(),
         }
 
-    def earlier(self, place: FeedForward) -> int:
-        """How many keys of earlier edits a layer is to keep."""
-        return self.kept[place.layer].shape[1]
-
     def add(
         self,
         place: FeedForward,
@@ -141,7 +137,6 @@ def how_solved(
             "loss": list(value.losses),
             "delta_norm": float(value.delta.norm()),
             "contexts": list(wording.prefixes),
-            "own_phrasings": len(wording.stated) - len(wording.prompts),
         }
         for facts, wording, value in zip(groups, wordings, values, strict=True)
     ]

@@ -13,9 +13,8 @@ from ffedit.algebra import check_exact, equality
 from ffedit.blocks import diagonal
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import namesakes_share, read, read_namesakes
+from ffedit.editor.keys import read
 from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.surroundings import add_, surroundings
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import word
 from ffedit.lowrank import LowRank
@@ -31,11 +30,8 @@ def rome(job: Job) -> Edit:
     editable, config, groups = job.editable, job.config, job.groups
     (place,) = job.places
     record = Record("rome", job)
-    share = namesakes_share(config.steady, record.earlier(place) + 1)
-    with job.unburdened():
-        earlier = surroundings(editable, place, job.after if config.surround else (), config.steady, share, job.progress)
     kept = record.kept[place.layer].to(place.bench)
-    C = add_(diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts]), earlier)
+    C = diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts])
     deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):
         for i, group in enumerate(groups):
@@ -43,9 +39,10 @@ def rome(job: Job) -> Edit:
             reading = read(editable, place, wording)
             k = reading.k[:, None].to(place.bench)
             check_exact(k, kept)
-            (value,) = choose_values(editable, place, [wording], k, reading.stream.norm()[None].cpu(), config, _part(job.progress, i, len(groups)))
+            length, part = reading.stream.norm()[None].cpu(), _part(job.progress, i, len(groups))
+            (value,) = choose_values(editable, place, [wording], k, length, config, part)
             W = place.matrix
-            around = reading.steadied(C, config.steady, read_namesakes(editable, place, wording), share, config.beside)
+            around = reading.add_context_moment(C, config.context_weight)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept)
             if i + 1 < len(groups):
                 write_(place, delta)

@@ -1,22 +1,25 @@
 """What should be found at a fact's key instead?
 
 v* = W k* + δ, where δ is added to the layer's output at the subject's last token and optimised until the model says the
-new object, while its other distributions about the subject stay (ROME, arXiv 2202.05262, eq. 4, with more to keep):
+new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
-    L(δ) = − mean log P(o* | x, δ)  +  λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖W k*‖²
+    L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖h‖² )
 
-While the new object stays unlikely in some context, the optimisation goes on with λ and μ eased: an edit that does not
-take keeps nothing. Where the bare prompt says it from the start, δ is 0: in other contexts an edit arrives at keys
-beside k*, so that one which is in the model already need not reach the same in all of them. Many values are optimised
-together, each with its own loss, its own Adam and its own end, so that what is found for one does not depend on its
-company.
+h is the residual stream behind the layer, the unit of every length here: what δ has to turn is the stream, while ‖W k*‖
+differs tenfold between the layers of one model. Steps go along the gradient, each a share of ‖h‖ long: Adam moves every
+entry of δ alike at first, which makes δ longer than it has to be. The two penalties weigh less from step to step
+(ρ < 1), so that an easy fact ends small while they are high, and a hard one is reached once they are low. Where every
+context says the new object from the start, δ is 0.
+
+Many values are optimised together, each with its own loss and its own end, so that what is found for one does not
+depend on its company.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import cos, exp, pi
+from math import exp
 
 import torch
 from torch import Tensor
@@ -73,12 +76,10 @@ def choose_values(
     Raises:
         EditError: the loss is not finite, or there is no memory for a single subject.
     """
-    refusal = EditError(
-        "not enough memory to choose a single value; use fewer phrasings or contexts, or a smaller dtype"
-    )
+    refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     W = place.matrix
     current = (W @ keys.to(W.device)).T
-    units = current.norm(dim=1) if config.absolute else lengths.to(current)
+    units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
     values: list[Value] = []
     with frozen(editable.model):
         for first, last in _groups(editable, place, wordings):
@@ -113,36 +114,29 @@ def _optimise(
     device, n = objective.editable.device, len(current)
     dtype = torch.promote_types(objective.place.dtype, torch.float32)
     unit = lengths.to(device, dtype)[:, None]
-    z, mean, square = (torch.zeros(n, current.shape[1], dtype=dtype, device=device) for _ in range(3))
+    # δ = unit · z.
+    z = torch.zeros(n, current.shape[1], dtype=dtype, device=device)
+    step_of = _gradient_steps(config) if config.optimizer == "gradient" else _adam_steps(config, unit)
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
-    for attempt in range(config.attempts):
-        if attempt:
-            going = torch.tensor([exp(min(map(min, facts))) < config.enough for facts in said])
-        for step in range(config.steps + 1):
-            ease = config.ease**attempt * config.fall**step
-            loss, gradient, found = objective.loss_and_gradient(z * unit, going, step, ease)
-            loss += ease * config.weight_decay * z.square().sum(1)
-            gradient = unit * gradient + 2 * ease * config.weight_decay * z
-            for i in going.nonzero()[:, 0].tolist():
-                said[i] = found[i]
-                losses[i].append(float(loss[i]))
-                least = exp(min(map(min, said[i])))
-                going[i] = not (least >= config.target_probability or losses[i][-1] < config.stop)
-            if step == config.steps or not going.any():
-                break
-            if config.absolute:
-                mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient.square()
-                root = (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
-                move = config.step_size / unit * (mean / (1 - 0.9 ** (step + 1))) / root
-            else:
-                move = config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
-            if config.anneal:
-                move = move * 0.5 * (1 + cos(pi * step / config.steps))
-            z = torch.where(going.to(device)[:, None], z - move, z)
-            z = z * (config.clamp / z.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
-            progress("choosing the value", step + 1, config.steps)
+    for step in range(config.steps + 1):
+        penalty = config.penalty_decay**step
+        loss, gradient, found = objective.loss_and_gradient(z * unit, going, penalty)
+        loss += penalty * config.weight_decay * z.square().sum(1)
+        gradient = unit * gradient + 2 * penalty * config.weight_decay * z
+        for i in going.nonzero()[:, 0].tolist():
+            said[i] = found[i]
+            losses[i].append(float(loss[i]))
+            least = exp(min(map(min, said[i])))
+            going[i] = not (least >= config.target_probability or losses[i][-1] < config.target_loss)
+        if step == config.steps or not going.any():
+            break
+        moved = z - step_of(gradient)
+        moved *= (config.max_delta_norm / moved.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        z = torch.where(going.to(device)[:, None], moved, z)
+        progress("choosing the value", step + 1, config.steps)
+    progress("choosing the value", config.steps, config.steps)
     deltas = double(z * unit)
     if not torch.isfinite(deltas).all():
         raise EditError("the loss is not finite: the model overflows; compute in a wider dtype")
@@ -150,3 +144,24 @@ def _optimise(
         Value(W_k + delta, delta, tuple(curve), tuple(exp(fact[0]) for fact in facts))
         for W_k, delta, curve, facts in zip(current.to(deltas), deltas, losses, said, strict=True)
     ]
+
+
+def _gradient_steps(config: EditConfig) -> Callable[[Tensor], Tensor]:
+    """Steps of one length along the gradient, [n, d_model]."""
+    return lambda gradient: config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+
+
+def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor], Tensor]:
+    """Adam's steps of each value on its own, in units of `unit` [n, 1]; as published, entries of δ move alike."""
+    mean = square = torch.zeros(())
+    count = 0
+
+    def step_of(gradient: Tensor) -> Tensor:
+        nonlocal mean, square, count
+        count += 1
+        mean = 0.9 * mean.to(gradient) + 0.1 * gradient
+        square = 0.999 * square.to(gradient) + 0.001 * gradient.square()
+        root = (square / (1 - 0.999**count)).sqrt() + 1e-8
+        return config.step_size / unit * (mean / (1 - 0.9**count)) / root
+
+    return step_of

@@ -12,7 +12,8 @@ asked for. The division of the work between layers stays that of the edits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,12 @@ from ffedit.editor.batch import Problem, Solver, read_all, store
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import namesakes_share
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record
 from ffedit.editor.statistics import by_layer, moments_for
-from ffedit.editor.surroundings import solutions, wordings
+from ffedit.editor.wording import Wording, word
 from ffedit.errors import EditError
+from ffedit.facts import Fact, by_subject
 from ffedit.feed_forward import FeedForward
 from ffedit.memory import Address
 from ffedit.moments import KeyMoments
@@ -74,7 +75,7 @@ def combine(
         lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
         if lost is not None:
             raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
-    worded = wordings(editable, edits)
+    worded = _wordings(editable, edits)
     places = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [part for place in places for part in place.parts]
     stats = moments_for(editable, memories, stats, len(worded), config.seed, progress)
@@ -93,15 +94,14 @@ def combine(
             V = torch.cat([values for _, _, values in parts], 1).to(W)
             some = [worded[subject] for subject in subjects]
             check_routes(editable, place, subjects, some)
-            share = namesakes_share(config.steady, len(some))
-            again, own = read_all(editable, place, some, config.steady, share)
+            again, own, _ = read_all(editable, place, some, config.context_weight)
             if i:
                 V, K = W @ again + V - W @ K, again
             moments = [stats[part.address] for part in place.parts]
             problem = Problem(W, K, V, moments, own, record.kept[place.layer].to(W.device), config)
             write_(place, store(record, place, subjects, SOLVERS[method], problem))
             progress("solving", i + 1, len(places))
-    found = [one for edit in edits for one in solutions(edit)]
+    found = [one for edit in edits for one in _solutions(edit)]
     configs = {solved["from"]: numbers for solved, numbers in found}
     return record.edit([solved for solved, _ in found]).noted(configs=configs)
 
@@ -118,3 +118,28 @@ def _solved_in(edit: Edit, place: FeedForward) -> tuple[list[str], Tensor, Tenso
     K = torch.cat([edit.keys.get(part.address, torch.zeros(part.d_ff, n)).double() for part in place.parts])
     V = torch.stack([edit.values[part.address].double() for part in place.parts if part.address in edit.values]).sum(0)
     return edit.subjects(at), K, V
+
+
+def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
+    """The texts that the value of each subject was chosen in."""
+    alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
+    for edit in edits:
+        groups = {group[0].subject: group for group in by_subject(edit.facts)}
+        for solved, numbers in _solutions(edit):
+            subject = solved["subject"]
+            alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
+    found: dict[str, Wording] = {}
+    for config, some in alike.items():
+        found.update(zip(some, word(editable, list(some.values()), config), strict=True))
+    return found
+
+
+def _solutions(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """How each value of `edit` was found, `from` which edit it is, and the numbers of that one."""
+    for part in edit.provenance.get("parts", [edit.provenance]):  # of a sum
+        name, configs = part.get("fingerprint", edit.fingerprint()), part.get("configs", {})
+        for solved in part.get("solved", ()):
+            if "subject" not in solved:  # fine-tuned
+                continue
+            origin = solved.get("from", name)
+            yield {**solved, "from": origin}, configs.get(origin, part.get("config", {}))
