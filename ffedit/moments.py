@@ -49,7 +49,7 @@ PROBES = 32
 # Keys count as no longer than this many times the median: in SmolLM2 one in a thousand ordinary keys is longer than 3.6
 # times, and sinks are 7 to 500 times as long.
 LONGEST = 5.0
-# Of the median of C's diagonal: where there is too little text to choose, and what is chosen from.
+# Of the median of C's diagonal: where there is one half only, and what is chosen from.
 RIDGE = 1e-2
 RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # Where halves of the text solve more differently than this, C says so: their mean, which is about what all of the text
@@ -243,7 +243,8 @@ def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: 
         Of `RIDGES`, that of the smallest mean over probes of log uᵀCu, u solved with one text and C of the other; and
         the `disagreement` of both.
     """
-    texts, best = (one, other), None
+    texts = one, other
+    best: tuple[float, float, list[Tensor]] | None = None
     for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until it gets worse
         found = [solved(second_moment(total, count, ridge), probes) for total, count in texts]
         moved = [(u * (total @ u)).sum(0) / count for u, (total, count) in zip(found, texts[::-1], strict=True)]
