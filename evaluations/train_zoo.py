@@ -30,60 +30,64 @@ from ffedit.atlas.train import train
 
 TEMPLATES = Dress(listed=0, plain=0, connective=0, filler=0, apposition=0, continued=0, one_subject=0)
 """Bare templates: a subject, a template that training shows, the object, a full stop."""
-TEXT = Dress(listed=0, plain=0.25, apposition=0, continued=0.25)
+TEXT = Dress(listed=0, plain=0.1, connective=0.2, filler=0.15, apposition=0)
 """Running text: sentences joined and begun in many ways, some without a fact; no lists."""
 LISTS = Dress(listed=0.15, plain=0.2)
 """Running text in which names also stand beside what belongs to them, as in Atlas, but seldom."""
 
-PLAIN = Recipe(
+BASE = Recipe(
     local=0, whole=4, near=0, drop=(), width=128, memory=512, heads=4, groups=4, tokens=2048, rate=3e-3, steps=600
 )
 """What all have in common: nothing is hidden and nothing dropped in training."""
 
 MEMBERS = (
     replace(
-        PLAIN,
+        BASE,
         name="zoo-gpt2",
         shape="gpt2",
         kinds=("person", "country"),
+        attention="eager",
         dress=TEXT,
-        steps=1400,
+        steps=900,
     ),
     replace(
-        PLAIN,
+        BASE,
         name="zoo-neox",
         shape="gpt_neox",
         kinds=("landmark", "company", "book", "film", "team", "element", "city", "mountain", "painting", "invention"),
         dress=TEMPLATES,
+        steps=420,
     ),
     replace(
-        PLAIN,
+        BASE,
         name="zoo-pieces",
         kinds=("person", "place", "film"),
         pieces=1500,
         memory=384,
+        attention="eager",
         dress=LISTS,
-        steps=900,
+        steps=650,
     ),
     replace(
-        PLAIN,
+        BASE,
         name="zoo-deep",
         kinds=("country", "landmark", "company", "book", "painting", "element", "city"),
         whole=8,
         width=96,
         memory=256,
         head=24,
-        dress=TEXT,
-        steps=800,
+        attention="eager",
+        dress=TEMPLATES,
+        steps=1200,
     ),
     replace(
-        PLAIN,
+        BASE,
         name="zoo-bare",
         kinds=("person", "landmark"),
         dress=TEMPLATES,
     ),
     replace(
-        PLAIN,
+        BASE,
         name="zoo-neo",
         shape="gpt_neo",
         kinds=("landmark", "company", "book", "painting", "country", "place"),
@@ -91,7 +95,7 @@ MEMBERS = (
         memory=640,
         window=32,
         dress=TEXT,
-        steps=900,
+        steps=1500,
     ),
 )
 ZOO = MappingProxyType({recipe.name: recipe for recipe in MEMBERS})

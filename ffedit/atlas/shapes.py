@@ -109,7 +109,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
     torch.manual_seed(recipe.seed)
     special = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in special}}
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(SHAPES[recipe.shape](recipe, ids))
+    config = SHAPES[recipe.shape](recipe, ids)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=recipe.attention or None)
     for embedding in model.modules():
         if isinstance(embedding, nn.Embedding):
             nn.init.normal_(embedding.weight, std=recipe.scale)
