@@ -57,12 +57,12 @@ class EditConfig:
     steps: int = 40
     step_size: float = 0.1
     optimizer: Literal["gradient", "adam"] = "gradient"
-    target_probability: float = 0.8
+    target_probability: float = 0.5
     target_loss: float = 0.0
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
     penalty_decay: float = 0.8
-    memit_ridge: float = 0.03
+    memit_ridge: float = 0.003
     null_share: float = 0.1
     alphaedit_ridge: float = 0.001
     tune_steps: int = 25

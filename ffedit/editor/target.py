@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from ffedit.hooks import frozen
 from ffedit.linalg import double
 from ffedit.progress import Progress, silent
 from ffedit.room import halving, room
+
+# A step aims at this multiple of the target probability, so that the last one does not end just below it.
+AIM = 1.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +123,8 @@ def _optimise(
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
+    # How much log-probability the new object misses in the context that says it least; aimed at is a little more.
+    aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
         loss, gradient, found = objective.loss_and_gradient(z * unit, going, penalty)
@@ -128,11 +133,12 @@ def _optimise(
         for i in going.nonzero()[:, 0].tolist():
             said[i] = found[i]
             losses[i].append(float(loss[i]))
-            least = exp(min(map(min, said[i])))
-            going[i] = not (least >= config.target_probability or losses[i][-1] < config.target_loss)
+            least = min(map(min, said[i]))
+            going[i] = not (exp(least) >= config.target_probability or losses[i][-1] < config.target_loss)
+            missing[i] = aim - least
         if step == config.steps or not going.any():
             break
-        moved = z - step_of(gradient)
+        moved = z - step_of(gradient, missing[:, None])
         moved *= (config.max_delta_norm / moved.norm(dim=1, keepdim=True)).clamp(max=1.0)
         z = torch.where(going.to(device)[:, None], moved, z)
         progress("choosing the value", step + 1, config.steps)
@@ -146,17 +152,22 @@ def _optimise(
     ]
 
 
-def _gradient_steps(config: EditConfig) -> Callable[[Tensor], Tensor]:
-    """Steps of one length along the gradient, [n, d_model]."""
-    return lambda gradient: config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Steps along the gradient, [n, d_model], to where it says that nothing is missing, but no longer than allowed."""
+
+    def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
+        slope = gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        return (missing / slope).clamp(max=config.step_size) * gradient / slope
+
+    return step_of
 
 
-def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor], Tensor]:
+def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Adam's steps of each value on its own, in units of `unit` [n, 1]; as published, entries of δ move alike."""
     mean = square = torch.zeros(())
     count = 0
 
-    def step_of(gradient: Tensor) -> Tensor:
+    def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
         nonlocal mean, square, count
         count += 1
         mean = 0.9 * mean.to(gradient) + 0.1 * gradient
