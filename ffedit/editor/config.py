@@ -73,7 +73,8 @@ class EditConfig:
         """Refuse numbers without meaning.
 
         Raises:
-            EditError: a count or weight that is too small, or an optimizer that is not known.
+            EditError: a count or weight that is too small, an optimizer that is not known, or an essence prompt
+                without a subject.
         """
         for name in ("steps", "tune_steps"):
             if getattr(self, name) < 1:
@@ -82,11 +83,14 @@ class EditConfig:
             if not getattr(self, name) > 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; a number above 0 was expected")
         weights = ("context_weight", "kl_weight", "weight_decay", "memit_ridge", "null_share", "alphaedit_ridge")
-        for name in weights:
+        for name in ("contexts", *weights):
             if not getattr(self, name) >= 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; 0 or more was expected")
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"EditConfig.optimizer is {self.optimizer!r}; gradient or adam was expected")
+        for prompt in self.essence_prompts:
+            if "{}" not in prompt:
+                raise EditError(f"the essence prompt {prompt!r} has no {{}} in the place of the subject")
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> EditConfig:
