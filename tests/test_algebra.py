@@ -164,7 +164,7 @@ def test_the_second_moment_is_the_mean_plus_the_stated_ridge() -> None:
     keys = torch.randn(100, D_IN)
     moments = streamed(keys, 100)
     mean = keys.double().T @ keys.double() / 100
-    expected = mean + moments.ridge * torch.eye(D_IN) * torch.linalg.eigvalsh(mean).mean()
+    expected = mean + moments.ridge * torch.eye(D_IN) * mean.diagonal().median()
     torch.testing.assert_close(moments.C, expected, rtol=1e-5, atol=1e-6)
 
 

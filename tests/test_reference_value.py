@@ -105,9 +105,7 @@ def test_the_gradient_is_that_of_differences(family: str) -> None:
 
 
 def chosen(optimizer: str, step_size: float = 0.3, **changed: float) -> PlainValue:
-    return plain_value(
-        *parts("gpt2"), TEXTS, ESSENCE, optimizer=optimizer, step_size=step_size, **{**SIZES, **changed}
-    )
+    return plain_value(*parts("gpt2"), TEXTS, ESSENCE, optimizer=optimizer, step_size=step_size, **{**SIZES, **changed})
 
 
 def unit(optimizer: str) -> float:

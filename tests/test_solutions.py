@@ -328,7 +328,9 @@ def test_a_fact_gives_up_as_much_among_many_as_alone() -> None:
     C, shares = moments.C, []
     for count in (1, 2, 4):
         K, V = p.K[:, :count], p.V[:, :count]
-        delta = memit.solve(editor.Problem(p.W, K, V, [moments], config.context_weight * count * C, p.kept, config)).dense
+        delta = memit.solve(
+            editor.Problem(p.W, K, V, [moments], config.context_weight * count * C, p.kept, config)
+        ).dense
         # (V − (W + Δ) K) Kᵀ = λ Δ C', and C' is a multiple of C.
         left, right = (V - p.W @ K - delta @ K) @ K.T, delta @ C
         weight = float((left * right).sum() / right.square().sum())

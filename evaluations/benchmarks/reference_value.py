@@ -1,7 +1,7 @@
 """Choosing v* as published, for comparison: one fact at a time, the whole model in every step.
 
 The procedure of ROME (Meng et al. 2022, arXiv 2202.05262, section 3.1, step 2). δ is added to what the layer's value
-matrix gives at the subject's last token, in every text, and moved along the gradient, by Adam or by steps of one length:
+matrix gives at the subject's last token, in every text, and moved by Adam or by steps of one length:
 
     L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ Σ KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / u² )
 

@@ -43,7 +43,7 @@ class Value:
     Attributes:
         v: v* = W k* + δ, [d_model], float64.
         delta: δ, [d_model], float64.
-        losses: the whole loss before each step, nats.
+        losses: the whole loss before each step, and behind the last, nats.
         probabilities: of each fact's new object in its bare prompt with δ in place.
     """
 
