@@ -13,7 +13,7 @@ from storing import AGAIN, BARE, EXACT, SOLVING, THIRD, outputs, write
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit import EditError, Fact
+from ffedit import EditError, Fact, editor
 from ffedit.anatomy import Editable
 from ffedit.editor import Value, by_subject, collect, word
 from ffedit.editor.earlier import check_after
@@ -44,7 +44,7 @@ def test_what_is_written_already_is_not_written_again(name: str, method: str, re
     editable, facts, layer = request.getfixturevalue(name)
     stats, at = collect(editable, [editable.memories[layer]], CORPUS), Address(layer)
     first = ffedit.edit(editable, facts, method, [layer], stats=stats)
-    assert first.norms()[at] > 1.0 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
+    assert first.norms()[at] > 0.5 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
     with first.applied(editable):
         again = ffedit.edit(editable, facts, method, [layer], stats=stats)
         assert again.norms()[at] <= 0.1 * first.norms()[at]
@@ -169,16 +169,16 @@ def test_edits_of_another_model_are_not_kept() -> None:
 def test_a_sequence_that_keeps_its_keys_is_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both for the same values: of smallest C-norm."""
     editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
-    numbers = {**BARE, "context_weight": 0.0}
-    batch = write(editable, [FACT, SECOND], "emmet", **numbers)
-    first = write(editable, [FACT], "emmet", **numbers)
+    stats, config = collect(editable, [editable.memories[1]], CORPUS), quick(**BARE, context_weight=0.0)
+    batch = editor.write(editable, [FACT, SECOND], "emmet", [1], config, stats)
+    first = editor.write(editable, [FACT], "emmet", [1], config, stats)
     torch.testing.assert_close(first.values[at][:, 0], batch.values[at][:, 0])
     first.apply_(editable)
     value = Value(batch.values[at][:, 1], batch.values[at][:, 1], (), (1.0,))
     monkeypatch.setattr("ffedit.editor.batch.choose_values", lambda *_: [value])
     off = []
     for after in ((first,), ()):
-        later = write(editable, [SECOND], "emmet", after=after, **numbers)
+        later = editor.write(editable, [SECOND], "emmet", [1], config, stats, after)
         gap = first.updates[at].dense + later.updates[at].dense - batch.updates[at].dense
         off.append(float(gap.norm()) / batch.norms()[at])
     assert off[0] < 1e-6 < 1e-3 < off[1]

@@ -32,8 +32,8 @@ class EditConfig:
         step_size: length of a step relative to the residual stream's norm, along the gradient; with `optimizer` "adam",
             Adam's rate, in the units of the layer's output.
         optimizer: "gradient" (normalised gradient steps) or "adam" (as published; lengths are then relative to ‖W k*‖).
-        target_probability: of the new object, at which a value is done if every context reaches it; one that reaches it
-            from the start is not changed. More than 1 asks for all steps.
+        target_probability: of the new object, at which a value is done if every context reaches it; where each gives
+            it at least 0.5 from the start, nothing is changed. More than 1 asks for all steps.
         target_loss: the whole loss, in nats, below which a value is done (published: 0.05).
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
