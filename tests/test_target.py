@@ -103,7 +103,7 @@ def test_in_single_precision_the_loss_runs_along_the_same_curve(family: str, way
         {"penalty_decay": 0.8},
         {"max_delta_norm": 0.05},
         {"target_loss": 5.0},
-        {"target_probability": 0.01},
+        {"target_probability": 0.0003},
         {"kl_weight": 0.0, "weight_decay": 0.0},
         {"contexts": 0},
     ],
@@ -198,8 +198,8 @@ def test_what_is_found_for_one_subject_does_not_depend_on_the_others(family: str
     bounded = dataclasses.replace(FULL, max_delta_norm=0.3, optimizer=optimizer)  # the bounds differ
     free = dataclasses.replace(bounded, max_delta_norm=100.0)
     alone, unbounded = ([choose(editable, [fact], config)[0] for fact in FOUR] for config in (bounded, free))
-    shorter = [float(one.delta.norm()) < float(other.delta.norm()) for one, other in zip(alone, unbounded, strict=True)]
-    assert any(shorter), "the bound is reached"
+    gaps = [float((one.delta - other.delta).norm()) for one, other in zip(alone, unbounded, strict=True)]
+    assert max(gaps) > 1e-2, "the bound is reached"
     same(choose(editable, FOUR, bounded), alone)
     same(choose(editable, FOUR[::-1], bounded), alone[::-1])
 
@@ -228,54 +228,51 @@ def test_each_ends_at_its_own_loss(way: str) -> None:
 
 def test_each_ends_once_all_of_its_contexts_say_the_new_object() -> None:
     """And not before: at the first δ with which plain passes give it the probability behind every prefix."""
-    editable = zoo.trained("gpt2", True, torch.float64)
+    editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
     config = dataclasses.replace(FULL, steps=40, step_size=0.05, weight_decay=0.1, target_probability=0.6)
-    values = choose(editable, FOUR, config)
+    values = choose(editable, two, config)
     assert len({len(value.losses) for value in values}) > 1
-    likely = [min(min(fact) for fact in facts) for facts in said(editable, FOUR, config, values)]
-    for fact, value, least in zip(FOUR, values, likely, strict=True):
+    for fact, value, facts in zip(two, values, said(editable, two, config, values), strict=True):
+        assert len(facts[0]) == 3 and min(facts[0]) >= 0.6
         steps = len(value.losses) - 1
-        assert least >= 0.6 or steps == config.steps
-        if steps:
-            (before,) = choose(editable, [fact], dataclasses.replace(config, steps=steps - 1))
-            ((probabilities,),) = said(editable, [fact], config, [before])
-            assert min(probabilities) < 0.6 and len(before.losses) == steps
-    assert min(likely) >= 0.6, "all of them are reached"
+        (before,) = choose(editable, [fact], dataclasses.replace(config, steps=steps - 1))
+        ((probabilities,),) = said(editable, [fact], config, [before])
+        assert min(probabilities) < 0.6 and len(before.losses) == steps > 1
 
 
-def test_penalties_that_fall_leave_easy_facts_small_and_reach_hard_ones() -> None:
-    """At a price that stays, some fact is never reached; as it falls, all are."""
-    editable = zoo.trained("gpt2", True, torch.float64)
+def test_as_the_penalties_fall_what_a_steady_price_forbids_is_reached() -> None:
+    editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
     dear = dataclasses.replace(FULL, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
-    staying, falling = (
-        choose(editable, FOUR, dear),
-        choose(editable, FOUR, dataclasses.replace(dear, penalty_decay=0.9)),
-    )
-    assert min(value.probabilities[0] for value in staying) < 0.4
-    assert min(value.probabilities[0] for value in falling) >= 0.5 - 1e-6
+    falling = dataclasses.replace(dear, penalty_decay=0.9)
+    likely = [
+        [min(facts[0]) for facts in said(editable, two, config, choose(editable, two, config))]
+        for config in (dear, falling)
+    ]
+    assert max(likely[0]) < 0.1 and min(likely[1]) >= 0.5
+
+
+KNOWN = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome")
 
 
 def test_what_every_context_says_already_is_left_alone() -> None:
-    editable = zoo.trained("gpt2", True, torch.float64)
-    known = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome")
-    config = dataclasses.replace(FULL, target_probability=0.5)
-    (wording,) = word(editable, [[known]], config)
-    nothing = torch.zeros(zoo.WIDTH)
-    plainly = [probability(editable, text, nothing) for text in wording.prompts]
-    assert len(plainly) == 3 and min(plainly) > 0.5
-    left, written = choose(editable, [known, SECOND], config)
+    """At a probability below the one at which a value is done: an edit in the model reaches less than its value did."""
+    editable = zoo.trained("gemma", True, torch.float64)
+    (wording,) = word(editable, [[KNOWN]], FULL)
+    plainly = [probability(editable, text, torch.zeros(zoo.WIDTH)) for text in wording.prompts]
+    assert len(plainly) == 3 and 0.5 < min(plainly) < FULL.target_probability
+    left, written = choose(editable, [KNOWN, SECOND])
     assert len(left.losses) == 1 and not left.delta.any() and left.probabilities[0] > 0.5
     assert len(written.losses) > 1 and written.delta.any()
+    (asked,) = choose(editable, [KNOWN], dataclasses.replace(FULL, target_probability=2.0))
+    assert len(asked.losses) == FULL.steps + 1 and asked.delta.any(), "more than 1 asks for all steps"
 
 
 def test_but_not_where_a_single_context_does_not_say_it_yet() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
-    known = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome")
-    (wording,) = word(editable, [[known]], FULL)
+    (wording,) = word(editable, [[KNOWN]], FULL)
     plainly = [probability(editable, text, torch.zeros(zoo.WIDTH)) for text in wording.prompts]
-    bar = (min(plainly) + plainly[0]) / 2
-    assert plainly[0] > bar + 1e-4, "the bare prompt would do"
-    (value,) = choose(editable, [known], dataclasses.replace(FULL, target_probability=bar))
+    assert plainly[0] > FULL.target_probability > 0.5 > min(plainly), "the bare prompt would do"
+    (value,) = choose(editable, [KNOWN])
     assert value.delta.any()
 
 
