@@ -9,7 +9,8 @@ h is the residual stream behind the layer, the unit of every length here: what �
 differs tenfold between the layers of one model. Steps go along the gradient, each a share of ‖h‖ long: Adam moves every
 entry of δ alike at first, which makes δ longer than it has to be. The two penalties weigh less from step to step
 (ρ < 1), so that an easy fact ends small while they are high, and a hard one is reached once they are low. Where every
-context says the new object from the start, δ is 0.
+context says the new object from the start, more likely than not, δ is 0: an edit that is in the model already reaches
+somewhat less in single contexts than its value did when it was chosen, and is not to be written again.
 
 Many values are optimised together, each with its own loss and its own end, so that what is found for one does not
 depend on its company.
@@ -46,7 +47,7 @@ class Value:
     Attributes:
         v: v* = W k* + δ, [d_model], float64.
         delta: δ, [d_model], float64.
-        losses: the whole loss before each step, nats.
+        losses: the whole loss before each step, and behind the last, nats.
         probabilities: of each fact's new object in its bare prompt with δ in place.
     """
 
@@ -170,8 +171,9 @@ def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor, Tensor], 
     def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
         nonlocal mean, square, count
         count += 1
-        mean = 0.9 * mean.to(gradient) + 0.1 * gradient
-        square = 0.999 * square.to(gradient) + 0.001 * gradient.square()
+        of_delta = gradient / unit
+        mean = 0.9 * mean.to(gradient) + 0.1 * of_delta
+        square = 0.999 * square.to(gradient) + 0.001 * of_delta.square()
         root = (square / (1 - 0.999**count)).sqrt() + 1e-8
         return config.step_size / unit * (mean / (1 - 0.9**count)) / root
 
