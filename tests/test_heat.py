@@ -229,7 +229,8 @@ def test_the_models_layer_stands_before_the_trace() -> None:
     text = words(render.why_layer(found, "auto"))
     assert text.startswith(
         "Layer 4: chosen for this model with memit on 2026-01-02, by the score of 6 of the 40 calibration facts that "
-        "it knows (of 64) in layers 2: 0.70, 4: 0.90; published is 5 (GPT-J: somewhere). `ffedit cache clear` forgets it."
+        "it knows (of 64) in layers 2: 0.70, 4: 0.90; published is 5 (GPT-J: somewhere). "
+        "`ffedit cache clear` forgets it."
     )
     assert "tracing alone would have chosen 2" in text
     fallen = words(render.why_layer(Found(TraceSet((peaked(),)), 4, "model", choice), "trace"))
