@@ -17,7 +17,6 @@ import click
 from common import HERE, SHOWN, configured, facts_of, keep, number, table
 
 import ffedit
-from ffedit.choice import by_trace
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Scores, mean_scores
 
@@ -57,7 +56,7 @@ def main(
     stats = ffedit.Corpus(corpus)
     for fact in facts[len(cases) :]:
         started = time.perf_counter()
-        chosen = by_trace(editable, [fact], config.seed).layer if layer == "auto" else int(layer)
+        chosen = ffedit.locate(editable, [fact], seed=config.seed).layer if layer == "auto" else int(layer)
         traced = time.perf_counter()
         edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
         edited = time.perf_counter()

@@ -16,7 +16,6 @@ import click
 from common import facts_of, keep, number, table
 
 import ffedit
-from ffedit.choice import by_trace
 from ffedit.editor import by_subject
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import mean_scores
@@ -31,7 +30,7 @@ def main(model: str, budgets: tuple[int, ...], limit: int, out: Path) -> None:
     """Choose values, and for each budget collect, solve, measure."""
     editable = ffedit.load(model)
     facts = [group[0] for group in by_subject(facts_of("tuning"))][:limit]
-    layer = by_trace(editable, facts).layer
+    layer = ffedit.locate(editable, facts).layer
     values = [ffedit.edit(editable, [fact], "memit", [layer]) for fact in facts]
     report = {"model": model, "layer": layer, "facts": len(facts), "versions": versions(), "budgets": []}
     rows = []

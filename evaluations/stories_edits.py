@@ -18,7 +18,6 @@ from common import HERE, configured, keep, number, table
 from make_stories_edits import DATA, stability
 
 import ffedit
-from ffedit.choice import by_trace
 from ffedit.editor import tokens_for
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Scores, mean_scores
@@ -39,7 +38,7 @@ def main(model: str, data: Path, layer: str, method: str, settings: tuple[str, .
     for fact in facts:
         known = stability(editable, [fact.text, *fact.paraphrase_texts])
         started = time.perf_counter()
-        traces = by_trace(editable, [fact], config.seed)
+        traces = ffedit.locate(editable, [fact], seed=config.seed)
         chosen = traces.layer if layer == "auto" else int(layer)
         edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
         measured = ffedit.evaluate(editable, [fact], edit)

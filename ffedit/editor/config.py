@@ -54,10 +54,10 @@ class EditConfig:
     context_weight: float = 0.03
     essence_prompts: tuple[str, ...] = ("{} is a",)
     kl_weight: float = 1.0
-    steps: int = 20
-    step_size: float = 0.2
+    steps: int = 40
+    step_size: float = 0.1
     optimizer: Literal["gradient", "adam"] = "gradient"
-    target_probability: float = 0.9
+    target_probability: float = 0.8
     target_loss: float = 0.0
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
