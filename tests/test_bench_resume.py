@@ -233,7 +233,7 @@ def test_a_folder_that_cannot_be_written(editable: Editable, tmp_path: Path) -> 
 
 
 WORDS = ["--mode", "batch:2", "--methods", "memit,ft", "--layers", "1", "--no-full"]
-NUMBERS = ["contexts=0", "phrasings=0", "steps=2", "attempts=1", "tune_steps=1"]
+NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]
 SET = [word for number in NUMBERS for word in ("--set", number)]
 
 

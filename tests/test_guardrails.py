@@ -52,7 +52,7 @@ def broken(editable: Editable, edit: Edit, measured: Report, **limits: float) ->
 
 def test_a_good_small_edit_breaks_nothing() -> None:
     editable = zoo.trained("gpt2", True)
-    small = write(editable, FACT, SECOND, clamp=0.1)
+    small = write(editable, FACT, SECOND, max_delta_norm=0.1)
     small.apply_(editable)
     small.undo_(editable)
     assert breaches(editable, small, report(drift=0.01)) == []
@@ -61,7 +61,7 @@ def test_a_good_small_edit_breaks_nothing() -> None:
 
 def test_what_was_believed_or_not_known_before() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = write(editable, clamp=0.1)
+    edit = write(editable, max_delta_norm=0.1)
     believed = FactScores(FACT, Scores(efficacy=1.0), "Paris")
     ignorant = FactScores(SECOND, Scores(efficacy=0.0, knew=0.0), "Berlin .")
     measured = dataclasses.replace(report(), facts_before=(*report().facts_before, believed, believed, ignorant))
@@ -73,7 +73,7 @@ def test_what_was_believed_or_not_known_before() -> None:
 
 def test_a_change_that_is_large_beside_the_weights() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = write(editable, FACT, SECOND, clamp=0.1)
+    edit = write(editable, FACT, SECOND, max_delta_norm=0.1)
     ratio = edit.provenance["norm_ratio"] / 2**0.5
     for factor, limit, breaks in ((1.0, 1.01, False), (1.0, 0.99, True), (3.0, 1.01, True), (3.0, 3.01, False)):
         found = broken(editable, scaled(edit, factor), report(), norm_ratio=limit * ratio)
@@ -84,7 +84,7 @@ def test_a_change_that_is_large_beside_the_weights() -> None:
 
 def test_what_is_lost_in_rounding() -> None:
     editable, full = zoo.trained("gpt2", True, torch.bfloat16), zoo.trained("gpt2", True)
-    edit = scaled(write(editable, clamp=0.01), 0.1)
+    edit = scaled(write(editable, max_delta_norm=0.01), 0.1)
     memory = editable.memories[1]
     W, delta = memory.value.double(), edit.updates[AT].dense
     written = (W + delta).bfloat16().double() - W
@@ -112,7 +112,7 @@ def test_statistics_of_too_little_text() -> None:
     editable = zoo.trained("gpt2", True)
     d_ff = editable.memories[1].d_ff
     for tokens, breaks in ((d_ff + 3, False), (d_ff + 2, True)):  # each of three rows begins with a token that is out
-        edit = editor.write(editable, [FACT], "emmet", [1], quick(clamp=0.1), editor.Corpus(tokens=tokens))
+        edit = editor.write(editable, [FACT], "emmet", [1], quick(max_delta_norm=0.1), editor.Corpus(tokens=tokens))
         sum_ = editor.collect_moments(editable, editable.memories[1], editor.Corpus(tokens=tokens)).sum
         singular = int(torch.linalg.matrix_rank(sum_, rtol=1e-6, hermitian=True)) < d_ff
         assert singular or not breaks, "what the limit speaks of"
@@ -125,7 +125,7 @@ def test_statistics_of_too_little_text() -> None:
 
 def test_halves_of_the_text_that_solve_apart() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = write(editable, clamp=0.1)
+    edit = write(editable, max_delta_norm=0.1)
     apart = editor.collect_moments(editable, editable.memories[1], CORPUS).convergence
     assert apart is not None and edit.provenance["statistics"]["1"]["convergence"] == apart
     assert broken(editable, edit, report(), convergence=1.01 * apart) == {}
@@ -139,7 +139,7 @@ def test_halves_of_the_text_that_solve_apart() -> None:
 
 def test_an_expert_is_judged_by_the_keys_that_came_to_it() -> None:
     editable = zoo.trained("mixtral", True)
-    edit = write(editable, clamp=0.1)
+    edit = write(editable, max_delta_norm=0.1)
     moments = {at: editor.collect_moments(editable, editable.memories[at], CORPUS) for at in edit.updates}
     shares = {at: one.keys / editable.memories[at].d_ff for at, one in moments.items()}
     assert all(one.keys < one.count for one in moments.values())
@@ -189,7 +189,7 @@ def test_a_fine_tuned_edit_has_no_keys_to_be_alike() -> None:
 
 def test_generic_text_that_drifts_or_gets_unlikely() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = write(editable, clamp=0.1)
+    edit = write(editable, max_delta_norm=0.1)
     found = breaches(editable, edit, report(drift=0.25, perplexity=12.0))
     assert {breach.limit: breach.value for breach in found} == {"drift": 0.25, "perplexity": pytest.approx(1.2)}
     assert "0.25 nats" in found[0].words and "factor 1.20" in found[1].words
@@ -214,7 +214,7 @@ def test_the_numbers_of_a_real_report_are_used() -> None:
 def test_apply_warns_and_with_strict_refuses(
     strict: bool, empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(clamp=20.0, step_size=2.0))
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(max_delta_norm=20.0, step_size=2.0))
     (empty / "fact.json").write_text(json.dumps(ROW))
     before = disk(empty)
     words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e"]
@@ -231,7 +231,7 @@ def test_apply_warns_and_with_strict_refuses(
 def test_strict_lets_a_good_edit_pass(
     empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(clamp=0.1))
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(max_delta_norm=0.1))
     (empty / "fact.json").write_text(json.dumps(ROW))
     words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e", "--strict"]
     done = shell(capsys, "apply", "fact.json", *words)

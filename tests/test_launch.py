@@ -14,7 +14,7 @@ from ffedit.cli.bench import ALONE
 from ffedit.processes import Crew, left_alone
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
-NUMBERS = ["contexts=0", "phrasings=0", "steps=2", "attempts=1", "tune_steps=1"]
+NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]
 SET = [word for number in NUMBERS for word in ("--set", number)]
 SETTINGS = ["--methods", "memit,ft", "--layers", "1", "--no-full", *SET]
 
