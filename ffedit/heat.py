@@ -180,7 +180,8 @@ def trace_words(trace: Trace | TraceSet) -> str:
     average = f", on average over {len(traces)} facts" if len(traces) > 1 else ""
     shown = number(float(trace.at_subject[peak]))
     unit = "" if one.metric == "probability" else f" {UNITS[one.metric]}"
-    share = f"{shown} of the {number(trace.total)}{unit} that {_corruption(one)} destroys{average}"
+    destroyer = "another subject" if one.noise is None else one.corruption
+    share = f"{shown} of the {number(trace.total)}{unit} that {destroyer} destroys{average}"
     why = f"restoring {what} at {where} brings back {share}"
     if one.sever is not None:
         why = f"with the {PARTS[one.sever]} layers severed, {why}"

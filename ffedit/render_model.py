@@ -136,7 +136,12 @@ def annotated_columns(found: Sequence[Annotated]) -> tuple[list[str], list[list[
 
 def markdown(report: ModelReport, annotated: Sequence[Annotated] = ()) -> str:
     """The report as Markdown, with definitions and intervals."""
-    lines = [f"# {_heading(report)}", "", "In brackets: 95% bootstrap intervals, over keys or over positions.", ""]
+    lines = [
+        f"# {_heading(report)}",
+        "",
+        "In brackets: 95% intervals over keys or positions, Wilson's of shares, otherwise the bootstrap's.",
+        "",
+    ]
     for group, measures in report.groups().items():
         lines += [f"## {group[:1].upper() + group[1:]}", "", *_table(*columns(measures, report.layers, ends=True)), ""]
         for measure in measures:

@@ -44,7 +44,7 @@ def averaged(layers: int = 6, **kwargs: Any) -> Aggregate:
         "window": 3,
         "sever": None,
         "metric": "probability",
-        "corruption": "Gaussian noise of 3 σ",
+        "corruption": "Gaussian noise of 3 σ of the vocabulary",
         "exact": True,
     }
     return Aggregate(**(given | kwargs))
@@ -54,7 +54,7 @@ def test_a_role_has_its_best_layer_with_its_interval() -> None:
     lines = shown(averages_table(averaged())).splitlines()
     assert lines[0] == "Causal trace of feed-forward outputs, windows of 3 layers, average of 300 facts"
     assert lines[1] == "P(answer) 0.95 clean → 0.31 corrupted: total effect 0.64 [0.61, 0.67]"
-    assert lines[2] == "Corruption: Gaussian noise of 3 σ; in brackets: 95% bootstrap intervals"
+    assert lines[2] == "Corruption: Gaussian noise of 3 σ of the vocabulary; in brackets: 95% bootstrap intervals"
     rows = {line[:14].strip(): line for line in lines[4:8]}
     assert set(rows) == set(ROLES)
     assert rows["last subject"].split()[2:] == ["████", "0.52", "[0.48,", "0.56]", "0", "300"]

@@ -52,7 +52,9 @@ def broken(editable: Editable, edit: Edit, measured: Report, **limits: float) ->
 
 def test_a_good_small_edit_breaks_nothing() -> None:
     editable = zoo.trained("gpt2", True)
-    small = write(editable, FACT, SECOND, max_delta_norm=0.1)
+    # Of so much text, two halves solve nearly alike.
+    corpus = editor.Corpus(tokens=9600)
+    small = editor.write(editable, [FACT, SECOND], "emmet", [1], quick(max_delta_norm=0.1), corpus)
     small.apply_(editable)
     small.undo_(editable)
     assert breaches(editable, small, report(drift=0.01)) == []
@@ -189,17 +191,17 @@ def test_a_fine_tuned_edit_has_no_keys_to_be_alike() -> None:
 
 def test_generic_text_that_drifts_or_gets_unlikely() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = write(editable, max_delta_norm=0.1)
-    found = breaches(editable, edit, report(drift=0.25, perplexity=12.0))
+    edit, limits = write(editable, max_delta_norm=0.1), Limits(convergence=1.0)
+    found = breaches(editable, edit, report(drift=0.25, perplexity=12.0), limits)
     assert {breach.limit: breach.value for breach in found} == {"drift": 0.25, "perplexity": pytest.approx(1.2)}
     assert "0.25 nats" in found[0].words and "factor 1.20" in found[1].words
-    assert breaches(editable, edit, report(drift=0.1, perplexity=11.0)) == []
-    assert len(breaches(editable, edit, report(drift=float("nan"), perplexity=float("nan")))) == 2
+    assert breaches(editable, edit, report(drift=0.1, perplexity=11.0), limits) == []
+    assert len(breaches(editable, edit, report(drift=float("nan"), perplexity=float("nan")), limits)) == 2
 
 
 def test_the_numbers_of_a_real_report_are_used() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = scaled(write(editable), 30.0)
+    edit = scaled(write(editable), 300.0)
     measured = evaluate(editable, [FACT], edit)
     assert measured.after is not None and measured.after.drift is not None and measured.after.perplexity is not None
     found = {breach.limit: breach.value for breach in breaches(editable, edit, measured)}

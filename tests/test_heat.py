@@ -162,7 +162,8 @@ def test_the_layer_is_explained() -> None:
     assert text.startswith(
         "Layer 2: restoring the feed-forward outputs of layers 1–3 at the subject's last token (“Tower”)"
     )
-    assert "brings back 0.41 of the 0.87 that the noise destroys; of these, layer 2 alone brings" in text
+    assert "brings back 0.41 of the 0.87 that Gaussian noise of 3 σ of the vocabulary destroys" in text
+    assert "destroys; of these, layer 2 alone brings" in text
     asked = words(render.layer_choice(peaked(), 4, "4"))
     assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: restoring")
     assert "you asked for it, and tracing agrees: restoring" in words(render.layer_choice(peaked(), 2, "2"))
@@ -180,7 +181,9 @@ def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
         "Layer 2: by a first-order estimate, with the feed-forward layers severed, restoring the attention outputs of "
         "layers 1–3"
     )
-    assert "0.41 of the 0.87 nats that the noise destroys; of these, layer 2 alone" in text
+    assert (
+        "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary destroys; of these, layer 2 alone" in text
+    )
     swapped = words(render.layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
     assert "that another subject destroys" in swapped and "Another subject hardly changes the answer" in swapped
 

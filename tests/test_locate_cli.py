@@ -86,7 +86,7 @@ def test_unsevered_feed_forward_layers_choose_the_layer() -> None:
 def test_settings_reach_the_trace(locate: Command) -> None:
     words = ["--corruption", "uniform", "--noise", "2", "--metric", "logit-difference", "--window", "2", "--seed", "5"]
     one = found(locate("fact.json", *words, "--sever", "attention", "--json", "-"))["facts"][0]["trace"]
-    assert (one["corruption"], one["metric"]) == ("uniform noise of 2 σ", "logit_difference")
+    assert (one["corruption"], one["metric"]) == ("uniform noise of 2 σ of the vocabulary", "logit_difference")
     assert (one["window"], one["seed"], one["sever"], one["samples"]) == (2, 5, "attention", 2)
     shown = locate("fact.json", "--sever", "attention", "--metric", "log-probability")
     assert shown.code == 0 and "severed" in shown.out and "nats" in shown.out

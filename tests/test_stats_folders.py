@@ -129,7 +129,7 @@ def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: 
     assert done.code == 0 and "! text.txt holds 1,501 tokens only; 2,000 were asked for" in done.out
     layers = json.loads(Path("one.json").read_text())["layers"]
     assert [row["address"] for row in layers] == ["0", "1"] and layers[0]["condition"] > 1
-    assert layers[0]["count"] == 1501 and layers[0]["convergence"] > 0 and layers[0]["weighting"] == "types"
+    assert layers[0]["count"] == 1501 and layers[0]["convergence"] > 0 and layers[0]["weighting"] == "tokens"
     done = run("-m", model, "--tokens", "300", "--out", "two")
     assert done.code == 0 and "none was chosen for this model yet" in done.out and "–" in done.out, "too short to tell"
     assert sorted(path.name for path in Path("two").iterdir()) == [f"layer-{n}.safetensors" for n in range(3)]

@@ -24,7 +24,7 @@ def made(effects: Any, subject: tuple[int, int] = (1, 3), **others: Any) -> Trac
         "window": 3,
         "sever": None,
         "metric": "probability",
-        "corruption": "Gaussian noise of 3 σ",
+        "corruption": "Gaussian noise of 3 σ of the vocabulary",
         "noise": 0.1,
         "samples": 10,
         "seed": 0,

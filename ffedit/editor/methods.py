@@ -94,7 +94,7 @@ _ALL = (
         ft,
         "Adam on W for −log P(target)",
         "a baseline, not for use: nothing else is kept",
-        "as in Meng et al. 2022, arXiv 2202.05262, section 3.2",
+        "Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
         statistics=False,
     ),
     Method(
@@ -102,7 +102,7 @@ _ALL = (
         ft_l,
         "the same with |Δ| <= ε entry by entry",
         "a baseline that breaks less",
-        "Zhu et al. 2020, arXiv 2012.00363",
+        "Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
         statistics=False,
     ),
 )

@@ -349,7 +349,7 @@ def begun(editable: Editable, ids: Tensor) -> Tensor:
 
 
 def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
-    """How much each token counts, [n], float64, 1 in the mean: 0 where a row begins, else by `weighting`."""
+    """How much each token counts, [n], float64, 1 in the mean: 0 at a row's first position, else by `weighting`."""
     weights = torch.ones(len(ids), dtype=torch.float64)
     weights[::length] = 0
     if weighting == "types":

@@ -120,7 +120,7 @@ DEFINITIONS: dict[str, Definition] = {
 
 @dataclass(frozen=True)
 class Measure(View):
-    """One number of every layer, with 95% bootstrap intervals.
+    """One number of every layer, with 95% intervals: Wilson's of shares, otherwise the bootstrap's.
 
     Attributes:
         name: one of `DEFINITIONS`.

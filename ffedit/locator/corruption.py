@@ -76,7 +76,7 @@ class Corruption:
             "covariance": "full-covariance Gaussian noise",
             "uniform": "uniform noise",
         }
-        return f"{shape[self.name]} of {self.scale:g} σ{' of the subjects' if self.sigma == 'subjects' else ''}"
+        return f"{shape[self.name]} of {self.scale:g} σ of the {self.sigma}"
 
 
 def takes_others(corruption: Corruption) -> bool:
