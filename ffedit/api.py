@@ -49,7 +49,7 @@ def edit(
     facts = [facts] if isinstance(facts, Fact) else facts
     check_facts(facts)
     if layers is None:
-        layers = [layer_for(editable, facts, method, config.seed, progress)]
+        layers = [layer_for(editable, facts, method, config, progress)]
     return write(editable, facts, method, layers, config, stats, after, progress)
 
 

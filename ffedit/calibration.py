@@ -203,7 +203,9 @@ def _calibrate(
     if len(known) < LEAST:
         return Choice(None, method, len(asked), len(known))
     some = in_turn(known)
-    traces = locate(editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token="subject_last", progress=progress)
+    traces = locate(
+        editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token=config.fact_token, progress=progress
+    )
     row = published(editable.model.config.get_text_config())
     prior = None if row is None else row.layer(method)
     layers = candidates(len(editable.layers), traces.site, prior)

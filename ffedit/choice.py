@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ffedit import cache
 from ffedit.anatomy import Editable
 from ffedit.calibration import Choice, LayerScore, best, choose_layer, edit_at
-from ffedit.editor import Corpus, EditConfig
+from ffedit.editor import Corpus, EditConfig, preset
 from ffedit.errors import EditError
 from ffedit.facts import Fact
 from ffedit.fingerprint import fingerprint
@@ -129,27 +129,37 @@ def find_layer(
         return Found(shown(editable, facts, config.seed, progress), allowed[0], "request")
     choice = None
     if asked == "auto":
-        choice = choose_layer(editable, method, progress=progress)
+        choice = choose_layer(editable, method, config=_usual(method, config), progress=progress)
         if choice.layer is not None:
             return Found(shown(editable, facts, config.seed, progress), choice.layer, "model", choice)
     traces = locate(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", choice)
-    choice = choice or choose_layer(editable, method, progress=progress)
+    choice = choice or choose_layer(editable, method, config=_usual(method, config), progress=progress)
     if (layer := choice.within(allowed)) is not None:
         return Found(traces, layer, "model", choice)
     return Found(traces, min(allowed, key=lambda i: abs(i - usual_layer(len(editable.layers)))), "depth", choice)
 
 
 def layer_for(
-    editable: Editable, facts: Sequence[Fact], method: str = "memit", seed: int = 0, progress: Progress = silent
+    editable: Editable,
+    facts: Sequence[Fact],
+    method: str = "memit",
+    config: EditConfig | None = None,
+    progress: Progress = silent,
 ) -> int:
     """The layer that `auto` takes, without a trace to be shown."""
-    chosen = choose_layer(editable, method, progress=progress).layer
+    config = config or EditConfig()
+    chosen = choose_layer(editable, method, config=_usual(method, config), progress=progress).layer
     if chosen is not None:
         return chosen
-    site = locate(editable, list(facts), seed=seed, progress=progress).site
+    site = locate(editable, list(facts), seed=config.seed, progress=progress).site
     return usual_layer(len(editable.layers)) if site is None else site
+
+
+def _usual(method: str, config: EditConfig) -> EditConfig:
+    """The method's default numbers, with the key read where `config` says."""
+    return replace(preset("default", method), fact_token=config.fact_token)
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:

@@ -80,7 +80,7 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
 def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
     """What the routers give each expert at the subject's last token of texts that go through together."""
     ids, found = pad([e.ids for e in texts]), dict[int, Tensor]()
-    at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.subject_last for e in texts])
+    at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.site for e in texts])
     with ExitStack() as stack:
         for layer in layers:
             mixture = editable.feed_forward[layer].mixture

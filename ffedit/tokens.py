@@ -10,6 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ OPENING = "([{<\"'“‘«‹「『（【/\\-–—_"
 # Scripts that are written without spaces between words.
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "FULLWIDTH", "IDEOGRAPHIC")
 
+# Where a fact's key is read, by the names of ROME's parameters: the subject's last or first token, the prompt's last.
+FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -33,12 +37,14 @@ class Encoded:
         ids: its token ids, special tokens in front included.
         subject: first token of the subject and the one after its last, or None.
         answer: index of the answer's first token; `len(ids)` where there is no answer.
+        fact_token: where the key of a fact that it states is read.
     """
 
     text: str
     ids: tuple[int, ...]
     answer: int
     subject: tuple[int, int] | None = None
+    fact_token: FactToken = "subject_last"
 
     @property
     def target_ids(self) -> tuple[int, ...]:
@@ -50,6 +56,14 @@ class Encoded:
         """Position of the subject's last token."""
         assert self.subject is not None
         return self.subject[1] - 1
+
+    @property
+    def site(self) -> int:
+        """Position where the key is read and a value is written; see `fact_token`."""
+        if self.fact_token == "last":
+            return self.answer - 1
+        assert self.subject is not None
+        return self.subject_last if self.fact_token == "subject_last" else self.subject[0]
 
 
 def joined(prompt: str, answer: str) -> str:

@@ -1,4 +1,4 @@
-"""A subject of one token that begins a text, where attention sinks: its key there is nobody's, and nothing is written."""
+"""A subject of one token that begins a text, where attention sinks: nothing is written to its key there."""
 
 from __future__ import annotations
 

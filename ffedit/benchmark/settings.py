@@ -107,7 +107,9 @@ def layers_for(
     Raises:
         EditError: there are too few below it.
     """
-    last = int(by_first(crew, lambda: layer_for(editable, facts[:TRACED], seed=seed, progress=progress)))
+    last = int(
+        by_first(crew, lambda: layer_for(editable, facts[:TRACED], config=EditConfig(seed=seed), progress=progress))
+    )
     return list(spread_below(last, spread))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -22,6 +22,7 @@ from ffedit.facts import Fact
 from ffedit.guardrails import breaches, refusal, warnings
 from ffedit.progressbar import progress_bars
 from ffedit.require import parse_requirements, unmet
+from ffedit.tokens import FactToken
 from ffedit.verdict import verdict
 
 
@@ -34,6 +35,13 @@ from ffedit.verdict import verdict
     default="auto",
     show_default=True,
     help="auto (the model's), trace (the facts'), sweep, N, or A-B.",
+)
+@click.option(
+    "--fact-token",
+    default="subject_last",
+    show_default=True,
+    type=click.Choice(get_args(FactToken)),
+    help="Where the key is read.",
 )
 @click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
 @click.option("--method", default="memit", show_default=True, type=click.Choice(list(METHODS)), help="See `methods`.")
@@ -59,6 +67,7 @@ def apply(
     facts: list[Fact],
     load_model: Callable[[], Editable],
     layers: str,
+    fact_token: FactToken,
     spread: int,
     method: str,
     numbers: str,
@@ -71,7 +80,10 @@ def apply(
     **places: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
-    requirements, config = parse_requirements(require), replace(preset(numbers, method), seed=seed)
+    requirements, config = (
+        parse_requirements(require),
+        replace(preset(numbers, method), seed=seed, fact_token=fact_token),
+    )
     place = Places(**places, json_to=surface.json_to)
     text = ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     in_full = any(requirement.name in FULL for requirement in requirements)

@@ -170,7 +170,7 @@ def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: T
         EditError: it is normalised on the way (Gemma 2, OLMo 2), so layers cannot share δ.
     """
     text = wording.prompts[0]
-    ids, at, block = pad([text.ids]), text.subject_last, {0: editable.layers[place.layer]}
+    ids, at, block = pad([text.ids]), text.site, {0: editable.layers[place.layer]}
 
     def stream(added: Tensor) -> Tensor:
         def add(output: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ffedit.errors import EditError
+from ffedit.tokens import FactToken
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class EditConfig:
 
     Attributes:
         seed: of contexts and of sampled text for the statistics.
+        fact_token: where the key is read and the value written: "subject_last", "subject_first", or "last" (the
+            prompt's).
         contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
         context_tokens: lengths of the prefixes in tokens, used in turn.
         context_weight: how much the spread of a subject's key over its contexts counts, against all ordinary text, when
@@ -49,6 +52,7 @@ class EditConfig:
     """
 
     seed: int = 0
+    fact_token: FactToken = "subject_last"
     contexts: int = 4
     context_tokens: tuple[int, ...] = (5, 10)
     context_weight: float = 0.03
@@ -86,6 +90,9 @@ class EditConfig:
         for name in ("contexts", *weights):
             if not getattr(self, name) >= 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; 0 or more was expected")
+        if self.fact_token not in get_args(FactToken):
+            tokens = ", ".join(get_args(FactToken))
+            raise EditError(f"EditConfig.fact_token is {self.fact_token!r}; one of {tokens} was expected")
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"EditConfig.optimizer is {self.optimizer!r}; gradient or adam was expected")
         for prompt in self.essence_prompts:

@@ -74,13 +74,13 @@ def without_sinks(editable: Editable, place: FeedForward, wording: Wording) -> W
         EditError: there is no memory for a single text.
     """
     texts = [*wording.prompts, *wording.essence]
-    first = torch.tensor([text.subject_last == 0 for text in texts])
+    first = torch.tensor([text.site == 0 for text in texts])
     if not first.any() or first[: len(wording.prompts)].all():
         return wording
     parts = halving(partial(_run, editable, place), texts, EditError(NO_ROOM))
     keys = double(torch.cat([keys for keys, _ in parts]))
     alike = torch.cosine_similarity(keys, keys[~first].mean(0, keepdim=True))
-    return wording.without([i for i, text in enumerate(texts) if text.subject_last == 0 and float(alike[i]) < SINK])
+    return wording.without([i for i, text in enumerate(texts) if text.site == 0 and float(alike[i]) < SINK])
 
 
 def nothing(place: FeedForward) -> Moment:
@@ -94,5 +94,5 @@ def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tu
     with place.keys() as entering, captured({0: editable.layers[place.layer]}) as leaving:
         replay.run_to(editable, ids, place.layer)
     keys, stream = (found.reshape(*ids.shape, -1) for found in (entering(), leaving[0]))
-    at = torch.arange(len(texts)), torch.tensor([e.subject_last for e in texts])
+    at = torch.arange(len(texts)), torch.tensor([e.site for e in texts])
     return keys[at], stream[at]

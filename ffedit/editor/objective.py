@@ -81,7 +81,7 @@ class Objective:
             self._texts += [*wording.prompts, *wording.essence]
             owners += [owner] * (len(self._texts) - len(owners))
         self._owner = torch.tensor(owners)
-        self._at = torch.tensor([text.subject_last for text in self._texts])
+        self._at = torch.tensor([text.site for text in self._texts])
         self._end = torch.tensor([_end(text) for text in self._texts])
         self._facts = [wording.facts for wording in wordings]
         self._answers, self._kept = self._weights()
@@ -252,6 +252,6 @@ def size(editable: Editable, place: FeedForward, wording: Wording) -> int:
     width, layers = place.shape[0], len(editable.layers) - place.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     texts = (*wording.prompts, *wording.essence)
-    furthest = max(text.subject_last for text in texts)
+    furthest = max(text.site for text in texts)
     held = sum(2 * layers * furthest + len(text.ids) for text in texts)
     return held * width + len(wording.essence) * vocabulary

@@ -86,12 +86,13 @@ def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfi
 def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> Wording:
     limit, subject = editable.max_tokens, facts[0].subject
     # The bare prompts come first: whatever is wrong with a fact shows here.
-    bare = [editable.encode(fact.text, fact.new_object, fact.span, limit) for fact in facts]
+    at = config.fact_token
+    bare = [replace(editable.encode(fact.text, fact.new_object, fact.span, limit), fact_token=at) for fact in facts]
     prompts: list[Encoded] = []
     fact_of: list[int] = []
     for i, fact in enumerate(facts):
         moved = [_after(lead, fact.text, fact.span) for lead in leads]
-        longer = [editable.encode(text, fact.new_object, span) for text, span in moved]
+        longer = [replace(editable.encode(text, fact.new_object, span), fact_token=at) for text, span in moved]
         fitting = [bare[i], *(text for text in longer if len(text.ids) <= limit)]
         prompts += fitting
         fact_of += [i] * len(fitting)
@@ -100,5 +101,5 @@ def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], con
         start = form.index("{}")
         text = editable.encode(form.replace("{}", subject), span=(start, start + len(subject)))
         if len(text.ids) <= limit:
-            essence.append(text)
+            essence.append(replace(text, fact_token=at))
     return Wording(tuple(prompts), tuple(fact_of), tuple(essence), leads)

@@ -10,15 +10,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ffedit.folders import placed
+from ffedit.tokens import FactToken
 
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
 Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"]
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-
-# Where a key is read, by the names of ROME's parameters.
-FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
 # Share of the total effect that a token must bring back in some layer to show a site.
 CLEAR = 0.1
