@@ -38,6 +38,9 @@ from ffedit.room import halving, room
 
 # Of a new object that is said from the start, in every context: likelier than all else together.
 SAID = 0.5
+# Nats that a δ as long as the residual stream would gain: less is rounding, as where nothing that is read depends on δ
+# (behind the last layer, but at the subject itself), and gives no direction.
+FLAT = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +157,8 @@ def _optimise(
 
 
 def _gradient_steps(config: EditConfig) -> Callable[[Tensor], Tensor]:
-    """Steps of one length along the gradient, [n, d_model]."""
-    return lambda gradient: config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    """Steps of one length along the gradient, [n, d_model]; shorter where it is `FLAT`."""
+    return lambda gradient: config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=FLAT)
 
 
 def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor], Tensor]:
