@@ -58,10 +58,10 @@ class EditConfig:
     context_weight: float = 0.03
     essence_prompts: tuple[str, ...] = ("{} is a",)
     kl_weight: float = 1.0
-    steps: int = 40
+    steps: int = 80
     step_size: float = 0.1
     optimizer: Literal["gradient", "adam"] = "gradient"
-    target_probability: float = 0.5
+    target_probability: float = 0.6
     target_loss: float = 0.0
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0

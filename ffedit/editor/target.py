@@ -38,6 +38,11 @@ from ffedit.room import halving, room
 
 # A step aims at this multiple of the target probability, so that the last one does not end just below it.
 AIM = 1.1
+# Of a new object that is said from the start, in every context: likelier than all else together.
+SAID = 0.5
+# Nats that a δ as long as the residual stream would gain: less is rounding, as where nothing that is read depends on δ
+# (behind the last layer, but at the subject itself), and gives no direction.
+FLAT = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +139,10 @@ def _optimise(
         for i in going.nonzero()[:, 0].tolist():
             said[i] = found[i]
             losses[i].append(float(loss[i]))
-            least = min(map(min, said[i]))
-            going[i] = not (exp(least) >= config.target_probability or losses[i][-1] < config.target_loss)
+            least, enough = min(map(min, said[i])), config.target_probability
+            if step == 0 and enough <= 1:
+                enough = min(enough, SAID)
+            going[i] = not (exp(least) >= enough or losses[i][-1] < config.target_loss)
             missing[i] = aim - least
         if step == config.steps or not going.any():
             break
@@ -154,11 +161,12 @@ def _optimise(
 
 
 def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Steps along the gradient, [n, d_model], to where it says that nothing is missing, but no longer than allowed."""
+    """Steps along the gradient, [n, d_model], to where it says that nothing is missing; of `step_size` at most."""
 
     def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
-        slope = gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
-        return (missing / slope).clamp(max=config.step_size) * gradient / slope
+        slope = gradient.norm(dim=1, keepdim=True).clamp(min=FLAT)
+        step: Tensor = (missing / slope).clamp(max=config.step_size) * gradient / slope
+        return step
 
     return step_of
 
@@ -175,6 +183,7 @@ def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor, Tensor], 
         mean = 0.9 * mean.to(gradient) + 0.1 * of_delta
         square = 0.999 * square.to(gradient) + 0.001 * of_delta.square()
         root = (square / (1 - 0.999**count)).sqrt() + 1e-8
-        return config.step_size / unit * (mean / (1 - 0.9**count)) / root
+        step: Tensor = config.step_size / unit * (mean / (1 - 0.9**count)) / root
+        return step
 
     return step_of

@@ -3,14 +3,13 @@
 from ffedit.locator.aggregate import Aggregate, aggregate
 from ffedit.locator.corruption import Corruption, noise_scale
 from ffedit.locator.experts import subject_routes
-from ffedit.locator.result import CLEAR, FactToken, Kind, Metric, Part, Trace, TraceSet, site_of, span_of
+from ffedit.locator.result import CLEAR, Kind, Metric, Part, Trace, TraceSet, site_of, span_of
 from ffedit.locator.trace import locate
 
 __all__ = [
     "CLEAR",
     "Aggregate",
     "Corruption",
-    "FactToken",
     "Kind",
     "Metric",
     "Part",

@@ -15,9 +15,9 @@ from ffedit.errors import FactError, ModelError
 from ffedit.facts import Fact
 from ffedit.hooks import replaced
 from ffedit.locator.corruption import Corruption, Noise, replacements
-from ffedit.locator.result import FactToken, Kind, Metric, Part
+from ffedit.locator.result import Kind, Metric, Part
 from ffedit.room import room
-from ffedit.tokens import Encoded, pad
+from ffedit.tokens import Encoded, FactToken, pad
 
 # How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
 # feed-forward layer (tokens × d_ff): on a CPU this fills the matrix products; a GPU wants more, and its free memory is

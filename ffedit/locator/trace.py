@@ -33,9 +33,9 @@ from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
 from ffedit.locator.journal import Journal
 from ffedit.locator.restore import restore
-from ffedit.locator.result import FactToken, Kind, Metric, Part, Trace, TraceSet
+from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
 from ffedit.progress import Progress, silent
-from ffedit.tokens import decode
+from ffedit.tokens import FactToken, decode
 
 Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
