@@ -27,22 +27,42 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "default": {"method": "memit", "preset": ("default", "memit")},
     "published": {"method": "rome", "preset": ("paper", "memit")},
 }
-ALONE = {"phrasings": 64, "own": 0.0, "keep": 0.0}  # phrasings that nothing is asked of, for what they are to carry
 # Of which reference, and what is exchanged: numbers of EditConfig, or "method", "preset", "layer", "weighting" of the
 # statistics ("types", "tokens"), "together" (facts in one edit) or "sequence" (one after another, scored at the end).
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {"of": "default"},
     # one left out
     "default - contexts": {"of": "default", "contexts": 0},
-    "default - steady": {"of": "default", "steady": 0.0},
-    "default - essence": {"of": "default", "essence": 0.0},
-    "default + essence prompts": {"of": "default", "essence_prompts": ["{} is a", "{}", "{} is known for"]},
-    "default - decay": {"of": "default", "weight_decay": 0.0},
-    "default - fall": {"of": "default", "fall": 1.0},
-    "default - end": {"of": "default", "target_probability": 2.0},
-    "default - gradient steps": {"of": "default", "absolute": True, "step_size": 0.5, "weight_decay": 0.5, "fall": 1.0},
-    "default - give_up": {"of": "default", "give_up": 0.0},
+    "default - context_weight": {"of": "default", "context_weight": 0.0},
+    "default - kl_weight": {"of": "default", "kl_weight": 0.0},
+    "default - weight_decay": {"of": "default", "weight_decay": 0.0},
+    "default - penalty_decay": {"of": "default", "penalty_decay": 1.0},
+    "default - target_probability": {"of": "default", "target_probability": 2.0},
+    "default - gradient steps": {
+        "of": "default",
+        "optimizer": "adam",
+        "step_size": 0.5,
+        "weight_decay": 0.5,
+        "penalty_decay": 1.0,
+    },
+    "default - memit_ridge": {"of": "default", "memit_ridge": 0.0},
     # one added
+    "default + essence prompts": {"of": "default", "essence_prompts": ["{} is a", "{}", "{} is known for"]},
+    "default + types": {"of": "default", "weighting": "types"},
+    "default + contexts": {"of": "default", "contexts": 20},
+    "published": {"of": "published"},
+    # what only several facts show: all at once, and one after another
+    "default, together": {"of": "default", "together": 1000},
+    "default, together - memit_ridge": {"of": "default, together", "memit_ridge": 0.0},
+    "default, together - context_weight": {"of": "default, together", "context_weight": 0.0},
+    "default, sequence": {"of": "default", "method": "alphaedit", "sequence": True},
+    "default, sequence - alphaedit_ridge": {"of": "default, sequence", "alphaedit_ridge": 0.0},
+}
+# Mechanisms that were measured and did not pay, so that EditConfig has them no more. They can be run at commit 507b65b,
+# whose `VARIANTS` held them, in its names (there, "fall" is penalty_decay).
+ALONE = {"phrasings": 64, "own": 0.0, "keep": 0.0}  # phrasings that nothing is asked of, for what they are to carry
+REMOVED_AT = "507b65b"
+REMOVED: dict[str, dict[str, Any]] = {
     "default + own": {"of": "default", **ALONE, "own": 1.0},
     "default + keep": {"of": "default", **ALONE, "keep": 12.0},
     "default + own + keep": {"of": "default", **ALONE, "own": 1.0, "keep": 12.0},
@@ -52,18 +72,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default + namesakes": {"of": "default", "namesakes": 4},
     "default + attempts": {"of": "default", "attempts": 6, "fall": 1.0},
     "default + anneal": {"of": "default", "anneal": True},
-    "default + types": {"of": "default", "weighting": "types"},
-    "default + contexts": {"of": "default", "contexts": 20},
-    "published": {"of": "published"},
-    # what only several facts show: all at once, and one after another
-    "default, together": {"of": "default", "together": 1000},
     "default, together + crowding": {"of": "default, together", "crowding": 28.0},
-    "default, together - give_up": {"of": "default, together", "give_up": 0.0},
-    "default, together - steady": {"of": "default, together", "steady": 0.0},
-    "default, sequence": {"of": "default", "method": "alphaedit", "sequence": True},
     "default, sequence + unburdened": {"of": "default, sequence", "unburdened": True},
     "default, sequence + surroundings": {"of": "default, sequence", "surround": True},
-    "default, sequence - null_give_up": {"of": "default, sequence", "null_give_up": 0.0},
 }
 OTHER = ("method", "preset", "layer", "weighting", "together", "sequence")
 SHOWN = (*RATES, "harmonic", "seconds")
@@ -75,6 +86,8 @@ def resolved(name: str, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     Raises:
         ffedit.FFEditError: it, or a number in it, is not there.
     """
+    if name in REMOVED and name not in variants:
+        raise ffedit.FFEditError(f"variant {name!r} is of a mechanism that was removed; run it at commit {REMOVED_AT}")
     if name not in variants:
         raise ffedit.FFEditError(f"there is no variant {name!r}; there is {', '.join(variants)}")
     own = {key: value for key, value in variants[name].items() if key != "of"}
@@ -82,7 +95,7 @@ def resolved(name: str, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     base = REFERENCES[of] if of == name else resolved(of, variants)
     numbers = {field.name for field in fields(EditConfig)}
     if unknown := [key for key in own if key not in numbers and key not in OTHER]:
-        raise ffedit.FFEditError(f"variant {name!r}: EditConfig has no {', '.join(unknown)} (any more)")
+        raise ffedit.FFEditError(f"variant {name!r}: EditConfig has no {', '.join(unknown)}")
     return {**base, **own}
 
 
@@ -125,7 +138,7 @@ def run(
     """Run the variants NAMES; none: all that edit one by one."""
     added = {name: json.loads(said) for name, _, said in (one.partition("=") for one in more)}
     variants = {**VARIANTS, **added}
-    one_by_one = [name for name in variants if not {"together", "sequence"} & resolved_or_none(name, variants).keys()]
+    one_by_one = [name for name in variants if not {"together", "sequence"} & resolved(name, variants).keys()]
     editable, facts = ffedit.load(model), facts_in(data, split, limit, probed)
     examiner = Examiner(editable)
     for name in names or (*added,) or one_by_one:
@@ -138,14 +151,6 @@ def run(
         edit_all(editable, facts, said, ffedit.stats(editable, [said["layer"]], text), examiner, journal)
         columns = columns_of(journal.lines, [line["fact"] for line in journal.lines])
         print(name, len(journal.lines), *(f"{n} {shown(interval(columns, n))}" for n in SHOWN), sep="  ", flush=True)
-
-
-def resolved_or_none(name: str, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """As `resolved`; empty where a number is not there any more."""
-    try:
-        return resolved(name, variants)
-    except ffedit.FFEditError:
-        return {"together": None}
 
 
 def edit_all(
@@ -228,7 +233,8 @@ def rendered(
 
     A difference is over the facts that both have.
     """
-    order = [name for name in VARIANTS if name in found] + [name for name in found if name not in VARIANTS]
+    known = [*VARIANTS, *REMOVED]
+    order = [name for name in known if name in found] + [name for name in found if name not in known]
     rows = [["variant", "facts", *SHOWN], ["---"] * (len(SHOWN) + 2)]
     for name in order:
         settings, lines = found[name]

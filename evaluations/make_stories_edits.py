@@ -8,7 +8,7 @@ completion is stable when the greedy next word is the same alone and behind each
 first wording and in at least one other, with a whole-word probability of at least 0.2 in the mean over the openings.
 Among the stable ones a seed chooses, each subject once and each sentence four times at most. No edit is tried.
 
-The first file served to choose `EditConfig.attempts`; the second, without its facts, is what is reported.
+The first file served to tune an earlier editor; the second, without its facts, is what is reported.
 
 Only in `whose` does the word depend on the subject; the other sentences end alike for (nearly) everybody.
 """

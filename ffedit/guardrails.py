@@ -116,6 +116,15 @@ def _before(report: Report, limits: Limits) -> Iterator[Breach]:
 
 def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach]:
     about, subjects = edit.provenance, len(by_subject(edit.facts))
+    sinks = [solved["subject"] for solved in about.get("solved", ()) if solved.get("sinks")]
+    if sinks:
+        yield Breach(
+            "sinks",
+            len(sinks),
+            f"{sinks[0]!r}{f' and {len(sinks) - 1} more subjects' if len(sinks) > 1 else ''}: one token, which is an "
+            "attention sink where it begins a text, so that a change there would reach every text; it is written only "
+            "where something stands before it. Put words before it in the prompt, or take --layers 0",
+        )
     for at, delta in edit.updates.items():
         memory = editable.memories[at]
         W, change = double(memory.value), double(delta.dense).to(double(memory.value).device)

@@ -16,8 +16,8 @@ from ffedit.editor import Value, by_subject, choose_values, read, word
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")
 FOURTH = Fact("old tower", "{} stands in", "France", "Rome")
 FOUR = (FACT, SECOND, THIRD, FOURTH)
-# All that a value may depend on, and own phrasings that take turns.
-FULL = EditConfig(contexts=2, phrasings=6, phrasings_per_step=4, phrasing_tokens=5, steps=6, attempts=2, keep=1.0)
+# All that a value may depend on: contexts, several essence prompts, falling penalties.
+FULL = EditConfig(contexts=2, essence_prompts=("{} is a", "the old {}"), steps=8, step_size=0.15)
 
 
 def choose(
@@ -29,8 +29,10 @@ def choose(
 ) -> list[Value]:
     """The values of all subjects of `facts`, found together."""
     place, wordings = editable.feed_forward[layer], word(editable, by_subject(facts), config)
-    keys = torch.stack([read(editable, place, wording).k for wording in wordings], 1)
-    return choose_values(editable, place, wordings, keys, config, progress)
+    readings = [read(editable, place, wording) for wording in wordings]
+    keys = torch.stack([reading.k for reading in readings], 1)
+    lengths = torch.stack([reading.stream.norm() for reading in readings])
+    return choose_values(editable, place, wordings, keys, lengths, config, progress)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:
@@ -48,7 +50,7 @@ def said(
     found = []
     for (fact,), value in zip(by_subject(facts), values, strict=True):
         (wording,) = word(editable, [[fact]], config)
-        found.append([[probability(editable, p.text, value.delta) for p in wording.prompts]])
+        found.append([[probability(editable, text, value.delta) for text in wording.prompts]])
     return found
 
 

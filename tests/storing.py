@@ -22,7 +22,7 @@ SOLVING = ("rome", *BATCH)
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")
 AGAIN = Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris")
 FACTS = (FACT, SECOND, THIRD)
-BARE = {"contexts": 0, "phrasings": 0, "essence_prompts": ()}
+BARE = {"contexts": 0, "essence_prompts": ()}
 
 
 def write(
@@ -41,7 +41,7 @@ def outputs(editable: Editable, layer: int, wordings: Sequence[Wording]) -> Tens
     memory, columns = editable.memories[layer], []
     for wording in wordings:
         rows = []
-        for text in wording.stated:
+        for text in wording.prompts:
             with captured({0: memory.module}) as given, torch.no_grad():
                 editable.model(input_ids=torch.tensor([text.ids]))
             rows.append(given[0].reshape(len(text.ids), -1)[text.subject_last])

@@ -39,12 +39,25 @@ def test_texts_stay_within_what_the_model_takes() -> None:
     editable = zoo.trained("gpt2", True)
     editable.model.config.n_positions = editable.max_tokens // 8
     assert editable.max_tokens == 8
-    for wording in word(editable, by_subject(FACTS), quick(contexts=3, phrasings=8, phrasing_tokens=14)):
-        texts = [p.text for p in (*wording.prompts, *wording.essence, *wording.phrasings)]
-        assert max(len(text.ids) for text in texts) <= 8 and wording.prompts and wording.phrasings
+    for wording in word(editable, by_subject(FACTS), quick(contexts=3, context_tokens=(1, 10))):
+        assert max(len(text.ids) for text in (*wording.prompts, *wording.essence)) <= 8
+        assert wording.essence and 0 < len(wording.prompts) < 4 * wording.facts, "longer ones are left out"
 
 
-@pytest.mark.parametrize(("number", "words"), [({"steps": 0}, "steps is 0"), ({"clamp": 0.0}, "clamp is 0.0")])
+MEANINGLESS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps is 0; at least 1"),
+    ({"tune_steps": 0}, "tune_steps is 0; at least 1"),
+    *(({name: 0.0}, f"{name} is 0.0; a number above 0") for name in ("max_delta_norm", "step_size", "penalty_decay")),
+    ({"target_probability": float("nan")}, "target_probability is nan; a number above 0"),
+    *(({name: -1.0}, f"{name} is -1.0; 0 or more") for name in ("kl_weight", "weight_decay", "context_weight")),
+    *(({name: -0.1}, f"{name} is -0.1; 0 or more") for name in ("memit_ridge", "alphaedit_ridge", "null_share")),
+    ({"contexts": -1}, "contexts is -1; 0 or more"),
+    ({"optimizer": "sgd"}, "optimizer is 'sgd'; gradient or adam"),
+    ({"essence_prompts": ("it is a",)}, "essence prompt 'it is a' .* place of the subject"),
+]
+
+
+@pytest.mark.parametrize(("number", "words"), MEANINGLESS)
 def test_numbers_without_meaning_are_refused(number: dict[str, Any], words: str) -> None:
     with pytest.raises(EditError, match=words):
         quick(**number)
@@ -104,14 +117,15 @@ def test_the_registry_names_every_method_and_the_command_lists_it(capsys: pytest
 
 
 def test_the_presets_of_the_papers_have_the_published_numbers() -> None:
-    """ROME, appendix E.5: 20 steps of 0.5, decay 0.5, KL 0.0625, clamp 4, twenty contexts of 5 and 10 tokens.
+    """ROME, appendix E.5: 20 steps of 0.5, decay 0.5, KL 0.0625, a bound of 4, twenty contexts of 5 and 10 tokens.
 
     MEMIT for GPT-J: 25 steps, five contexts of 10 tokens, the rest the same.
     """
-    assert (PAPER.steps, PAPER.step_size, PAPER.absolute, PAPER.anneal) == (20, 0.5, True, False)
-    assert (PAPER.weight_decay, PAPER.essence, PAPER.essence_prompts) == (0.5, 0.0625, ("{} is a",))
-    assert (PAPER.clamp, PAPER.contexts, PAPER.context_tokens) == (4.0, 20, (5, 10))
-    assert (PAPER.phrasings, PAPER.swap, PAPER.steady, PAPER.attempts, PAPER.stop) == (0, False, 0.0, 1, 0.05)
+    assert (PAPER.steps, PAPER.step_size, PAPER.optimizer) == (20, 0.5, "adam")
+    assert (PAPER.weight_decay, PAPER.kl_weight, PAPER.essence_prompts) == (0.5, 0.0625, ("{} is a",))
+    assert (PAPER.max_delta_norm, PAPER.contexts, PAPER.context_tokens) == (4.0, 20, (5, 10))
+    assert (PAPER.target_loss, PAPER.penalty_decay, PAPER.context_weight) == (0.05, 1.0, 0.0)
+    assert PAPER.target_probability > 1, "the loss alone ends it"
     assert dataclasses.replace(PAPER, contexts=5, context_tokens=(10,), steps=25) == PAPER_MEMIT
 
 

@@ -155,7 +155,7 @@ def taught() -> Editable:
     return copy.deepcopy(_taught())
 
 
-ENOUGH = {**ALONE, "steps": 60, "attempts": 3, "step_size": 0.4, "clamp": 20.0}
+ENOUGH = {**ALONE, "steps": 60, "step_size": 0.4, "max_delta_norm": 20.0}
 
 
 def write(editable: Editable, **numbers: Any) -> ffedit.Edit:
@@ -215,7 +215,7 @@ def test_everything_that_is_asked_of_a_fact_is_asked_in_the_chat(monkeypatch: py
     monkeypatch.setattr(Editable, "encode", heard)
     ffedit.evaluate(editable, [fact], full=True)
     ffedit.locate(editable, [fact], samples=1)
-    ffedit.edit(editable, [fact], "rome", [0], quick(contexts=2, phrasings=2, steps=1), Corpus(tokens=200))
+    ffedit.edit(editable, [fact], "rome", [0], quick(contexts=2, steps=1), Corpus(tokens=200))
     assert len(texts) > 15 and all(
         text.startswith("<s><|user|>") and text.count("<|assistant|>") == 1 for text in texts
     )
@@ -248,10 +248,10 @@ def test_an_object_in_running_text_is_other_tokens_than_at_the_beginning_of_a_tu
     tokenizer = spoken_in(zoo.bytes_bpe(True))
     editable = learned("gpt2", tokenizer, [asked(tokenizer).ids], steps=2, chat=True)
     (wording,) = word(editable, [[FACT]], quick())
-    shown = [tuple(tokenizer.convert_ids_to_tokens(pair)) for pair in wording.swaps]
-    assert [first.startswith("Ġ") for first, _ in shown] == [False, True] and wording.facts == 1
-    assert all(p.text.text.startswith("<s><|user|>") for p in (*wording.prompts, *wording.essence))
-    assert not any("<|" in p.text.text[3:20] for p in wording.phrasings)
+    plain = encode(tokenizer, FACT.text, FACT.new_object, FACT.span)
+    shown = [tokenizer.convert_ids_to_tokens(list(ids)) for ids in (wording.prompts[0].target_ids, plain.target_ids)]
+    assert [tokens[0].startswith("Ġ") for tokens in shown] == [False, True] and wording.facts == 1
+    assert all(text.text.startswith("<s><|user|>") for text in (*wording.prompts, *wording.essence))
 
 
 # The command line ---------------------------------------------------------------------------------

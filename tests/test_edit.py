@@ -51,7 +51,7 @@ def test_the_update_gives_the_value_at_the_key_exactly(family: str, bos: bool, l
 @families
 def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, contexts=4, steady=0.0)
+    memory, edit = editable.memories[1], write(editable, contexts=4, context_weight=0.0)
     k, v = edit.keys[memory.address][:, 0], edit.values[memory.address][:, 0]
     C = collect_moments(editable, memory, CORPUS).C
     stored = edit.updates[memory.address].dense
@@ -79,7 +79,7 @@ def test_without_contexts_the_key_is_the_one_of_the_real_forward_pass(family: st
 def test_every_other_key_moves_by_its_share_of_the_residual(family: str, bos: bool) -> None:
     """In the real forward pass the output moves by δ · (k_j · u), whatever the prompt."""
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, steady=0.0)
+    memory, edit = editable.memories[1], write(editable, context_weight=0.0)
     delta, k = edit.updates[memory.address], edit.keys[memory.address][:, 0]
     u = torch.linalg.solve(collect_moments(editable, memory, CORPUS).C, k)
     residual = edit.values[memory.address][:, 0] - memory.value.double() @ k
@@ -93,12 +93,12 @@ def test_every_other_key_moves_by_its_share_of_the_residual(family: str, bos: bo
 
 
 @families
-def test_steadied_the_subject_moves_alike_in_all_contexts(family: str, bos: bool) -> None:
+def test_with_contexts_counted_in_the_subject_moves_alike_in_all_of_them(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
     memory = editable.memories[1]
     spread = []
-    for steady in (0.0, 1e4):
-        edit = write(editable, contexts=3, phrasings=0, namesakes=0, steady=steady)
+    for weight in (0.0, 1e4):
+        edit = write(editable, contexts=3, context_weight=weight)
         residual = edit.values[memory.address][:, 0] - memory.value.double() @ edit.keys[memory.address][:, 0]
         texts = [FACT.text, *(lead + (" " if lead[-1] in ".!?" else ". ") + FACT.text for lead in _leads(edit))]
         moved = []
@@ -118,7 +118,7 @@ def _leads(edit: Edit) -> list[str]:
 @families
 def test_the_key_is_the_mean_over_the_contexts_named_in_the_provenance(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, contexts=3, phrasings=0)
+    memory, edit = editable.memories[1], write(editable, contexts=3)
     contexts = edit.provenance["solved"][0]["contexts"]
     assert contexts, "the model's own prefixes, written down"
     texts = [FACT.text, *(lead + (" " if lead[-1] in ".!?" else ". ") + FACT.text for lead in contexts)]

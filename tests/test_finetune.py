@@ -31,7 +31,7 @@ def test_fine_tuning_lowers_the_loss_and_its_bound_holds_entry_by_entry(family: 
 def test_fine_tuning_takes_the_gradient_of_the_mean_loss_over_the_prompts() -> None:
     editable, config = zoo.trained("gpt2", True), quick(tune_steps=1, tune_rate=1e-3)
     memory = editable.memories[1]
-    texts = [p.text for wording in word(editable, by_subject(FACTS), quick(phrasings=0)) for p in wording.prompts]
+    texts = [text for wording in word(editable, by_subject(FACTS), quick()) for text in wording.prompts]
     loss = torch.zeros(())
     for text in texts:
         logits = editable.model(input_ids=torch.tensor([text.ids])).logits[0].log_softmax(-1)
@@ -50,7 +50,7 @@ def test_fine_tuning_ends_where_the_loss_is_low_enough(monkeypatch: pytest.Monke
     """At 1e-2, as published, whatever the numbers of the other methods say."""
     assert finetune.STOP == 1e-2
     editable = zoo.trained("gpt2", True)
-    (whole,) = write(editable, [FACT], "ft", tune_steps=8, stop=1e9).provenance["solved"]
+    (whole,) = write(editable, [FACT], "ft", tune_steps=8, target_loss=1e9).provenance["solved"]
     monkeypatch.setattr(finetune, "STOP", whole["loss"][4] * 1.0001)
     (solved,) = write(editable, [FACT], "ft", tune_steps=8).provenance["solved"]
     assert len(whole["loss"]) == 8 and solved["loss"] == whole["loss"][:5]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,13 @@ import torch
 import zoo
 from shell import shell
 from storing import AGAIN, BARE, EXACT, SOLVING, THIRD, outputs, write
-from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit import EditError, Fact
+from ffedit import EditError, Fact, editor
 from ffedit.anatomy import Editable
-from ffedit.editor import by_subject, collect, read, word
-from ffedit.editor.batch import read_all
+from ffedit.editor import Value, by_subject, collect, word
 from ffedit.editor.earlier import check_after
-from ffedit.editor.job import Job
-from ffedit.editor.surroundings import surroundings, wordings
 from ffedit.memory import Address
 
 Written = tuple[Editable, tuple[Fact, ...], int]
@@ -49,7 +44,7 @@ def test_what_is_written_already_is_not_written_again(name: str, method: str, re
     editable, facts, layer = request.getfixturevalue(name)
     stats, at = collect(editable, [editable.memories[layer]], CORPUS), Address(layer)
     first = ffedit.edit(editable, facts, method, [layer], stats=stats)
-    assert first.norms()[at] > 1.0 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
+    assert first.norms()[at] > 0.5 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
     with first.applied(editable):
         again = ffedit.edit(editable, facts, method, [layer], stats=stats)
         assert again.norms()[at] <= 0.1 * first.norms()[at]
@@ -85,7 +80,7 @@ def test_but_not_of_a_subject_that_is_written_anew(method: str) -> None:
     first = write(editable, [FACT, SECOND], method, **BARE)
     first.apply_(editable)
     other = dataclasses.replace(FACT, target="Madrid", previous="Rome")
-    edit = write(editable, [other], method, after=[first], **BARE, steady=0.0, null_share=0.3)
+    edit = write(editable, [other], method, after=[first], **BARE, context_weight=0.0, null_share=0.3)
     own, kept = ((edit.updates[at] @ first.keys[at][:, i]).norm() for i in range(2))
     asked = (edit.values[at] - editable.memories[at].value.double() @ edit.keys[at]).norm()
     assert float(own) > 0.5 * float(asked), "the first edit's key of this subject is free to give another value"
@@ -131,66 +126,17 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
     assert "2 kept keys by" in said and "guarantee" not in write(editable, [THIRD], "memit", **BARE).provenance
 
 
-@pytest.mark.parametrize("method", SOLVING)
-def test_later_edits_leave_an_earlier_one_alone_in_all_its_texts(method: str) -> None:
-    """Not at its mean key only: there, and at the words beside the subject."""
-    at, numbers = Address(1), {**BARE, "contexts": 4, "steady": 1.0, "null_share": 0.5}
-    moved: list[list[float]] = []
-    for told in (True, False):
-        editable = zoo.trained("gpt2", True)
-        first = write(editable, [FACT], method, **numbers)
-        (wording,) = word(editable, [[FACT]], quick(**numbers))
-        reading = read(editable, editable.feed_forward[1], wording)
-        first.apply_(editable)
-        kept = first if told else first.noted(solved=[])
-        delta = write(editable, [SECOND], method, after=[kept], **numbers).updates[at]
-        texts = (reading.same.double(), reading.beside.double())
-        moved.append([float((delta @ keys.T).norm()) / delta.norm() for keys in texts])
-    assert all(now < 0.8 * before for now, before in zip(*moved, strict=True)), moved
-
-
-def test_texts_of_earlier_edits_are_counted_once_however_often_they_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reads: list[object] = []
-    monkeypatch.setattr(
-        "ffedit.editor.surroundings.wordings", lambda *asked: (reads.append(asked), wordings(*asked))[1]
-    )
-
-    def moment(editable: Editable, edits: Sequence[ffedit.Edit], weight: float = 0.1) -> Tensor:
-        found = surroundings(editable, editable.feed_forward[1], edits, weight)
-        assert isinstance(found, Tensor)
-        return found
-
-    editable = zoo.build("gpt2", bos=True)
-    edits = [write(editable, [fact], "memit", contexts=2, phrasings=4) for fact in (FACT, SECOND, THIRD)]
-    grown = [moment(editable, edits[:n]) for n in (1, 2, 3)]
-    assert len(reads) == 3
-    _, whole = read_all(editable, editable.feed_forward[1], list(wordings(editable, edits[:1]).values()), 0.1)
-    torch.testing.assert_close(grown[0], whole, rtol=1e-6, atol=1e-12)
-    assert torch.equal(grown[-1], moment(zoo.build("gpt2", bos=True), edits))
-    assert float(grown[0].trace()) < float(grown[1].trace())
-    assert torch.equal(moment(editable, edits[:1]), grown[0]), "another sequence begins anew"
-    assert torch.equal(moment(editable, edits[:1], 0.2), 2 * grown[0])
-    with write(editable, [FACT], "ft", [0], tune_rate=0.1).applied(editable):
-        assert not torch.equal(moment(editable, edits[:1], 0.2), 2 * grown[0]), "keys hang on the layers below"
-    assert surroundings(editable, editable.feed_forward[1], edits, 0.0) is None
-    assert surroundings(editable, editable.feed_forward[0], edits, 0.1) is None
-
-
-def test_what_was_fine_tuned_or_is_not_in_the_model_has_nothing_to_keep_or_to_take_out() -> None:
+def test_what_was_fine_tuned_has_nothing_to_keep() -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
     mixed = write(editable, [FACT], "ft", tune_steps=2) + write(editable, [SECOND], "memit", **BARE)
     with mixed.applied(editable):
         assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
-    absent = [write(editable, [THIRD], "memit", after=[mixed], **BARE, unburdened=one) for one in (True, False)]
-    assert torch.equal(*(edit.updates[at].dense for edit in absent))
 
 
 @pytest.mark.parametrize(
     ("family", "dtype"), [("gpt2", torch.float32), ("gpt2", torch.bfloat16), ("llama", torch.float32)]
 )
-def test_what_is_not_in_the_model_is_not_taken_out_of_it(family: str, dtype: torch.dtype) -> None:
+def test_what_is_not_in_the_model_is_not_kept(family: str, dtype: torch.dtype) -> None:
     editable = zoo.trained(family, True, dtype)
     absent, *chain = (write(editable, [fact], "memit", **BARE) for fact in (THIRD, FACT))
     for edit in chain:
@@ -220,47 +166,19 @@ def test_edits_of_another_model_are_not_kept() -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_earlier_edits_are_taken_out_to_the_bit_and_put_back(dtype: torch.dtype) -> None:
-    editable, at = zoo.trained("gpt2", True, dtype), Address(1)
-    facts = (FACT, SECOND, dataclasses.replace(FACT, prompt=AGAIN.prompt, target=AGAIN.target))
-    original, edits = editable.memories[at].value.clone(), []
-    for fact in facts[:2]:
-        edits.append(write(editable, [fact], "memit", after=edits, **BARE))
-        edits[-1].apply_(editable)
-    edited = editable.memories[at].value.clone()
-    seen: list[Tensor] = []
-    for fact in (THIRD, facts[2]):
-        job = Job(editable, [fact], editable.feed_forward[1:2], quick(**BARE), {}, edits)
-        with pytest.raises(KeyboardInterrupt), job.unburdened():
-            seen.append(editable.memories[at].value.clone())
-            raise KeyboardInterrupt
-        assert torch.equal(editable.memories[at].value, edited)
-    assert torch.equal(seen[0], original)
-    assert not torch.equal(seen[1], original), "an edit of the same subject stays"
-
-
-def test_a_sequence_that_keeps_its_keys_is_one_batch() -> None:
-    """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both: of smallest C-norm with the same solution."""
+def test_a_sequence_that_keeps_its_keys_is_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both for the same values: of smallest C-norm."""
     editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
-    numbers = {**BARE, "steady": 0.0, "crowding": 0.0}  # the same values
-    batch = write(editable, [FACT, SECOND], "emmet", **numbers).updates[at].dense
-    first = write(editable, [FACT], "emmet", **numbers)
+    stats, config = collect(editable, [editable.memories[1]], CORPUS), quick(**BARE, context_weight=0.0)
+    batch = editor.write(editable, [FACT, SECOND], "emmet", [1], config, stats)
+    first = editor.write(editable, [FACT], "emmet", [1], config, stats)
+    torch.testing.assert_close(first.values[at][:, 0], batch.values[at][:, 0])
     first.apply_(editable)
-    apart = []
-    for unburdened in (True, False):
-        later = write(editable, [SECOND], "emmet", after=[first], **numbers, unburdened=unburdened)
-        apart.append(float((first.updates[at].dense + later.updates[at].dense - batch).norm() / batch.norm()))
-    assert apart[0] < 1e-6 < apart[1]
-
-
-def test_earlier_edits_of_the_same_subject_stay_while_a_value_is_chosen() -> None:
-    """What its other facts say now is to be kept, not what they said first."""
-    editable, at = zoo.trained("gpt2", True), Address(1)
-    first = write(editable, [FACT], "memit", **BARE)
-    first.apply_(editable)
-    before = editable.memories[at].value.clone()
-    other = dataclasses.replace(FACT, prompt=AGAIN.prompt, target=AGAIN.target)
-    found = [write(editable, [other], "memit", after=[first], **BARE, unburdened=one) for one in (True, False)]
-    assert torch.equal(*(edit.updates[at].dense for edit in found))
-    assert torch.equal(editable.memories[at].value, before)
+    value = Value(batch.values[at][:, 1], batch.values[at][:, 1], (), (1.0,))
+    monkeypatch.setattr("ffedit.editor.batch.choose_values", lambda *_: [value])
+    off = []
+    for after in ((first,), ()):
+        later = editor.write(editable, [SECOND], "emmet", [1], config, stats, after)
+        gap = first.updates[at].dense + later.updates[at].dense - batch.updates[at].dense
+        off.append(float(gap.norm()) / batch.norms()[at])
+    assert off[0] < 1e-6 < 1e-3 < off[1]

@@ -18,7 +18,7 @@ from ffedit.memory import Address
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(
-    "numbers", [BARE, {"contexts": 3, "phrasings": 0}, {"phrasings": 4}], ids=["bare", "in contexts", "own"]
+    "numbers", [BARE, {"contexts": 3}, {"contexts": 3, "context_weight": 1.0}], ids=["bare", "in contexts", "steady"]
 )
 def test_emmet_gives_every_subject_its_mean_value_exactly(family: str, numbers: dict[str, Any]) -> None:
     editable = zoo.trained(family, True)
@@ -32,21 +32,21 @@ def test_emmet_gives_every_subject_its_mean_value_exactly(family: str, numbers: 
 def test_memit_and_alphaedit_give_it_but_for_the_share_that_they_give_up(family: str, method: str) -> None:
     editable, left = zoo.trained(family, True), []
     for give_up in (0.01, 0.0001):
-        edit = write(editable, FACTS, method, **BARE, give_up=give_up, null_give_up=give_up, null_share=0.3)
+        edit = write(editable, FACTS, method, **BARE, memit_ridge=give_up, alphaedit_ridge=give_up, null_share=0.3)
         left.append(float(missed(editable, edit, quick(**BARE)).max()))
     assert 0.3 > left[0] > 3 * left[1] > 0
-    alone = write(editable, [FACT], method, **BARE, steady=0.0)
+    alone = write(editable, [FACT], method, **BARE, context_weight=0.0)
     config = quick(**BARE)
-    share = config.give_up if method == "memit" else config.null_give_up
+    share = config.memit_ridge if method == "memit" else config.alphaedit_ridge
     assert float(missed(editable, alone, config)) == pytest.approx(share / (1 + share), rel=1e-2)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
 def test_alphaedit_may_give_up_nothing_to_the_size_of_its_change(family: str) -> None:
-    """The end that smaller and smaller shares lead to, with own texts in more directions than there are."""
+    """The end that smaller and smaller shares lead to, with contexts in fewer directions than there are."""
     editable = zoo.trained(family, True)
-    numbers = {"contexts": 3, "phrasings": 4, "steady": 1.0, "null_share": 0.3}
-    found = [write(editable, FACTS, "alphaedit", **numbers, null_give_up=share) for share in (0.01, 1e-9, 0.0)]
+    numbers = {"contexts": 3, "context_weight": 1.0, "null_share": 0.3}
+    found = [write(editable, FACTS, "alphaedit", **numbers, alphaedit_ridge=share) for share in (0.01, 1e-9, 0.0)]
     dense = [torch.cat([delta.dense for delta in edit.updates.values()], 1) for edit in found]
     sizes = [float(delta.norm()) for delta in dense]
     assert sizes[0] < sizes[1] <= sizes[2]

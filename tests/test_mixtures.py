@@ -27,14 +27,14 @@ from ffedit.tokens import pad
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
 SECOND = Fact("Leo Tolstoy", "{} stands in", "France", "Germany")
-BARE = EditConfig(contexts=0, phrasings=0, essence=0.0, steps=4, attempts=1, steady=0.0)
+BARE = EditConfig(contexts=0, kl_weight=0.0, steps=4, context_weight=0.0)
 TEXT = Corpus(tokens=1024)
 FAMILIES = list(zoo.MIXTURES)
 METHODS = ("rome", "emmet", "memit", "alphaedit")
 
 
 def edited(editable: Editable, method: str = "rome", facts: tuple[Fact, ...] = (FACT,), **numbers: Any) -> ffedit.Edit:
-    config = dataclasses.replace(BARE, null_share=0.5, give_up=1e-9, null_give_up=1e-9, **numbers)
+    config = dataclasses.replace(BARE, null_share=0.5, memit_ridge=1e-9, alphaedit_ridge=1e-9, **numbers)
     return write(editable, facts, method, [len(editable.layers) - 2], config, TEXT)
 
 
@@ -86,7 +86,7 @@ def test_keys_carry_the_routers_weight() -> None:
     (place,) = places(editable, [1], word(editable, by_subject([FACT]), BARE))
     (wording,) = word(editable, [[FACT]], BARE)
     k = read(editable, place, wording).k
-    text = wording.prompts[0].text
+    text = wording.prompts[0]
     weights = routing.routes(editable, [text], [1])[1].weights[0]
     block = editable.feed_forward[1].mixture
     assert block is not None
@@ -245,9 +245,9 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
         lambda c: algebra.least_squares(W, K, V, c, 0.1, P),
     ):
         torch.testing.assert_close(solve(C).dense, solve(dense).dense)
-    k, same, beside = K[:, 0], K.T, V.new_ones(2, 10)
-    spread = algebra.steadied(C, k, same, [beside], 0.5)
-    whole = algebra.steadied(dense, k, same, [beside], 0.5)
+    k, same = K[:, 0], K.T
+    spread = algebra.add_context_moment(C, k, same, 0.5)
+    whole = algebra.add_context_moment(dense, k, same, 0.5)
     assert isinstance(spread, Blocks) and isinstance(whole, Tensor)
     torch.testing.assert_close(torch.block_diag(*spread.blocks), whole * (dense != 0))
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_two_facts_of_one_subject_share_a_value_that_says_both(previous: str) ->
         Fact("Oscar Wilde", "{} followed the professional calling of", "architect", previous),
     )
     other = Fact("Arthur Miller", "The mother of {} gave birth in the city of", "Philadelphia", "New York")
-    config = EditConfig(contexts=0, phrasings=4, steps=15)
+    config = EditConfig(contexts=0)
     values = choose(editable, [both[0], other, both[1]], config, layer=0)
     assert len(values) == 2, "a column for each subject"
     assert len(values[0].probabilities) == 2 and min(values[0].probabilities) > 0.3
@@ -35,32 +35,25 @@ def test_two_facts_of_one_subject_share_a_value_that_says_both(previous: str) ->
         assert probability(editable, text, values[0].delta, layer=0) == pytest.approx(expected, rel=1e-3)
 
 
-def test_an_old_object_that_two_facts_share_gives_each_new_one_half() -> None:
-    editable = zoo.trained("gpt2", True)
-    both = [
-        Fact("Eiffel tower", "the {} is located in", "Rome", "Paris"),
-        Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris"),
-    ]
-    (wording,) = word(editable, [both], FULL)
-    one = Objective(editable, editable.feed_forward[0], [wording], FULL)
-    rome, berlin, paris = editable.tokenizer.convert_tokens_to_ids(["Rome", "Berlin", "Paris"])
-    for bucket in one._buckets:
-        before = bucket.recording.logits.double().softmax(-1)
-        if not len(before):
-            continue
-        torch.testing.assert_close(bucket.before.sum(-1).double(), torch.ones(len(before)).double(), rtol=1e-6, atol=0)
-        for new in (rome, berlin):
-            expected = before[:, new] + before[:, paris] / 2
-            torch.testing.assert_close(bucket.before[:, new].double(), expected, rtol=1e-5, atol=1e-7)
-    stated = [p for p in wording.phrasings if p.text.target_ids]
-    assert not stated, "whose fact an own phrasing states cannot be told"
+def test_each_fact_of_a_subject_counts_as_much_as_one_alone() -> None:
+    """However many contexts each has: −log P is a mean over those of a fact and a sum over facts."""
+    editable = zoo.trained("gpt2", True, torch.float64)
+    facts = [FOUR[0], Fact(FOUR[0].subject, "the city of {} is", "Berlin", "Paris")]
+    config = dataclasses.replace(FULL, kl_weight=0.0)
+    (both,), alone = word(editable, [facts], config), word(editable, [[fact] for fact in facts], config)
+    uneven = dataclasses.replace(both, prompts=both.prompts[:-1], fact_of=both.fact_of[:-1])
+    delta = 0.3 * torch.randn(1, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(wording: Wording) -> float:
+        one = Objective(editable, editable.feed_forward[0], [wording], config)
+        return float(one.loss_and_gradient(delta, torch.ones(1, dtype=torch.bool))[0])
+
+    assert both.facts == 2 and loss(both) == pytest.approx(sum(loss(one) for one in alone), rel=1e-9)
+    fewer = dataclasses.replace(alone[1], prompts=alone[1].prompts[:-1], fact_of=alone[1].fact_of[:-1])
+    assert loss(uneven) == pytest.approx(loss(alone[0]) + loss(fewer), rel=1e-9)
 
 
 def test_texts_of_one_subject_do_not_depend_on_the_others() -> None:
     editable = zoo.trained("gpt2", True)
-
-    def plainly(wording: Wording) -> Any:
-        return wording.prompts, wording.essence, wording.swaps, wording.phrasings
-
-    alone = [plainly(word(editable, [[fact]], FULL)[0]) for fact in FOUR]
-    assert [plainly(wording) for wording in word(editable, by_subject(FOUR), FULL)] == alone
+    alone = [word(editable, [[fact]], FULL)[0] for fact in FOUR]
+    assert word(editable, by_subject(FOUR), FULL) == alone

@@ -22,18 +22,19 @@ from ffedit.memory import Address
 def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     """The residual stream behind the last layer reaches its target, and the first layer alone does not get it there."""
     editable, last = zoo.trained(family, True), 1
-    numbers: dict[str, Any] = {"contexts": 1, "phrasings": 0, "null_share": 0.5}
+    numbers: dict[str, Any] = {"contexts": 1, "null_share": 0.5}
     edit = write(editable, FACTS, method, [1, 0], **numbers)
     assert edit.layers == [0, 1] and edit.provenance["layers"] == [0, 1]
     place = editable.feed_forward[last]
-    config = quick(**numbers).among(len(by_subject(FACTS)), place.matrix.shape[1])
+    config = quick(**numbers)
     wordings = word(editable, by_subject(FACTS), config)
 
     def streams() -> Tensor:
         return torch.stack([read(editable, place, wording).stream for wording in wordings], 1)
 
     keys, before = torch.stack([read(editable, place, w).k for w in wordings], 1), streams()
-    deltas = torch.stack([value.delta for value in choose_values(editable, place, wordings, keys, config)], 1)
+    values = choose_values(editable, place, wordings, keys, before.norm(dim=0), config)
+    deltas = torch.stack([value.delta for value in values], 1)
     lower = editable.memories[0]
     asked = edit.values[lower.address] - lower.value.double() @ edit.keys[lower.address]
     torch.testing.assert_close(asked, deltas / 2, rtol=1e-4, atol=1e-6, msg="an equal part to each layer")

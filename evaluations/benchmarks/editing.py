@@ -4,9 +4,8 @@
 
 GPT-2 124M in shape, with random weights, float32. A fact is a prompt of 12 tokens, its subject at tokens 3 to 6 counted
 from 0 (δ is added at token 6), its new object one token; it stands bare and after each of 10 contexts of 10 tokens,
-which all facts share. One essence prompt of 6 tokens, its subject at tokens 0 to 3. No phrasings of the model's own. 20
-Adam steps at layer 4, none left out. The steps are relative to ‖W k*‖: a step in the units of a trained model's layer
-would mean nothing with random weights.
+which all facts share. One essence prompt of 6 tokens, its subject at tokens 0 to 3. 20 steps at layer 4 with ffedit's
+other defaults, none left out: a value is not done before, whatever it reaches. Both sides take the same steps.
 
 `reference_value.plain_value` takes one fact at a time; ffedit takes one fact, and all facts as one batch. They run in
 one process, by turns, after a warm-up; in each round the single fact is another one. k* and v* are in the seconds of
@@ -36,16 +35,16 @@ from torch import Tensor
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.editor.config import PAPER, EditConfig
+from ffedit.editor.config import EditConfig
 from ffedit.editor.keys import read
 from ffedit.editor.target import choose_values
-from ffedit.editor.wording import Phrasing, Wording
+from ffedit.editor.wording import Wording
 from ffedit.tokens import Encoded
 
 LAYER, SEED = 4, 0
 CONTEXTS, CONTEXT, PROMPT, SUBJECT, ESSENCE = 10, 10, 12, (3, 7), 6
-CONFIG = replace(PAPER, contexts=CONTEXTS, context_tokens=(CONTEXT,), absolute=False, stop=0.0)
-# Two float32 paths through 20 steps of Adam, which divides each entry of the gradient by its size.
+CONFIG = EditConfig(contexts=CONTEXTS, context_tokens=(CONTEXT,), steps=20, target_probability=2.0)
+# Two float32 paths through 20 steps, of which each divides the gradient by its length.
 TOLERANCE = 1e-3
 
 
@@ -53,8 +52,10 @@ TOLERANCE = 1e-3
 def ours(editable: ffedit.Editable, wordings: Sequence[Wording], config: EditConfig) -> list[Tensor]:
     """v* of each of `wordings`, as `ffedit.edit` finds it: k* first, then all values together."""
     place = editable.feed_forward[LAYER]
-    keys = torch.stack([read(editable, place, wording).k for wording in wordings], 1)
-    return [value.v for value in choose_values(editable, place, wordings, keys, config)]
+    readings = [read(editable, place, wording) for wording in wordings]
+    keys = torch.stack([reading.k for reading in readings], 1)
+    lengths = torch.stack([reading.stream.norm() for reading in readings])
+    return [value.v for value in choose_values(editable, place, wordings, keys, lengths, config)]
 
 
 def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> PlainValue:
@@ -62,18 +63,20 @@ def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> P
     memory = editable.memories[LAYER]
     return plain_value(
         editable.model,
+        editable.layers[LAYER],
         memory.module,
         memory.value,
-        [Text(p.text.ids, p.text.answer, p.text.subject_last) for p in wording.prompts],
-        [Text(p.text.ids, p.text.answer, p.text.subject_last) for p in wording.essence],
+        [Text(text.ids, text.answer, text.subject_last) for text in wording.prompts],
+        [Text(text.ids, text.answer, text.subject_last) for text in wording.essence],
+        optimizer=config.optimizer,
         steps=config.steps,
         step_size=config.step_size,
-        relative=not config.absolute,
-        cosine=config.anneal,
-        clamp=config.clamp,
+        max_delta_norm=config.max_delta_norm,
         weight_decay=config.weight_decay,
-        kl_weight=config.essence,
-        stop=config.stop,
+        kl_weight=config.kl_weight,
+        penalty_decay=config.penalty_decay,
+        target_probability=config.target_probability,
+        target_loss=config.target_loss,
     )
 
 
@@ -88,16 +91,14 @@ def worded(vocabulary: int, facts: int) -> list[Wording]:
     found = []
     for _ in range(facts):
         prompt, answer = drawn(PROMPT), drawn(1)
-        subject = prompt[slice(*SUBJECT)]
+        first, last = SUBJECT
+        subject = prompt[first:last]
         prompts = tuple(
-            Phrasing(
-                Encoded("", context + prompt + answer, len(context) + PROMPT, tuple(len(context) + i for i in SUBJECT))
-            )
+            Encoded("", context + prompt + answer, len(context) + PROMPT, (len(context) + first, len(context) + last))
             for context in contexts
         )
         essence = Encoded("", subject + drawn(ESSENCE - len(subject)), ESSENCE, (0, len(subject)))
-        swap = (answer[0], answer[0])
-        found.append(Wording(prompts, (), (Phrasing(essence, (ESSENCE - 1,)),), (swap,), ()))
+        found.append(Wording(prompts, (0,) * len(prompts), (essence,), ()))
     return found
 
 
@@ -109,25 +110,25 @@ def products(editable: ffedit.Editable, wording: Wording, steps: int) -> tuple[i
     products of queries with keys and of their weights with values are neglected (below 1 % at these lengths).
 
     The reference: one pass of all texts, padded, all layers, all logits; then for each step the same, and back again
-    as far as the layer.
+    as far as the layer; and once more forward, for what the last step reached.
     The task: one pass of all texts, unpadded, without what stands at the answer's last token, with logits for the
     essence only; then for each step, forward and back, the layers above and the tokens from the subject's last one on,
-    with the last feed-forward layer and the logits for the answer and the essence only.
+    with the last feed-forward layer and the logits for the answer and the essence only; and once more forward.
     """
     layers, vocabulary = measuring.matrix_entries(editable)
     assert editable.last_feed_forward is not None
     last = sum(p.numel() for p in editable.last_feed_forward.parameters() if p.ndim == 2)
     above = sum(layers[LAYER + 1 :])
-    texts = [p.text for p in (*wording.prompts, *wording.essence)]
+    texts = [*wording.prompts, *wording.essence]
     padded = len(texts) * max(len(text.ids) for text in texts)
     whole = padded * (sum(layers) + vocabulary)
-    published = whole + steps * (whole + padded * (above + vocabulary))
+    published = whole + steps * (whole + padded * (above + vocabulary)) + whole
     ends = [len(text.ids) - bool(text.target_ids) for text in texts]
     after = sum(end - text.subject_last for end, text in zip(ends, texts, strict=True))
-    kept = sum(len(p.kept) for p in wording.essence)
+    kept = len(wording.essence)
     read_at = kept + sum(len(text.target_ids) for text in texts)
     step = after * (above - last) + read_at * (last + vocabulary)
-    needed = sum(ends) * sum(layers) + kept * vocabulary + 2 * steps * step
+    needed = sum(ends) * sum(layers) + kept * vocabulary + (2 * steps + 1) * step
     return published, needed
 
 
@@ -172,7 +173,7 @@ def compare(facts: int, rounds: int, config: EditConfig) -> list[dict[str, Any]]
         each = [passed / size for passed in seconds[side]]
         values = [v[number % size] for number, v in enumerate(given[side])]
         off = [float((v.cpu() - p.v).norm() / p.delta.norm()) for v, p in zip(values, given["reference"], strict=True)]
-        row = {"name": side, "facts": size, "steps": config.steps, "texts": len(wordings[0].stated) + 1}
+        row = {"name": side, "facts": size, "steps": config.steps, "texts": len(wordings[0].prompts) + 1}
         row |= measuring.held(each, seconds["reference"], *counted, speed)
         rows.append({**row, "equal": max(off) <= TOLERANCE, "difference": max(off)})
     return rows

@@ -35,7 +35,7 @@ from ffedit.cli.options import parse_layers
 from ffedit.shipping import ship
 
 FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
-CONFIG = ffedit.EditConfig(steps=5, attempts=1)
+CONFIG = ffedit.EditConfig(steps=5)
 FACTOR, BESIDE = 1.25, 1.5e9
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
@@ -65,7 +65,7 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
         nonlocal edit
         edit = ffedit.edit(model, [FACT], "memit", [layer], CONFIG, stats)
         stats.clear()
-        return f"memit, layer {layer}, {CONFIG.phrasings} own phrasings, {CONFIG.steps} steps"
+        return f"memit, layer {layer}, {CONFIG.contexts} contexts, {CONFIG.steps} steps"
 
     def evaluate() -> str:
         ffedit.evaluate(model, [FACT], edit)

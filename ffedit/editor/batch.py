@@ -22,7 +22,7 @@ from ffedit.blocks import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import nothing, read
+from ffedit.editor.keys import nothing, read, without_sinks
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target import choose_values
@@ -104,7 +104,7 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     editable, config, groups, places = job.editable, job.config, job.groups, job.places
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
     last, spread = places[-1], len(places) > 1
-    wordings = word(editable, groups, config)
+    wordings = [without_sinks(editable, last, wording) for wording in word(editable, groups, config)]
     # A layer that works alone is read once: nothing below it changes.
     K, own, lengths = read_all(editable, last, wordings, 0.0 if spread else config.context_weight)
     gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0

@@ -32,8 +32,8 @@ class EditConfig:
         step_size: length of a step relative to the residual stream's norm, along the gradient; with `optimizer` "adam",
             Adam's rate, in the units of the layer's output.
         optimizer: "gradient" (normalised gradient steps) or "adam" (as published; lengths are then relative to ‖W k*‖).
-        target_probability: of the new object, at which a value is done if every context reaches it; one that reaches it
-            from the start is not changed. More than 1 asks for all steps.
+        target_probability: of the new object, at which a value is done if every context reaches it; where each gives
+            it at least 0.5 from the start, nothing is changed. More than 1 asks for all steps.
         target_loss: the whole loss, in nats, below which a value is done (published: 0.05).
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
@@ -57,12 +57,12 @@ class EditConfig:
     steps: int = 40
     step_size: float = 0.1
     optimizer: Literal["gradient", "adam"] = "gradient"
-    target_probability: float = 0.8
+    target_probability: float = 0.5
     target_loss: float = 0.0
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
     penalty_decay: float = 0.8
-    memit_ridge: float = 0.03
+    memit_ridge: float = 0.003
     null_share: float = 0.1
     alphaedit_ridge: float = 0.001
     tune_steps: int = 25
@@ -73,7 +73,8 @@ class EditConfig:
         """Refuse numbers without meaning.
 
         Raises:
-            EditError: a count or weight that is too small, or an optimizer that is not known.
+            EditError: a count or weight that is too small, an optimizer that is not known, or an essence prompt
+                without a subject.
         """
         for name in ("steps", "tune_steps"):
             if getattr(self, name) < 1:
@@ -82,11 +83,14 @@ class EditConfig:
             if not getattr(self, name) > 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; a number above 0 was expected")
         weights = ("context_weight", "kl_weight", "weight_decay", "memit_ridge", "null_share", "alphaedit_ridge")
-        for name in weights:
+        for name in ("contexts", *weights):
             if not getattr(self, name) >= 0:
                 raise EditError(f"EditConfig.{name} is {getattr(self, name)}; 0 or more was expected")
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"EditConfig.optimizer is {self.optimizer!r}; gradient or adam was expected")
+        for prompt in self.essence_prompts:
+            if "{}" not in prompt:
+                raise EditError(f"the essence prompt {prompt!r} has no {{}} in the place of the subject")
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> EditConfig:

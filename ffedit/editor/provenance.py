@@ -137,6 +137,7 @@ def how_solved(
             "loss": list(value.losses),
             "delta_norm": float(value.delta.norm()),
             "contexts": list(wording.prefixes),
+            "sinks": wording.sinks,
         }
         for facts, wording, value in zip(groups, wordings, values, strict=True)
     ]

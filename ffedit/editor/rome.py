@@ -13,7 +13,7 @@ from ffedit.algebra import check_exact, equality
 from ffedit.blocks import diagonal
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.keys import read
+from ffedit.editor.keys import read, without_sinks
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target import choose_values
 from ffedit.editor.wording import word
@@ -35,7 +35,7 @@ def rome(job: Job) -> Edit:
     deltas, keys, factors, wordings, values = [], [], [], [], []
     with restored(place.parts):
         for i, group in enumerate(groups):
-            (wording,) = word(editable, [group], config)
+            wording = without_sinks(editable, place, *word(editable, [group], config))
             reading = read(editable, place, wording)
             k = reading.k[:, None].to(place.bench)
             check_exact(k, kept)

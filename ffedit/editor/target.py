@@ -9,7 +9,8 @@ h is the residual stream behind the layer, the unit of every length here: what �
 differs tenfold between the layers of one model. Steps go along the gradient, each a share of ‖h‖ long: Adam moves every
 entry of δ alike at first, which makes δ longer than it has to be. The two penalties weigh less from step to step
 (ρ < 1), so that an easy fact ends small while they are high, and a hard one is reached once they are low. Where every
-context says the new object from the start, δ is 0.
+context says the new object from the start, more likely than not, δ is 0: an edit that is in the model already reaches
+somewhat less in single contexts than its value did when it was chosen, and is not to be written again.
 
 Many values are optimised together, each with its own loss and its own end, so that what is found for one does not
 depend on its company.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from ffedit.linalg import double
 from ffedit.progress import Progress, silent
 from ffedit.room import halving, room
 
+# A step aims at this multiple of the target probability, so that the last one does not end just below it.
+AIM = 1.1
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -43,7 +47,7 @@ class Value:
     Attributes:
         v: v* = W k* + δ, [d_model], float64.
         delta: δ, [d_model], float64.
-        losses: the whole loss before each step, nats.
+        losses: the whole loss before each step, and behind the last, nats.
         probabilities: of each fact's new object in its bare prompt with δ in place.
     """
 
@@ -120,6 +124,8 @@ def _optimise(
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
+    # How much log-probability the new object misses in the context that says it least; aimed at is a little more.
+    aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
         loss, gradient, found = objective.loss_and_gradient(z * unit, going, penalty)
@@ -128,11 +134,12 @@ def _optimise(
         for i in going.nonzero()[:, 0].tolist():
             said[i] = found[i]
             losses[i].append(float(loss[i]))
-            least = exp(min(map(min, said[i])))
-            going[i] = not (least >= config.target_probability or losses[i][-1] < config.target_loss)
+            least = min(map(min, said[i]))
+            going[i] = not (exp(least) >= config.target_probability or losses[i][-1] < config.target_loss)
+            missing[i] = aim - least
         if step == config.steps or not going.any():
             break
-        moved = z - step_of(gradient)
+        moved = z - step_of(gradient, missing[:, None])
         moved *= (config.max_delta_norm / moved.norm(dim=1, keepdim=True)).clamp(max=1.0)
         z = torch.where(going.to(device)[:, None], moved, z)
         progress("choosing the value", step + 1, config.steps)
@@ -146,21 +153,27 @@ def _optimise(
     ]
 
 
-def _gradient_steps(config: EditConfig) -> Callable[[Tensor], Tensor]:
-    """Steps of one length along the gradient, [n, d_model]."""
-    return lambda gradient: config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Steps along the gradient, [n, d_model], to where it says that nothing is missing, but no longer than allowed."""
+
+    def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
+        slope = gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        return (missing / slope).clamp(max=config.step_size) * gradient / slope
+
+    return step_of
 
 
-def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor], Tensor]:
+def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Adam's steps of each value on its own, in units of `unit` [n, 1]; as published, entries of δ move alike."""
     mean = square = torch.zeros(())
     count = 0
 
-    def step_of(gradient: Tensor) -> Tensor:
+    def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
         nonlocal mean, square, count
         count += 1
-        mean = 0.9 * mean.to(gradient) + 0.1 * gradient
-        square = 0.999 * square.to(gradient) + 0.001 * gradient.square()
+        of_delta = gradient / unit
+        mean = 0.9 * mean.to(gradient) + 0.1 * of_delta
+        square = 0.999 * square.to(gradient) + 0.001 * of_delta.square()
         root = (square / (1 - 0.999**count)).sqrt() + 1e-8
         return config.step_size / unit * (mean / (1 - 0.9**count)) / root
 

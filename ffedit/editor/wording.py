@@ -7,8 +7,8 @@ a seed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from ffedit.anatomy import Editable
 from ffedit.corpus import own_text
@@ -29,12 +29,26 @@ class Wording:
         fact_of: for each of `prompts`, which of the subject's facts it states.
         essence: essence prompts; the last position's distribution is to stay.
         prefixes: the sampled prefixes, for the provenance.
+        sinks: how many texts were left out because the subject is an attention sink in them.
     """
 
     prompts: tuple[Encoded, ...]
     fact_of: tuple[int, ...]
     essence: tuple[Encoded, ...]
     prefixes: tuple[str, ...]
+    sinks: int = 0
+
+    def without(self, sinks: Collection[int]) -> Wording:
+        """Leave out some texts, by their number among the prompts and the essence prompts behind them."""
+        prompts = [i for i in range(len(self.prompts)) if i not in sinks]
+        essence = [text for i, text in enumerate(self.essence, len(self.prompts)) if i not in sinks]
+        return replace(
+            self,
+            prompts=tuple(self.prompts[i] for i in prompts),
+            fact_of=tuple(self.fact_of[i] for i in prompts),
+            essence=tuple(essence),
+            sinks=len(sinks),
+        )
 
     @property
     def facts(self) -> int:
