@@ -45,7 +45,8 @@ def averages_table(aggregate: Aggregate) -> RenderableType:
             f"Causal trace of {restored(aggregate)}, average of {counted(aggregate.facts, 'fact')}",
             f"{runs(aggregate.metric, 'answer', aggregate.clean, aggregate.corrupted)} "
             f"[{number(aggregate.total.low)}, {number(aggregate.total.high)}]",
-            f"Corruption: {aggregate.corruption}; in brackets: {level} bootstrap intervals",
+            f"Corruption: {aggregate.corruption}",
+            f"In brackets: {level} bootstrap intervals",
         ),
         layer=aggregate.layer,
         depth=aggregate.effects.shape[1],

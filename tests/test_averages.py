@@ -54,8 +54,9 @@ def test_a_role_has_its_best_layer_with_its_interval() -> None:
     lines = shown(averages_table(averaged())).splitlines()
     assert lines[0] == "Causal trace of feed-forward outputs, windows of 3 layers, average of 300 facts"
     assert lines[1] == "P(answer) 0.95 clean → 0.31 corrupted: total effect 0.64 [0.61, 0.67]"
-    assert lines[2] == "Corruption: Gaussian noise of 3 σ of the vocabulary; in brackets: 95% bootstrap intervals"
-    rows = {line[:14].strip(): line for line in lines[4:8]}
+    assert lines[2] == "Corruption: Gaussian noise of 3 σ of the vocabulary"
+    assert lines[3] == "In brackets: 95% bootstrap intervals"
+    rows = {line[:14].strip(): line for line in lines[5:9]}
     assert set(rows) == set(ROLES)
     assert rows["last subject"].split()[2:] == ["████", "0.52", "[0.48,", "0.56]", "0", "300"]
     assert rows["last token"].endswith("0.30 [0.26, 0.34]      5 300") and "▒▒▒▒ 0.30" in rows["last token"]
@@ -70,7 +71,7 @@ def test_a_role_has_its_best_layer_with_its_interval() -> None:
 def test_any_depth_keeps_its_figures(layers: int, width: int) -> None:
     low = np.full((len(ROLES), layers), -12.34)
     lines = shown(averages_table(averaged(layers, low=low)), width).splitlines()
-    assert all(line.endswith((" 250", " 300", " 299")) for line in lines[4:8])
+    assert all(line.endswith((" 250", " 300", " 299")) for line in lines[5:9])
 
 
 def test_without_colour_and_without_shades() -> None:
