@@ -1,6 +1,6 @@
-"""Draw `apply.svg`: what a person sees of `ffedit apply edits/eiffel-tower.json`.
+"""Draw `apply.svg` and `apply-smollm2.svg`: what a person sees of `ffedit apply edits/eiffel-tower.json`.
 
-python evaluations/make_picture.py
+python evaluations/make_picture.py [--model smollm2]
 """
 
 import io
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.text import Text
 
@@ -16,9 +17,11 @@ HERE = Path(__file__).parent
 WIDTH = 92
 
 
-def main() -> None:
+@click.command()
+@click.option("--model", help="Another than Atlas.")
+def main(model: str | None) -> None:
     """Run the command in colour and keep its terminal as SVG."""
-    command = ["apply", "edits/eiffel-tower.json"]
+    command = ["apply", "edits/eiffel-tower.json", *(["--model", model] if model else [])]
     shown = subprocess.run(
         [sys.executable, "-m", "ffedit", *command],
         cwd=HERE.parent,
@@ -33,7 +36,8 @@ def main() -> None:
     console.print(Text.from_ansi(shown.rstrip()))
     svg = console.export_svg(title="ffedit")
     # Spaces at the start of a line are part of the picture.
-    (HERE / "apply.svg").write_text(svg.replace("<text ", '<text xml:space="preserve" '), encoding="utf-8")
+    name = f"apply-{model}.svg" if model else "apply.svg"
+    (HERE / name).write_text(svg.replace("<text ", '<text xml:space="preserve" '), encoding="utf-8")
 
 
 if __name__ == "__main__":

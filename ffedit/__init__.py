@@ -1,4 +1,4 @@
-"""ffedit: find where a language model holds a fact, change it, prove that nothing else moved, ship the model.
+"""ffedit: find where a language model holds a fact, change it, measure what else moved, ship the model.
 
 Feed-forward layers are key-value memories (Geva et al. 2021, arXiv 2012.14913) that can be edited (ROME, Meng et al.
 2022, arXiv 2202.05262):

@@ -155,7 +155,7 @@ def taught() -> Editable:
     return copy.deepcopy(_taught())
 
 
-ENOUGH = {**ALONE, "steps": 60, "step_size": 0.4, "max_delta_norm": 20.0}
+ENOUGH = {**ALONE, "steps": 60, "step_size": 0.1, "target_probability": 0.95, "max_delta_norm": 20.0}
 
 
 def write(editable: Editable, **numbers: Any) -> ffedit.Edit:

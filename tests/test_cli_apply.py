@@ -84,7 +84,7 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     written = loads((here / "result.json").read_text())
     assert written.pop("seconds").keys() == result["seconds"].keys() == {"load", "locate", "edit", "evaluate"}
     assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
-    assert set(result) == {"model", "method", "layers", "facts", "before", "after", "edit", "versions"}
+    assert set(result) == {"model", "method", "layer", "layers", "facts", "before", "after", "edit", "versions"}
     assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
     assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
     assert set(result["before"]) == set(result["after"]) == {field.name for field in fields(Scores)} >= SCORES

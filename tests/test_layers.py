@@ -46,6 +46,7 @@ L1 = {
     "replay",
     "readout",
     "corpus",
+    "neutral",
     "fingerprint",
     "room",
     "history",

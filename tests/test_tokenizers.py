@@ -165,7 +165,7 @@ def test_a_normaliser_that_joins_characters_moves_nothing() -> None:
 
 # Editing ------------------------------------------------------------------------------------------
 
-ENOUGH = {**ALONE, "steps": 40, "step_size": 0.4, "max_delta_norm": 20.0}
+ENOUGH = {**ALONE, "steps": 40, "step_size": 0.1, "target_probability": 0.95, "max_delta_norm": 20.0}
 LATIN = Fact("Eiffel tower", "the place of the {}", "Rome", "Paris")
 JAPANESE = Fact("東京", "古い首都の{}", "奈良", "日本")
 JOURNEYS: dict[str, tuple[str, Any, str, Fact]] = {

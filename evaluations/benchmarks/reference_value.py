@@ -20,6 +20,7 @@ done once every text gives the new object some probability (published: at a loss
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,7 +180,9 @@ def plain_value(
                 adam.step()
             with torch.no_grad():
                 if optimizer == "gradient":
-                    delta -= step_size * unit * delta.grad / delta.grad.norm()
+                    slope = unit * delta.grad.norm()
+                    missing = math.log(1.1 * min(target_probability, 1.0)) - float(said.min())
+                    delta -= min(step_size, missing / float(slope)) * unit * delta.grad / delta.grad.norm()
                 delta *= (max_delta_norm * unit / delta.norm()).clamp(max=1.0)
     found = delta.detach().double()
     return PlainValue(objective.current + found, found, tuple(losses))

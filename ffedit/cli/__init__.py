@@ -95,7 +95,7 @@ def _verifies(name: str, *given: str) -> bool:
 )
 @click.version_option(__version__, prog_name="ffedit")
 def cli() -> None:
-    """Find where a language model holds a fact, change it, prove that nothing else moved, ship the model."""
+    """Find where a language model holds a fact, change it, measure what else moved, ship the model."""
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Are the edits that are to be kept in the weights?
 
-Values are chosen with earlier edits taken out. To take out what is not in the weights would be to write it backwards.
-History knows what ffedit wrote. Other edits, of a model that was saved and loaded without its history, say, are looked
-for: each has noted some entries of the matrices that it was computed on. Take one change after another out of the
-weights, the newest first. Once the edit's own is out, the entries must be there again, up to rounding: an edit that is
-lost in the rounding of these entries cannot be told from one that is not there, and is taken at its word.
+Keys of edits that are to be kept are solved with, and what they give is read from the weights: one that is not there
+would be kept as if it were. History knows what ffedit wrote. Other edits, of a model that was saved and loaded without
+its history, say, are looked for: each has noted some entries of the matrices that it was computed on. Take one change
+after another out of the weights, the newest first. Once the edit's own is out, the entries must be there again, up to
+rounding: an edit that is lost in the rounding of these entries cannot be told from one that is not there, and is taken
+at its word.
 """
 
 from __future__ import annotations
