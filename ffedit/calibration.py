@@ -45,7 +45,7 @@ FACTS = Path(__file__).with_name("calibration.json")
 # A model that knows fewer of the facts cannot be calibrated on them.
 LEAST = 3
 # How many known facts are traced, in how many corrupted runs each, and how many of them are written at each candidate.
-TRACED, SAMPLES, WRITTEN = 8, 3, 6
+TRACED, SAMPLES, WRITTEN = 4, 2, 6
 # Up to so many layers all are tried; of more, those at these shares of the depth, beside the traced and the published.
 SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4)
 # Tokens of an own answer: those of an object, and one that shows that it is whole.

@@ -45,7 +45,7 @@ SAMPLED = "sampled"
 # Tokens by which a text is known again, whatever its length.
 BEGINNING = 256
 # Tokens for one subject, and for as many as there may be.
-FEWEST, MOST = 2**14, 2**17
+FEWEST, MOST = 2**15, 2**17
 # name, organisation/name, each with :configuration and perhaps :split behind it
 DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
 
@@ -55,7 +55,7 @@ def tokens_for(subjects: int) -> int:
 
     What C does not know, every fact may disturb; over a batch this adds up, and more text pays.
     """
-    return min(MOST, FEWEST * (1 + subjects // 8))
+    return min(MOST, FEWEST * (1 + subjects // 16))
 
 
 @dataclass(frozen=True)
