@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default - contexts": {"of": "default", "contexts": 0},
     "default - steady": {"of": "default", "steady": 0.0},
     "default - essence": {"of": "default", "essence": 0.0},
-    "default - two essence prompts": {"of": "default", "essence_prompts": ["{} is a"]},
+    "default + essence prompts": {"of": "default", "essence_prompts": ["{} is a", "{}", "{} is known for"]},
     "default - decay": {"of": "default", "weight_decay": 0.0},
     "default - fall": {"of": "default", "fall": 1.0},
     "default - end": {"of": "default", "target_probability": 2.0},
@@ -103,6 +103,7 @@ def main() -> None:
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Facts.")
 @click.option("--split", help="Of a file with splits.")
 @click.option("--limit", type=int, help="Only the first facts.")
+@click.option("--probed", is_flag=True, help="Only facts of whose subject other facts are asked.")
 @click.option("--layer", type=int, required=True)
 @click.option("--corpus", help="Text for the key statistics; default: what the model samples.")
 @click.option("--tokens", type=int, help="How much of it.")
@@ -114,6 +115,7 @@ def run(
     data: Path,
     split: str | None,
     limit: int | None,
+    probed: bool,
     layer: int,
     corpus: str | None,
     tokens: int | None,
@@ -124,7 +126,7 @@ def run(
     added = {name: json.loads(said) for name, _, said in (one.partition("=") for one in more)}
     variants = {**VARIANTS, **added}
     one_by_one = [name for name in variants if not {"together", "sequence"} & resolved_or_none(name, variants).keys()]
-    editable, facts = ffedit.load(model), facts_in(data, split, limit)
+    editable, facts = ffedit.load(model), facts_in(data, split, limit, probed)
     examiner = Examiner(editable)
     for name in names or (*added,) or one_by_one:
         said = {"layer": layer, "weighting": ffedit.Corpus().weighting, **resolved(name, variants)}

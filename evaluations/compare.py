@@ -48,6 +48,7 @@ EQUAL = "published, equal seconds"
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Facts.")
 @click.option("--split", help="Of a file with splits.")
 @click.option("--limit", type=int, help="Only the first facts.")
+@click.option("--probed", is_flag=True, help="Only facts of whose subject other facts are asked.")
 @click.option("--layer", default="auto", show_default=True, help="Where all write; auto: where ffedit does first.")
 @click.option("--layers", help="Where ffedit writes, if not there alone: 1-3.")
 @click.option("--method", help="Of ffedit; default: its own.")
@@ -65,6 +66,7 @@ def main(
     data: Path,
     split: str | None,
     limit: int | None,
+    probed: bool,
     layer: str,
     layers: str | None,
     method: str | None,
@@ -79,7 +81,7 @@ def main(
     out: Path,
 ) -> None:
     """Edit each fact in each way."""
-    editable, facts = ffedit.load(model), facts_in(data, split, limit)
+    editable, facts = ffedit.load(model), facts_in(data, split, limit, probed)
     config, examiner = exchanged(EditConfig(), numbers), Examiner(editable)
     text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
     write = partial(ffedit.edit, editable, config=config, **({} if method is None else {"method": method}))

@@ -27,11 +27,13 @@ SEED, DRAWS, LEVELS = 0, 2000, (2.5, 97.5)
 Columns = Mapping[str, Sequence[float | None]]
 
 
-def facts_in(data: Path, split: str | None = None, limit: int | None = None) -> list[Fact]:
-    """The facts of a file in any form that ffedit reads; of a file with splits, those of one."""
-    if split is not None:
-        return facts_of(split, limit, data)
-    return ffedit.read_facts(data)[:limit]
+def facts_in(data: Path, split: str | None = None, limit: int | None = None, probed: bool = False) -> list[Fact]:
+    """The first facts of a file in any form that ffedit reads; of a file with splits, those of one.
+
+    `probed` takes only those of whose subject other facts are asked.
+    """
+    facts = facts_of(split, None, data) if split is not None else ffedit.read_facts(data)
+    return [fact for fact in facts if fact.same_subject or not probed][:limit]
 
 
 @contextmanager

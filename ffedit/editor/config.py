@@ -69,7 +69,7 @@ class EditConfig:
     mention_tokens: int = 6
     phrasing_tokens: int = 14
     phrasings_per_step: int = 12
-    essence_prompts: tuple[str, ...] = ("{} is a", "{}", "{} is known for")
+    essence_prompts: tuple[str, ...] = ("{} is a",)
     steps: int = 20
     step_size: float = 0.2
     absolute: bool = False
