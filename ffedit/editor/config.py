@@ -70,12 +70,12 @@ class EditConfig:
     phrasing_tokens: int = 14
     phrasings_per_step: int = 12
     essence_prompts: tuple[str, ...] = ("{} is a",)
-    steps: int = 20
-    step_size: float = 0.2
+    steps: int = 40
+    step_size: float = 0.1
     absolute: bool = False
     anneal: bool = False
     stop: float = 0.0
-    target_probability: float = 0.9
+    target_probability: float = 0.5
     attempts: int = 1
     ease: float = 0.25
     enough: float = 0.5
@@ -91,7 +91,7 @@ class EditConfig:
     steady: float = 0.03
     beside: bool = False
     surround: bool = False
-    give_up: float = 0.03
+    give_up: float = 0.003
     null_share: float = 0.1
     null_give_up: float = 0.001
     unburdened: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import cos, exp, pi
+from math import cos, exp, log, pi
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def _optimise(
     z, mean, square = (torch.zeros(n, current.shape[1], dtype=dtype, device=device) for _ in range(3))
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
-    going = torch.ones(n, dtype=torch.bool)
+    going, missing = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=dtype, device=device)
     for attempt in range(config.attempts):
         if attempt:
             going = torch.tensor([exp(min(map(min, facts))) < config.enough for facts in said])
@@ -129,6 +129,7 @@ def _optimise(
                 said[i] = found[i]
                 losses[i].append(float(loss[i]))
                 least = exp(min(map(min, said[i])))
+                missing[i] = log(1.1 * min(config.target_probability, 1.0)) - log(max(least, 1e-30))
                 going[i] = not (least >= config.target_probability or losses[i][-1] < config.stop)
             if step == config.steps or not going.any():
                 break
@@ -137,7 +138,8 @@ def _optimise(
                 root = (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
                 move = config.step_size / unit * (mean / (1 - 0.9 ** (step + 1))) / root
             else:
-                move = config.step_size * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+                slope = gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+                move = (missing[:, None] / slope).clamp(max=config.step_size) * gradient / slope
             if config.anneal:
                 move = move * 0.5 * (1 + cos(pi * step / config.steps))
             z = torch.where(going.to(device)[:, None], z - move, z)
