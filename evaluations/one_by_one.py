@@ -1,7 +1,8 @@
 """What the comparisons share: facts of a file, one edit in the weights for a while, its scores, and paired differences.
 
 An edit is a mapping of addresses to changes, whoever computed it, so that ffedit's and a rival's are written and scored
-alike. The scores before are asked once for a fact. Intervals are bootstrapped over facts; what is compared is compared
+alike. The scores before are asked once for a fact. Intervals are over facts, as the evaluator's
+(`ffedit.evaluator.intervals`); what is compared is compared
 on the same facts and the same draws.
 """
 
@@ -19,6 +20,8 @@ import ffedit
 from ffedit import Editable, Fact, bootstrap
 from ffedit.editor.job import restored
 from ffedit.evaluator import Evaluation, Scores
+from ffedit.evaluator.intervals import interval as shares
+from ffedit.evaluator.intervals import paired
 
 # Shares per fact; the harmonic mean is that of the means of `FOUR`.
 FOUR = ("efficacy", "paraphrase", "specificity", "same_subject")
@@ -175,6 +178,8 @@ def interval(columns: Columns, name: str, against: Columns | None = None) -> boo
     count, sides = len(columns["seconds"]), [columns] if against is None else [columns, against]
     if any(name != "harmonic" and np.isnan(_array(side[name])).all() for side in sides):
         return None
+    if name in RATES:
+        return shares(columns[name], share=True) if against is None else paired(against[name], columns[name])
     once, weights = np.ones((1, count)), np.concatenate(list(bootstrap.draws(count, SEED, DRAWS)))
 
     def value(w: np.ndarray) -> np.ndarray:
