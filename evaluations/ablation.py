@@ -58,10 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default, sequence": {"of": "default", "method": "alphaedit", "sequence": True},
     "default, sequence - alphaedit_ridge": {"of": "default, sequence", "alphaedit_ridge": 0.0},
 }
-# Mechanisms that were measured and did not pay, so that EditConfig has them no more. They can be run at commit 507b65b,
+# Mechanisms that were measured and did not pay, so that EditConfig has them no more. They can be run at commit 1bc1e1a,
 # whose `VARIANTS` held them, in its names (there, "fall" is penalty_decay).
 ALONE = {"phrasings": 64, "own": 0.0, "keep": 0.0}  # phrasings that nothing is asked of, for what they are to carry
-REMOVED_AT = "507b65b"
+REMOVED_AT = "1bc1e1a"
 REMOVED: dict[str, dict[str, Any]] = {
     "default + own": {"of": "default", **ALONE, "own": 1.0},
     "default + keep": {"of": "default", **ALONE, "keep": 12.0},

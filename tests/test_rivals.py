@@ -180,7 +180,7 @@ def test_every_variant_names_numbers_that_are_there_and_changes_something() -> N
         assert said["of"] in ablation.VARIANTS
     assert len(set(configs.values())) == len(configs)
     assert not ablation.REMOVED.keys() & ablation.VARIANTS.keys()
-    with pytest.raises(FFEditError, match="removed; run it at commit 507b65b"):
+    with pytest.raises(FFEditError, match="removed; run it at commit 1bc1e1a"):
         ablation.resolved("default + own", ablation.VARIANTS)
     with pytest.raises(FFEditError, match="has no gone"):
         ablation.resolved("new", {**ablation.VARIANTS, "new": {"of": "default", "gone": 1}})
