@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from ffedit import cache
 from ffedit.anatomy import Editable
-from ffedit.calibration import Choice, LayerScore, best, choose_layer, edit_at
+from ffedit.calibration import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at
 from ffedit.editor import Corpus, EditConfig, preset
 from ffedit.errors import EditError
 from ffedit.facts import Fact
@@ -33,8 +33,8 @@ from ffedit.published_layers import usual_layer
 By: TypeAlias = Literal["model", "trace", "sweep", "request", "depth"]
 # A sweep of fewer facts speaks for these facts, not for the model.
 MANY = 10
-# Corrupted runs of a trace that is shown and decides nothing; its effects are estimated by their gradient, to which
-# runs cost little.
+# Corrupted runs of a trace that is shown and decides nothing; of a deep model its effects are estimated by their
+# gradient, which costs a fraction.
 SHOWN_SAMPLES = 4
 
 
@@ -164,8 +164,9 @@ def _usual(method: str, config: EditConfig) -> EditConfig:
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
-    """The trace of the first fact, to first order: it is shown, and decides nothing."""
-    return locate(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=True, progress=progress)
+    """The trace of the first fact, of a deep model to first order: it is shown, and decides nothing."""
+    deep = len(editable.layers) > SHALLOW
+    return locate(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=deep, progress=progress)
 
 
 def spread_below(layer: int, count: int) -> range:
