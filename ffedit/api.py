@@ -34,8 +34,8 @@ def edit(
         layers: where; None takes the model's layer (`ffedit.choose_layer`: chosen on first use, and kept), or, where it
             knows too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
         config: all numbers of the optimisation, the seed among them.
-        stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the model samples
-            it.
+        stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the one that
+            ships, or, where the model does not speak it, what it samples.
         after: earlier edits, in the model already, that are to be kept, oldest first.
         progress: told how far it is.
 
@@ -65,7 +65,7 @@ def stats(
     Args:
         editable: the model.
         layers: which; None for all.
-        corpus: the text; by default what the model samples.
+        corpus: the text; by default the one that ships, or, where the model does not speak it, what it samples.
         tolerance: stop early when the solved updates of two halves of the text differ by no more than this share in
             every layer.
         progress: told how far it is.

@@ -167,7 +167,7 @@ def choose_layer(
         method: that the candidates are edited with.
         facts: with previous objects and targets, and with paraphrases and neighbors; None for those that ship.
         config: of the edits; None for the method's defaults, whatever the edit that follows is made with.
-        stats: the text to collect key statistics on; None for text that the model samples.
+        stats: the text to collect key statistics on; None for the usual one (`editor.collect`).
         progress: told how far it is.
 
     Raises:

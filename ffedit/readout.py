@@ -93,11 +93,6 @@ def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int 
     return [found or _likeliest_word(editable, prompt, count) for found, prompt in zip(own, prompts, strict=True)]
 
 
-def with_own_answer(editable: Editable, prompt: Encoded, count: int = 8) -> Encoded:
-    """One prompt as by `with_own_answers`."""
-    return with_own_answers(editable, [prompt], count)[0]
-
-
 def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
     silent = _silent(editable)
     said = list(takewhile(lambda token: token not in silent, said))

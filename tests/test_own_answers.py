@@ -52,11 +52,11 @@ def test_the_end_and_blanks_are_no_answer(said: str) -> None:
     prompt = editable.encode("Paris is in")
     with saying(editable, token):
         assert readout.own_answers(editable, [prompt]) == [None]
-        instead = readout.with_own_answer(editable, prompt)
+        instead = readout.with_own_answers(editable, [prompt])[0]
         word = editable.tokenizer.decode(instead.target_ids)
         assert instead.ids[: instead.answer] == prompt.ids and word.strip() and token != instead.target_ids[0]
     (own,) = readout.own_answers(editable, [prompt])
-    assert own is not None and own == readout.with_own_answer(editable, prompt)
+    assert own is not None and own == readout.with_own_answers(editable, [prompt])[0]
 
 
 def test_where_the_model_ends_the_likeliest_word_is_traced_and_not_known() -> None:

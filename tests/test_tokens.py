@@ -253,14 +253,14 @@ def test_a_prompt_that_fills_the_context_can_still_be_continued(family: str) -> 
     prompt = encode(editable.tokenizer, "the " * editable.max_tokens, max_tokens=editable.max_tokens)
     said = readout.continuations(editable, [prompt.ids], 8)[0]
     assert said and said[0] == readout.continuations(editable, [prompt.ids], 1)[0][0]
-    assert readout.with_own_answer(editable, prompt).target_ids
+    assert readout.with_own_answers(editable, [prompt])[0].target_ids
 
 
 def test_the_models_own_answer_is_its_first_word_whole() -> None:
     editable = speaking("gpt2")
     for text in ("Paris is in", "Leo Tolstoy wrote", "the river"):
         prompt = encode(editable.tokenizer, text)
-        own = readout.with_own_answer(editable, prompt)
+        own = readout.with_own_answers(editable, [prompt])[0]
         assert own.ids[: own.answer] == prompt.ids and own.target_ids
         assert len(editable.tokenizer.decode(own.target_ids[:-1]).split()) <= 1
         assert list(own.target_ids) == readout.continuations(editable, [prompt.ids], len(own.target_ids))[0]

@@ -157,8 +157,8 @@ def write(
         method: a name in `METHODS`.
         layers: where.
         config: all numbers.
-        stats: second moments of the keys of these layers, or the text to collect them on; None: text that the model
-            samples, the more the more subjects there are.
+        stats: second moments of the keys of these layers, or the text to collect them on; None: the text that ships, or
+            what the model samples where it does not speak that, the more the more subjects there are.
         after: earlier edits that are in the model and are to be kept, oldest first.
         progress: told how far it is.
 

@@ -48,7 +48,7 @@ SAVED_EVERY = 32
 # Of what is counted, and how: statistics that other rules collected are not taken from the cache.
 RULES = 2
 # Any text: what its tokens begin with tells whether the tokenizer puts BOS there.
-BEGINNING = "a"
+ANY_TEXT = "a"
 EDITED = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
 
 
@@ -341,7 +341,7 @@ def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> boo
 def begun(editable: Editable, ids: Tensor) -> Tensor:
     """As many `ids` [n] of a text, in rows that begin with BOS where the tokenizer puts one in front of a text."""
     bos, length = editable.tokenizer.bos_token_id, row_length(editable)
-    if bos is None or editable.tokenizer(BEGINNING, verbose=False)["input_ids"][:1] != [bos]:
+    if bos is None or editable.tokenizer(ANY_TEXT, verbose=False)["input_ids"][:1] != [bos]:
         return ids
     text = ids[int(ids[0]) == bos :]
     rows = [torch.cat([text.new_tensor([bos]), row]) for row in text.split(length - 1)]

@@ -26,6 +26,7 @@ from ffedit.editor.batch import Problem, Solver, read_all, store
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
+from ffedit.editor.keys import without_sinks
 from ffedit.editor.places import check_routes
 from ffedit.editor.provenance import Record
 from ffedit.editor.statistics import by_layer, moments_for
@@ -92,7 +93,7 @@ def combine(
                 )
             K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
             V = torch.cat([values for _, _, values in parts], 1).to(W)
-            some = [worded[subject] for subject in subjects]
+            some = [without_sinks(editable, place, worded[subject]) for subject in subjects]
             check_routes(editable, place, subjects, some)
             again, own, _ = read_all(editable, place, some, config.context_weight)
             if i:
