@@ -53,7 +53,7 @@ class EditConfig:
 
     seed: int = 0
     fact_token: FactToken = "subject_last"
-    contexts: int = 4
+    contexts: int = 2
     context_tokens: tuple[int, ...] = (5, 10)
     context_weight: float = 0.03
     essence_prompts: tuple[str, ...] = ("{} is a",)
@@ -65,7 +65,7 @@ class EditConfig:
     target_loss: float = 0.0
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
-    penalty_decay: float = 0.8
+    penalty_decay: float = 0.9
     memit_ridge: float = 0.003
     null_share: float = 0.1
     alphaedit_ridge: float = 0.001
