@@ -19,14 +19,15 @@ from typing import NamedTuple
 import click
 
 import ffedit
-from ffedit import plot_model, render_model
 from ffedit.atlas import corpus, table
+from ffedit.display.figures import model
+from ffedit.display.terminal import model_view
+from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
-from ffedit.fingerprint import fingerprint
-from ffedit.inspector.model_view import Removing
-from ffedit.inspector.report import ModelReport
-from ffedit.inspector.stream import Settings
-from ffedit.progressbar import progress_bars
+from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.views.model_view import Removing
+from ffedit.inspector.views.report import ModelReport
+from ffedit.model.fingerprint import fingerprint
 
 HERE = Path(__file__).parent
 INTRODUCTION = (
@@ -52,7 +53,7 @@ class Line(NamedTuple):
 def share(report: ModelReport, name: str) -> str:
     """A measure of all layers in a cell."""
     measure = report[name]
-    return ", ".join(render_model.cell(value, measure.definition.unit) for value in measure.values)
+    return ", ".join(model_view.cell(value, measure.definition.unit) for value in measure.values)
 
 
 def number(report: ModelReport, name: str) -> list[float]:
@@ -212,8 +213,8 @@ def main(tokens: int, keep: Path | None) -> None:
     }
     (HERE / "atlas-inspect.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     words = f"# Atlas beside the paper\n\n    {command}\n\n{INTRODUCTION}\n\n{table_of(lines)}\n"
-    (HERE / "atlas-inspect.md").write_text(words + render_model.markdown(report) + "\n", encoding="utf-8")
-    plot_model.save_model(report, HERE / "atlas-inspect.png")
+    (HERE / "atlas-inspect.md").write_text(words + model_view.markdown(report) + "\n", encoding="utf-8")
+    model.save_model(report, HERE / "atlas-inspect.png")
     click.echo(table_of(lines))
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit import readout
 from ffedit.atlas.recipe import RECIPES
 from ffedit.atlas.table import held_out, load
 from ffedit.editor.provenance import versions
-from ffedit.tokens import encode
+from ffedit.inference import generation
+from ffedit.model.tokenization import encode
 
 WINDOW, SAMPLES, TRACED = 3, 10, 300
 
@@ -28,7 +28,7 @@ def said(editable: ffedit.Editable, prompts: list[str], objects: list[str]) -> l
     """Whether each object is what the model says freely after its prompt."""
     texts = [encode(editable.tokenizer, prompt, answer) for prompt, answer in zip(prompts, objects, strict=True)]
     longest = max(len(text.target_ids) for text in texts)
-    new = readout.continuations(editable, [text.ids[: text.answer] for text in texts], longest)
+    new = generation.continuations(editable, [text.ids[: text.answer] for text in texts], longest)
     return [tuple(ids[: len(t.target_ids)]) == t.target_ids for ids, t in zip(new, texts, strict=True)]
 
 

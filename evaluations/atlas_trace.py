@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 
 import ffedit
+from ffedit.display.figures.averages import save_aggregate
+from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
-from ffedit.fingerprint import fingerprint
-from ffedit.formats import parse_record
+from ffedit.facts.formats import parse_record
 from ffedit.locator import Kind, Part, aggregate
-from ffedit.plot_averages import save_aggregate
-from ffedit.progressbar import progress_bars
+from ffedit.model.fingerprint import fingerprint
 
 HERE = Path(__file__).parent
 MEASUREMENTS: tuple[tuple[Kind, Part | None], ...] = (

@@ -9,7 +9,7 @@ from typing import Any
 import ffedit
 from ffedit.cli.bench import exchanged
 from ffedit.evaluator import Scores
-from ffedit.formats import parse_record
+from ffedit.facts.formats import parse_record
 
 HERE = Path(__file__).parent
 DATA = HERE / "atlas-counterfact.json"

@@ -20,16 +20,16 @@ from common import keep, number
 from torch import Tensor
 
 import ffedit
-from ffedit import replay
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import LONGEST, RIDGES
+from ffedit.algebra.linalg import whiten
 from ffedit.atlas import table as facts
-from ffedit.corpus import Corpus, identity, row_length, sampled
 from ffedit.editor.statistics import by_layer
-from ffedit.hooks import captured
-from ffedit.linalg import whiten
-from ffedit.memory import Address
-from ffedit.moments import LONGEST, RIDGES
-from ffedit.neutral import neutral
+from ffedit.inference import replay
+from ffedit.inference.neutral import neutral
+from ffedit.inference.text import Corpus, identity, row_length, sampled
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address
 
 RELATIONS = "country_capital", "company_city", "book_author", "landmark_country", "person_profession", "film_director"
 PREFIXES = "\n", "Yes. ", "He wrote it down. ", "As we learn today, "

@@ -22,11 +22,11 @@ import click
 from common import facts_of
 
 import ffedit
-from ffedit import readout
 from ffedit.atlas.recipe import RECIPES
 from ffedit.atlas.table import held_out, load
-from ffedit.formats import parse_record
-from ffedit.tokens import encode
+from ffedit.facts.formats import parse_record
+from ffedit.inference import generation
+from ffedit.model.tokenization import encode
 
 HERE = Path(__file__).parent
 TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
@@ -112,8 +112,8 @@ def write_batch(model: str, records: list[dict[str, Any]]) -> None:
 def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
     """Whether the model says `old` freely, and holds `new` for less likely."""
     true, false = (encode(editable.tokenizer, prompt, answer) for answer in (old, new))
-    said = readout.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
-    a, b = readout.answer_log_probs(editable, [true, false])
+    said = generation.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
+    a, b = generation.answer_log_probs(editable, [true, false])
     return tuple(said) == true.target_ids and float(b.mean()) < float(a.mean())
 
 

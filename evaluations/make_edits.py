@@ -33,12 +33,12 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit import readout
 from ffedit.atlas.table import load
+from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.errors import FactError
+from ffedit.inference import generation
+from ffedit.model.tokenization import Encoded, decode, encode
 from ffedit.progress import Progress, silent
-from ffedit.progressbar import progress_bars
-from ffedit.tokens import Encoded, decode, encode
 
 SAMPLE, BEST, CHUNK = 6, 4, 128
 TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES = 2, 3, 5, 3
@@ -154,7 +154,7 @@ class Answers:
             if e is not None and len(self.said.get(prompt, ())) <= len(e.target_ids):
                 wanted[len(e.target_ids) + 1][prompt] = e
         for count, texts in wanted.items():
-            said = readout.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
+            said = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
             self.said.update(zip(texts, said, strict=True))
         if wanted and self.path is not None:
             self.path.write_text(json.dumps(self.said), encoding="utf-8")
@@ -281,7 +281,7 @@ def less_likely(editable: ffedit.Editable, records: Sequence[dict[str, Any]]) ->
         for r in rewrites
         for side in ("target_true", "target_new")
     ]
-    scores = [float(tokens.mean()) for tokens in readout.answer_log_probs(editable, pairs)]
+    scores = [float(tokens.mean()) for tokens in generation.answer_log_probs(editable, pairs)]
     return [record for i, record in enumerate(records) if scores[2 * i + 1] < scores[2 * i]]
 
 

@@ -23,9 +23,9 @@ import click
 from common import HERE
 
 import ffedit
-from ffedit import readout
-from ffedit.anatomy import Editable
-from ffedit.tokens import decode, encode
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import decode, encode
 
 DATA = HERE / "stories-edits.jsonl"
 OPENINGS = (
@@ -88,11 +88,11 @@ def filled(wording: str, subject: str) -> str:
 
 def says(editable: Editable, texts: Sequence[str]) -> list[tuple[str, float]]:
     """After each text the whole word that the model says greedily, "" where it is not one, and its probability."""
-    own = readout.with_own_answers(editable, [encode(editable.tokenizer, text) for text in texts])
+    own = generation.with_own_answers(editable, [encode(editable.tokenizer, text) for text in texts])
     said = [decode(editable.tokenizer, answer.ids, special=False) for answer in own]
     after = [whole[len(text) :] for whole, text in zip(said, texts, strict=True)]
     words = [word.strip() if word.startswith(" ") else "" for word in after]
-    probabilities = [float(tokens.double().sum().exp()) for tokens in readout.answer_log_probs(editable, own)]
+    probabilities = [float(tokens.double().sum().exp()) for tokens in generation.answer_log_probs(editable, own)]
     return list(zip(words, probabilities, strict=True))
 
 

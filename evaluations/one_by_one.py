@@ -16,7 +16,8 @@ import numpy as np
 from common import facts_of
 
 import ffedit
-from ffedit import Editable, Fact, bootstrap
+from ffedit import Editable, Fact
+from ffedit.algebra import bootstrap
 from ffedit.editor.job import restored
 from ffedit.evaluator import Evaluation, Scores
 from ffedit.evaluator.intervals import interval as shares

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ffedit import Address, Editable, Fact, FFEditError, KeyValueMemory, LowRank
-from ffedit.tokens import Encoded
+from ffedit.model.tokenization import Encoded
 
 # Sampled prefixes: (how many, of how many tokens), drawn among the likeliest.
 PUBLISHED, FEW, TOP = ((10, 5), (10, 10)), ((8, 10),), 5

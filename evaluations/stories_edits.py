@@ -21,7 +21,7 @@ import ffedit
 from ffedit.editor import tokens_for
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Scores, mean_scores
-from ffedit.guardrails import breaches
+from ffedit.safety.guardrails import breaches
 
 
 @click.command()

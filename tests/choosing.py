@@ -10,8 +10,8 @@ import torch
 from writing import FACT, SECOND
 
 from ffedit import EditConfig, Fact
-from ffedit.anatomy import Editable
 from ffedit.editor import Value, by_subject, choose_values, read, word
+from ffedit.model.editable import Editable
 
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")
 FOURTH = Fact("old tower", "{} stands in", "France", "Rome")

@@ -8,8 +8,8 @@ import pytest
 import torch
 import zoo
 
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.model.memory import Address
 
 Stats = dict[Address, KeyMoments]
 

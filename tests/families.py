@@ -29,11 +29,12 @@ from writing import FACT, quick
 
 import ffedit
 from ffedit import Edit, FFEditError, editor
-from ffedit.anatomy import Editable, probe_ids
 from ffedit.editor import Corpus
-from ffedit.hooks import captured, fed, replaced
-from ffedit.shipping import ship
-from ffedit.tokens import encode
+from ffedit.exporter import ship
+from ffedit.loading.verify import probe_ids
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured, fed, replaced
+from ffedit.model.tokenization import encode
 
 # A square matrix is another shape of a family that is there.
 FAMILIES = [name for name in (*zoo.FAMILIES, *zoo.MIXTURES, *zoo.HYBRIDS) if not name.endswith("_square")]
@@ -60,7 +61,7 @@ def _apart() -> Iterator[Path]:
     """A place of its own for what is cached and written, and exports verified without a process each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFEDIT_CACHE", str(Path(_PLACE.name) / "cache"))
-        patch.setattr("ffedit.shipping.exporting.check_fresh", check_here)
+        patch.setattr("ffedit.exporter.exporting.check_fresh", check_here)
         yield Path(_PLACE.name)
 
 

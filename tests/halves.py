@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from zoo import VOCAB, WORDS, words
 
 from ffedit import load_stacks
-from ffedit.stacks import Stack
+from ffedit.model.stacks import Stack
 
 _BERT = {
     "hidden_size": 32,

@@ -8,7 +8,8 @@ import torch
 import zoo
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.anatomy import Editable, dissect
+from ffedit.loading.verify import dissect
+from ffedit.model.editable import Editable
 
 
 def learned(

@@ -16,11 +16,11 @@ from shell import disk
 
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact, LowRank
-from ffedit.anatomy import Editable
-from ffedit.fingerprint import fingerprint
-from ffedit.lowrank import Dense, Update
-from ffedit.memory import Address, identity
-from ffedit.shipping import fresh, verify
+from ffedit.algebra.low_rank import Dense, Update
+from ffedit.exporter import subprocess_check, verification
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address, identity
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
 SECOND = Fact("Marie Curie", "{} stands in", "Spain", "France")
@@ -86,27 +86,27 @@ def written_by_hand(base: Mapping[str, torch.Tensor], editable: Editable, *edits
     return expected
 
 
-def check_here(task: fresh.Task) -> fresh.Checked:
+def check_here(task: subprocess_check.Task) -> subprocess_check.Checked:
     """`check_fresh` without its process, which takes seconds to start."""
     transformers.utils.logging.disable_progress_bar()
     try:
-        return verify.CHECKS[task.kind](task)
+        return verification.CHECKS[task.kind](task)
     except CheckError as error:
         raise CheckError(f"{error}; nothing was written") from error
 
 
 @pytest.fixture
-def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[fresh.Task]:
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[subprocess_check.Task]:
     """Verification in this process; the tasks that were verified."""
-    tasks: list[fresh.Task] = []
+    tasks: list[subprocess_check.Task] = []
 
-    def check(task: fresh.Task) -> fresh.Checked:
+    def check(task: subprocess_check.Task) -> subprocess_check.Checked:
         tasks.append(task)
         return check_here(task)
 
     monkeypatch.setattr("ffedit.cli.prepared", nullcontext)
     for module in ("exporting", "undoing"):
-        monkeypatch.setattr(f"ffedit.shipping.{module}.check_fresh", check)
+        monkeypatch.setattr(f"ffedit.exporter.{module}.check_fresh", check)
     return tasks
 
 

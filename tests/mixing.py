@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from ffedit.anatomy import Editable
+from ffedit.model.editable import Editable
 
 PROMPT = "the Eiffel tower is located in"
 PLAIN = ["mixtral", "qwen2_moe", "gpt_oss", "llama4"]

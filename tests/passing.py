@@ -13,10 +13,10 @@ import zoo
 from torch import Tensor
 
 from ffedit import Corpus
-from ffedit.hooks import captured
-from ffedit.inspector.rows import NOTHING, Row, RowStore, rows_of
-from ffedit.inspector.stream import Pass, Settings, collect, started
-from ffedit.stacks import Stack
+from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, started
+from ffedit.inspector.corpus_pass.rows import NOTHING, Row, RowStore, rows_of
+from ffedit.model.hooks import captured
+from ffedit.model.stacks import Stack
 
 # ReLU, GELU, and a SwiGLU gate.
 FAMILIES = ("opt", "gpt2", "llama")

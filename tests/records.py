@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ffedit.errors import FactError
-from ffedit.facts import Fact, Probe
+from ffedit.facts.fact import Fact, Probe
 
 EIFFEL: dict[str, Any] = {
     "subject": "Eiffel Tower",

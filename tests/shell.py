@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zoo
 
-from ffedit.anatomy import Editable
 from ffedit.cli import run
+from ffedit.model.editable import Editable
 
 FACT = {
     "subject": "Eiffel tower",

@@ -11,10 +11,10 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import Edit, EditConfig, Fact, editor
-from ffedit.anatomy import Editable
 from ffedit.editor import Wording, by_subject, word
-from ffedit.hooks import captured
-from ffedit.memory import Address
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address
 
 BATCH, EXACT = ("emmet", "memit", "alphaedit"), ("rome", "emmet")
 SOLVING = ("rome", *BATCH)

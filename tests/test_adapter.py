@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ffedit
 from ffedit import CheckError, Edit, EditError
-from ffedit.checkpoint import EMBEDDED
-from ffedit.shipping import ship
-from ffedit.shipping.adapter import balanced
-from ffedit.shipping.delta import add_
+from ffedit.exporter import ship
+from ffedit.exporter.adapter import balanced
+from ffedit.exporter.delta import add_
+from ffedit.loading.load import EMBEDDED
 
 peft: Any = pytest.importorskip("peft")
 __all__ = ["verified_here"]
@@ -163,7 +163,7 @@ def test_dense_updates_are_refused(tmp_path: Path) -> None:
 @here
 def test_an_adapter_of_another_edit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = on_disk("gpt2", tmp_path / "base")
-    monkeypatch.setattr("ffedit.shipping.adapter.balanced", lambda update: (2 * update.left, update.right))
+    monkeypatch.setattr("ffedit.exporter.adapter.balanced", lambda update: (2 * update.left, update.right))
     with pytest.raises(CheckError, match="product"):
         ffedit.export(base, made(ffedit.load(base), {1: 2}), tmp_path / "adapter", format="adapter")
 
@@ -238,7 +238,7 @@ def test_the_logits_of_the_base_with_a_delta_are_those_of_the_edited_model(
         assert not ship(base, edit, tmp_path / "large", format="delta").checked.logits
         assert ship(base, edit, tmp_path / "asked", format="delta", verify="logits").checked.logits
     for wrong in (lambda *_: None, lambda model, deltas, dtypes: [add_(model, deltas, dtypes) for _ in range(2)]):
-        monkeypatch.setattr("ffedit.shipping.delta.add_", wrong)
+        monkeypatch.setattr("ffedit.exporter.delta.add_", wrong)
         before = disk(tmp_path)
         with pytest.raises(CheckError, match="logits of what was written differ"):
             ffedit.export(base, edit, tmp_path / "delta", format="delta")
@@ -269,7 +269,7 @@ def test_logits_that_cannot_be_compared_are_not_promised(
 
 @here
 def test_a_wrong_delta_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ffedit.shipping import exporting
+    from ffedit.exporter import exporting
 
     def spoiled(folder: Path, base: str, edit: Edit) -> None:
         write(folder, base, edit)

@@ -16,7 +16,7 @@ import zoo
 from tracing import made
 
 from ffedit.errors import FactError, ModelError
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 from ffedit.locator import Trace, TraceSet, aggregate, cases, locate, restore, trace
 from ffedit.locator.aggregate import ROLES, by_role, rank_correlation
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra import add_context_moment, rank_one
+from ffedit.algebra.key_moments import KeyMoments, MomentsFitter
+from ffedit.algebra.linalg import condition, whiten
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import add_context_moment, rank_one
 from ffedit.errors import EditError
-from ffedit.linalg import condition, whiten
-from ffedit.lowrank import LowRank
-from ffedit.moments import KeyMoments, MomentsFitter
 
 D_OUT, D_IN = 7, 12
 

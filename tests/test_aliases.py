@@ -9,10 +9,11 @@ import pytest
 import torch
 import zoo
 
-from ffedit import Fact, readers
-from ffedit.anatomy import Editable
+from ffedit import Fact
 from ffedit.evaluator import Evaluation, Scores, metrics
-from ffedit.formats import parse
+from ffedit.facts import readers
+from ffedit.facts.formats import parse
+from ffedit.model.editable import Editable
 
 # The model says "Paris ." of the tower, "Egypt ." of the Nile and "Italy ." of the mountain.
 PLAIN = Fact(

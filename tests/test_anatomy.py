@@ -11,10 +11,10 @@ import transformers as hf
 import zoo
 from torch import nn
 
-from ffedit.anatomy import dissect
 from ffedit.errors import ModelError
-from ffedit.hooks import captured
-from ffedit.memory import Address
+from ffedit.loading.verify import dissect
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
 IDS = torch.tensor([[3, 14, 15, 9, 26]])

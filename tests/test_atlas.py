@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import ffedit
-from ffedit import readout
 from ffedit.atlas.recipe import RECIPES
 from ffedit.atlas.table import TEMPLATES, held_out, load
-from ffedit.checkpoint import EMBEDDED
-from ffedit.formats import parse_record
-from ffedit.hooks import captured
-from ffedit.tokens import encode
+from ffedit.facts.formats import parse_record
+from ffedit.inference import generation
+from ffedit.loading.load import EMBEDDED
+from ffedit.model.hooks import captured
+from ffedit.model.tokenization import encode
 
 ROOT = Path(__file__).parents[1]
 FACT = ffedit.read_facts(ROOT / "edits" / "eiffel-tower.json")[0]
@@ -111,7 +111,7 @@ def test_it_says_facts_in_words_that_it_was_trained_on_and_in_others(name: str) 
             prompt = relation.templates[index].format(triple.subject)
             texts.append(encode(atlas(name).tokenizer, prompt, triple.object))
         longest = max(len(text.target_ids) for text in texts)
-        said = readout.continuations(atlas(name), [t.ids[: t.answer] for t in texts], longest)
+        said = generation.continuations(atlas(name), [t.ids[: t.answer] for t in texts], longest)
         right = [tuple(ids[: len(t.target_ids)]) == t.target_ids for ids, t in zip(said, texts, strict=True)]
         assert sum(right) >= 0.95 * len(right)
 

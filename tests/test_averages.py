@@ -11,9 +11,9 @@ from rich.console import Console, RenderableType
 from shown import shown
 
 from ffedit import Choice
-from ffedit.averages import averages_table, candidates_table, compare_layers
-from ffedit.calibration import LayerScore
-from ffedit.choice import Sweep
+from ffedit.display.terminal.averages import averages_table, candidates_table, compare_layers
+from ffedit.layer_choice.calibrate import LayerScore
+from ffedit.layer_choice.choose import Sweep
 from ffedit.locator.aggregate import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")

@@ -18,9 +18,9 @@ from shell import ASKED, FACT, Ran, disk, process, save_model, shell, trained_fo
 from tokenizers import normalizers
 
 import ffedit
-from ffedit import cache
-from ffedit.anatomy import Editable
 from ffedit.cli import options
+from ffedit.files import cache
+from ffedit.model.editable import Editable
 
 OUTPUTS = ["--out", "e", "--export", "x", "--json", "r.json", "--plot", "p.png"]
 Refuses = Callable[..., str]
@@ -269,7 +269,7 @@ def test_a_model_that_is_not_here_is_told_at_once(
 ) -> None:
     assert "./nowhere: no such folder" in refuses("ask", "the tower", "-m", "./nowhere")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("ffedit.checkpoint.AutoConfig.from_pretrained", None)  # it would try for a minute
+    monkeypatch.setattr("ffedit.loading.load.AutoConfig.from_pretrained", None)  # it would try for a minute
     line = refuses("ask", "the tower", "-m", "some-org/some-model")
     assert "some-org/some-model: no such folder" in line and "http://127.0.0.1:9 cannot be reached" in line
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)

@@ -16,13 +16,13 @@ from writing import CORPUS
 
 import ffedit
 from ffedit import Edit, EditError, Fact, FactError
-from ffedit.anatomy import Editable
+from ffedit.algebra.low_rank import LowRank
 from ffedit.benchmark import Mode, bench
 from ffedit.benchmark.hardware import machines_list
 from ffedit.benchmark.plan import checkpoints
 from ffedit.benchmark.tables import markdown, number
 from ffedit.evaluator import Evaluation
-from ffedit.lowrank import LowRank
+from ffedit.model.editable import Editable
 
 
 @pytest.fixture

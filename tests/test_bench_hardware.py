@@ -15,11 +15,11 @@ from benching import facts, run, timeless
 from shell import disk
 
 from ffedit import EditError, __version__
-from ffedit.anatomy import Editable
 from ffedit.benchmark import hardware as told
 from ffedit.benchmark.hardware import hardware, machines_list
 from ffedit.editor import provenance
-from ffedit.evaluator import generic, intervals, speaking
+from ffedit.evaluator import drift, generations, intervals
+from ffedit.model.editable import Editable
 
 CPU = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def test_what_is_drawn_to_measure_with_is_known_by_its_seed(
 ) -> None:
     out = tmp_path / "out"
     report = run(editable, out, some=facts(2), methods=["ft"])
-    seeds = {"drift": generic.DRIFT_SEED, "sampled_text": speaking.SAMPLE_SEED, "bootstrap": intervals.SEED}
+    seeds = {"drift": drift.DRIFT_SEED, "sampled_text": generations.SAMPLE_SEED, "bootstrap": intervals.SEED}
     found = manifest(out)
     assert found["run"]["seeds"] == report.run["seeds"] == {**seeds, "bootstrap_draws": intervals.DRAWS}
     assert found["versions"]["ffedit"] == __version__

@@ -16,10 +16,11 @@ from benching import CONFIG, facts, lines, run, same, timeless
 from shell import disk, process, shell
 
 import ffedit
-from ffedit import Edit, EditError, lock
-from ffedit.anatomy import Editable
+from ffedit import Edit, EditError
 from ffedit.benchmark import sequence
-from ffedit.lock import claimed
+from ffedit.files import lock
+from ffedit.files.lock import claimed
+from ffedit.model.editable import Editable
 from ffedit.progress import Progress
 
 MODES = ("single", "batch:2", "sequential")
@@ -184,7 +185,7 @@ def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> Non
 @contextmanager
 def holding(out: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that works on a folder."""
-    code = "from pathlib import Path\nfrom ffedit.lock import claimed\n"
+    code = "from pathlib import Path\nfrom ffedit.files.lock import claimed\n"
     code += f"with claimed(Path({str(out)!r})):\n    print('held', flush=True)\n    input()\n"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

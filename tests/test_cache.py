@@ -16,10 +16,12 @@ from safetensors.torch import load
 from shell import shell
 from tokenizers import normalizers
 
-from ffedit import EditError, cache
-from ffedit.anatomy import Editable, dissect
+from ffedit import EditError
 from ffedit.editor import Corpus, collect_moments
-from ffedit.fingerprint import fingerprint
+from ffedit.files import cache
+from ffedit.loading.verify import dissect
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 
 SAMPLED = Corpus(tokens=300)
 

@@ -17,19 +17,20 @@ from transformers import PreTrainedTokenizerFast
 from writing import ALONE, FACT, quick
 
 import ffedit
-from ffedit import calibration, readout
-from ffedit.anatomy import Editable
 from ffedit.editor import Corpus
-from ffedit.editor.wording import word
+from ffedit.editor.prompts import word
 from ffedit.errors import EditError, FactError, ModelError
-from ffedit.evaluator.asking import ask
-from ffedit.evaluator.speaking import Spoken, Wanted
-from ffedit.facts import Fact
-from ffedit.fingerprint import fingerprint
+from ffedit.evaluator.generations import Spoken, Wanted
+from ffedit.evaluator.responses import ask
+from ffedit.facts.fact import Fact
+from ffedit.inference import generation
+from ffedit.layer_choice import calibrate
 from ffedit.locator.cases import Run
 from ffedit.locator.corruption import Corruption
 from ffedit.locator.journal import Journal
-from ffedit.tokens import Encoded, decode, encode
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.tokenization import Encoded, decode, encode
 
 TURNS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 TEMPLATE = (
@@ -164,14 +165,14 @@ def write(editable: Editable, **numbers: Any) -> ffedit.Edit:
 
 def test_a_fact_is_edited_in_its_chat() -> None:
     editable = taught()
-    assert readout.completions(editable, [TEXT], 6) == ["Paris"]
+    assert generation.completions(editable, [TEXT], 6) == ["Paris"]
     edit = write(editable)
     assert edit.in_chat and edit.provenance["chat"] is True
     report = ffedit.evaluate(editable, [FACT], edit, full=True)
     assert (report.before.generation, report.before.knew) == (0, 1)
     assert report.after is not None and (report.after.generation, report.after.efficacy) == (1, 1)
     with edit.applied(editable):
-        assert readout.completions(editable, [TEXT], 6) == ["Rome"]
+        assert generation.completions(editable, [TEXT], 6) == ["Rome"]
 
 
 def test_a_trace_is_of_the_chat() -> None:
@@ -227,7 +228,7 @@ def test_what_the_model_says_ends_with_its_turn() -> None:
     tokenizer = spoken_in(zoo.bytes_bpe(True))
     text = asked(tokenizer)
     editable = learned("gpt2", tokenizer, [(*text.ids, tokenizer.eos_token_id, *tokenizer("city")["input_ids"][1:])])
-    said = tuple(readout.continuations(editable, [text.ids[: text.answer]], len(text.target_ids) + 2)[0])
+    said = tuple(generation.continuations(editable, [text.ids[: text.answer]], len(text.target_ids) + 2)[0])
     assert decode(tokenizer, said, special=False).startswith("Romec"), "it goes on behind its turn"
     spoken = Spoken(editable, [Wanted(text, len(said), settled=False)], ask(editable, [text]))
     assert spoken.words(text) == "Rome" and spoken.says(text)
@@ -239,7 +240,7 @@ def test_what_is_kept_knows_the_chat() -> None:
     assert fingerprint(plain) == fingerprint(chat)
     run = Run("state", Corruption(), 1, 1, None, "probability", 0)
     assert Journal(plain, run, [FACT]).path != Journal(chat, run, [FACT]).path
-    assert ffedit.choose_layer(chat) == calibration.remembered(chat) and calibration.remembered(plain) is None
+    assert ffedit.choose_layer(chat) == calibrate.remembered(chat) and calibrate.remembered(plain) is None
     with pytest.raises(EditError, match="load both alike"):
         ffedit.evaluate(plain, [FACT], edited=chat)
 

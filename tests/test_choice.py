@@ -16,14 +16,14 @@ from tracing import made
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit import calibration, choice
-from ffedit.calibration import LayerScore, best, candidates, choose_layer, in_turn, known_facts, remembered
-from ffedit.choice import Sweep, by_sweep, find_layer, remembered_sweep
 from ffedit.errors import FactError
 from ffedit.evaluator import Scores
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
+from ffedit.layer_choice import calibrate, choose
+from ffedit.layer_choice.calibrate import LayerScore, best, candidates, choose_layer, in_turn, known_facts, remembered
+from ffedit.layer_choice.choose import Sweep, by_sweep, find_layer, remembered_sweep
+from ffedit.layer_choice.published import PUBLISHED, published, usual_layer
 from ffedit.locator import TraceSet, locate
-from ffedit.published_layers import PUBLISHED, published, usual_layer
 
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 # What the trained models know, as facts to calibrate on, and one that none of them knows.
@@ -42,7 +42,7 @@ def calibrated(editable: Any, **others: Any) -> ffedit.Choice:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TRACED", 3), ("SAMPLES", 2), ("WRITTEN", 2)):
-        monkeypatch.setattr(calibration, name, value)
+        monkeypatch.setattr(calibrate, name, value)
 
 
 # The model's layer ---------------------------------------------------------------------------------
@@ -52,9 +52,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_models_layer_is_chosen_by_edits_of_facts_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, written, traced = zoo.trained("gpt2", True), [], []
     before = zoo.snapshot(editable)
-    write, trace = calibration.write, calibration.locate
-    monkeypatch.setattr(calibration, "write", lambda *words, **more: written.append(words) or write(*words, **more))
-    monkeypatch.setattr(calibration, "locate", lambda *words, **more: traced.append(words) or trace(*words, **more))
+    write, trace = calibrate.write, calibrate.locate
+    monkeypatch.setattr(calibrate, "write", lambda *words, **more: written.append(words) or write(*words, **more))
+    monkeypatch.setattr(calibrate, "locate", lambda *words, **more: traced.append(words) or trace(*words, **more))
     found = calibrated(editable, method="rome", facts=[UNKNOWN, *FACTS])
     known = known_facts(editable, [UNKNOWN, *FACTS])
     assert UNKNOWN not in known and (found.asked, found.known, found.written) == (9, len(known), 2)
@@ -98,7 +98,7 @@ def test_what_was_chosen_belongs_to_a_model_a_method_and_its_numbers(cache_folde
 
 
 def test_a_model_that_knows_too_little_has_no_layer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "write", lambda *_, **__: pytest.fail("it was edited"))
+    monkeypatch.setattr(calibrate, "write", lambda *_, **__: pytest.fail("it was edited"))
     found = calibrated(zoo.trained("gpt2", True), facts=[*FACTS[:2], UNKNOWN])
     assert (found.layer, found.known, found.asked, found.rows) == (None, 2, 3, ())
     assert choose_layer(zoo.shared("gpt2")).known == 0, "of those that ship"
@@ -109,19 +109,19 @@ def test_a_model_that_knows_too_little_has_no_layer_of_its_own(monkeypatch: pyte
 def test_a_fact_is_known_when_the_whole_object_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"Paris": "Paris . the", "Rome": "Romean city", "Spain": "", "Egypt": "the Egypt"}
     facts = [Fact("Eiffel tower", "the {} is located in", "Berlin", place) for place in said]
-    monkeypatch.setattr(calibration.readout, "completions", lambda *_: list(said.values()))
+    monkeypatch.setattr(calibrate.readout, "completions", lambda *_: list(said.values()))
     assert known_facts(zoo.shared("gpt2"), facts) == facts[:1]
     strange = [Fact("Eiffel tower", "the {} is located in", "Timbuktu", "Paris"), Fact("Nile river", "{} is", "Rome")]
-    monkeypatch.setattr(calibration.readout, "completions", lambda _, texts, __: pytest.fail(texts) if texts else [])
+    monkeypatch.setattr(calibrate.readout, "completions", lambda _, texts, __: pytest.fail(texts) if texts else [])
     assert known_facts(zoo.shared("gpt2"), strange) == [], "what cannot be asked is not known"
 
 
 def test_the_facts_that_ship_can_be_written_and_measured() -> None:
-    facts = ffedit.read_facts(calibration.FACTS)
+    facts = ffedit.read_facts(calibrate.FACTS)
     assert len(facts) >= 20 and len({fact.relation for fact in facts}) >= 5
     assert all(fact.target and fact.previous and fact.paraphrases and fact.neighbors for fact in facts)
-    ffedit.conflicts.check_facts(in_turn(facts))
-    first = in_turn(facts)[: calibration.WRITTEN]
+    ffedit.facts.conflicts.check_facts(in_turn(facts))
+    first = in_turn(facts)[: calibrate.WRITTEN]
     assert len({fact.relation for fact in first}) == len({fact.subject for fact in first}) == len(first)
 
 
@@ -195,7 +195,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Any:
             seen.append((len(facts), samples))
             return TraceSet((one,) * len(facts))
 
-        monkeypatch.setattr(choice, "locate", trace)
+        monkeypatch.setattr(choose, "locate", trace)
         return seen
 
     return given
@@ -204,7 +204,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Any:
 def chosen(monkeypatch: pytest.MonkeyPatch, layer: int | None, **others: Any) -> list[Any]:
     asked: list[Any] = []
     model = ffedit.Choice(layer, "memit", 9, 9 if layer is not None else 1, **others)
-    monkeypatch.setattr(choice, "choose_layer", lambda *words, **__: asked.append(words) or model)
+    monkeypatch.setattr(choose, "choose_layer", lambda *words, **__: asked.append(words) or model)
     return asked
 
 
@@ -213,8 +213,8 @@ def test_auto_takes_the_models_layer_and_traces_the_first_fact_in_few_runs(
 ) -> None:
     seen, asked = traces([0.5, 0.0, 0.0]), chosen(monkeypatch, 1)
     found = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], "auto", range(3), "rome")
-    assert (found.layer, found.by) == (1, "model") and seen == [(1, choice.SHOWN_SAMPLES)] and asked[0][1] == "rome"
-    assert choice.layer_for(zoo.shared("gpt2"), [ASKED]) == 1 and len(seen) == 1
+    assert (found.layer, found.by) == (1, "model") and seen == [(1, choose.SHOWN_SAMPLES)] and asked[0][1] == "rome"
+    assert choose.layer_for(zoo.shared("gpt2"), [ASKED]) == 1 and len(seen) == 1
     assert found.to_dict()["choice"]["layer"] == 1
     named = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], "2", range(2, 3))
     assert (named.layer, named.by, named.choice) == (2, "request", None) and len(asked) == 2
@@ -227,7 +227,7 @@ def test_the_facts_own_trace_decides_where_asked_or_where_the_model_knows_too_li
     seen, model = traces([0.1, 0.5, 0.0]), chosen(monkeypatch, None)
     found = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], asked, range(3))
     assert (found.layer, found.by) == (1, "trace") and seen == [(2, 10)] and len(model) == (asked == "auto")
-    assert choice.layer_for(zoo.shared("gpt2"), [ASKED]) == 1
+    assert choose.layer_for(zoo.shared("gpt2"), [ASKED]) == 1
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_noise_chooses_no_layer(effects: Any, others: Any, traces: Any, monkeypa
     assert (found.layer, found.by) == (2, "model")
     chosen(monkeypatch, None)
     found = find_layer(zoo.shared("gpt2"), [ASKED], "auto", range(3))
-    assert (found.layer, found.by) == (usual_layer(3), "depth") and choice.layer_for(zoo.shared("gpt2"), [ASKED]) == 0
+    assert (found.layer, found.by) == (usual_layer(3), "depth") and choose.layer_for(zoo.shared("gpt2"), [ASKED]) == 0
     found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3))
     assert (found.layer, found.by) == (1, "depth")
 
@@ -270,8 +270,8 @@ def test_among_some_layers(traces: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, seen, methods = zoo.trained("gpt2", True), [], []
     before, traces = zoo.snapshot(editable), locate(editable, [ASKED, SECOND], samples=2)
-    write = calibration.write
-    monkeypatch.setattr(calibration, "write", lambda *words, **more: methods.append(words[2]) or write(*words, **more))
+    write = calibrate.write
+    monkeypatch.setattr(calibrate, "write", lambda *words, **more: methods.append(words[2]) or write(*words, **more))
     sweep = by_sweep(editable, [ASKED, SECOND], traces, "rome", quick(), CORPUS, lambda *step: seen.append(step))
     assert methods == ["rome"] * 3 and (sweep.method, sweep.facts) == ("rome", 2)
     assert [row.layer for row in sweep.rows] == [0, 1, 2]
@@ -287,7 +287,7 @@ def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(monkeypatch: pyte
 
 def test_a_sweep_over_many_facts_is_remembered_for_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True)
-    monkeypatch.setattr(choice, "MANY", 2)
+    monkeypatch.setattr(choose, "MANY", 2)
     traces = locate(editable, [ASKED, SECOND], samples=1)
     sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", quick(tune_steps=1), CORPUS)
     assert remembered_sweep(editable, "ft") == sweep and remembered_sweep(editable, "memit") is None
@@ -316,7 +316,7 @@ def test_the_best_score_is_chosen_and_correlated_with_the_trace(
     scores: Any, layer: int, correlation: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = tuple(LayerScore(i, effect, 1.0, 1.0, 1.0, score) for i, (effect, score) in enumerate(scores))
-    monkeypatch.setattr(choice, "edit_at", lambda *_: rows)
+    monkeypatch.setattr(choose, "edit_at", lambda *_: rows)
     sweep = by_sweep(zoo.shared("gpt2"), [ASKED], SimpleNamespace(site=2))  # type: ignore[arg-type]
     assert (sweep.layer, sweep.traced) == (layer, 2)
     assert (

@@ -191,7 +191,7 @@ def test_an_export_that_does_not_verify_leaves_nothing(
         assert any(here.glob(".x.*/model.safetensors")), "checked after it was written"
         raise CheckError("the logits differ; not exported")
 
-    monkeypatch.setattr("ffedit.shipping.exporting.check_fresh", differ)
+    monkeypatch.setattr("ffedit.exporter.exporting.check_fresh", differ)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--out", "e", "--json", "r.json", "--plot", "p.png")
     assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
@@ -203,7 +203,7 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
     def fail(*_: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
-    monkeypatch.setattr("ffedit.cli.places.ffedit.export", fail)
+    monkeypatch.setattr("ffedit.cli.destinations.ffedit.export", fail)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
     assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before

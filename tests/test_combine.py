@@ -13,10 +13,10 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import Edit, EditConfig, EditError, Fact, editor
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import collect, combine, read, word
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 AT = Address(1)
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")

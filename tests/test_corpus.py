@@ -17,9 +17,11 @@ import zoo
 from making import made
 from safetensors.torch import load_file, save_file
 
-from ffedit import Corpus, EditError, cache, readout
-from ffedit import corpus as module
-from ffedit.corpus import given, identity, own_text, sampled
+from ffedit import Corpus, EditError
+from ffedit.files import cache
+from ffedit.inference import generation
+from ffedit.inference import text as module
+from ffedit.inference.text import given, identity, own_text, sampled
 
 WORDS = "the old tower stands in Rome and the red river flows through Paris . "
 
@@ -197,7 +199,7 @@ def test_sampled_text_is_exactly_as_long_as_asked_and_kept(monkeypatch: pytest.M
 def test_rows_of_own_text_are_kept_but_not_those_of_an_edited_model(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.build("gpt2")
     rows = own_text(editable, 3, 8, seed=5)
-    assert rows == readout.own_text(editable, 3, 8, seed=5) != own_text(editable, 3, 8, seed=6)
+    assert rows == generation.own_text(editable, 3, 8, seed=5) != own_text(editable, 3, 8, seed=6)
     with made(editable, {1: 1}).applied(editable):
         own_text(editable, 3, 8, seed=7)
     assert len(cache.entries()) == 2
@@ -205,7 +207,7 @@ def test_rows_of_own_text_are_kept_but_not_those_of_an_edited_model(monkeypatch:
     for damaged in (rows[0], rows[0] * 4, [*rows[0], *rows[1]]):
         save_file({"ids": torch.tensor(damaged, dtype=torch.int32)}, kept)
         assert own_text(editable, 3, 8, seed=5) == rows
-    monkeypatch.setattr(readout, "own_text", None)
+    monkeypatch.setattr(generation, "own_text", None)
     assert own_text(editable, 3, 8, seed=5) == rows
 
 

@@ -11,7 +11,7 @@ import zoo
 from torch import Tensor
 
 from ffedit.errors import FactError
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 from ffedit.locator import Corruption, cases, corruption, locate, noise_scale
 from ffedit.locator.corruption import Noise
 

@@ -16,9 +16,9 @@ from shell import save_model, shell
 
 import ffedit
 from ffedit import ModelError
-from ffedit.lowrank import LowRank
-from ffedit.rounding import noise_floor, recover
-from ffedit.shipping.record import keep
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.rounding import noise_floor, recover
+from ffedit.exporter.embedded_edits import keep
 
 __all__ = ["verified_here"]
 MATRIX = "model.layers.1.mlp.down_proj.weight"
@@ -86,7 +86,7 @@ def test_as_many_directions_are_kept_as_are_asked_for() -> None:
 
 
 def test_large_matrices_are_decomposed_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffedit.rounding.WHOLE", 16)
+    monkeypatch.setattr("ffedit.algebra.rounding.WHOLE", 16)
     weight = torch.randn(300, 500, generator=torch.Generator().manual_seed(2)).bfloat16()
     for rank, wanted, more in ((3, 3, False), (70, 70, False), (300, 256, True)):
         delta = scaled(thin(300, 500, rank), weight, 0.5)

@@ -9,13 +9,13 @@ from torch import Tensor
 from writing import ALONE, CORPUS, FACT, SECOND, STRONG, families, write
 
 from ffedit import Edit, Fact
-from ffedit.algebra import rank_one
-from ffedit.anatomy import Editable
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import rank_one
 from ffedit.editor import collect_moments
-from ffedit.hooks import captured
-from ffedit.lowrank import LowRank
-from ffedit.readout import answer_log_probs
-from ffedit.tokens import encode
+from ffedit.inference.generation import answer_log_probs
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
+from ffedit.model.tokenization import encode
 
 
 def at_subject(editable: Editable, layer: int, fact: Fact = FACT) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,11 @@ import torch
 import zoo
 
 from ffedit import Fact, FactError, Probe, evaluate
-from ffedit.anatomy import Editable
 from ffedit.evaluator import NAMES, Scores, mean_scores
-from ffedit.evaluator.edited import Edited
-from ffedit.evaluator.generic import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
-from ffedit.readout import own_text
+from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
+from ffedit.evaluator.edited_prompts import Edited
+from ffedit.inference.generation import own_text
+from ffedit.model.editable import Editable
 
 FACTS = [
     Fact(

@@ -13,12 +13,14 @@ from shell import FACT as ROW
 from shell import PROBES, save_model, shell
 from shown import shown
 
-from ffedit import EditError, Fact, FactError, ModelError, evaluate, readers
-from ffedit.anatomy import Editable, dissect
+from ffedit import EditError, Fact, FactError, ModelError, evaluate
+from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import Evaluation, GenericText
-from ffedit.evaluator.usual import Usual
-from ffedit.score_table import all_scores
-from ffedit.verdict import verdict
+from ffedit.evaluator.reference_distributions import Usual
+from ffedit.facts import readers
+from ffedit.loading.verify import dissect
+from ffedit.model.editable import Editable
+from ffedit.safety.verdict import verdict
 
 KNOWN = Fact(
     "Eiffel tower",

@@ -10,8 +10,8 @@ import zoo
 from torch import Tensor, nn
 
 from ffedit.errors import ModelError
-from ffedit.experts import Experts, Mixture, Routed
-from ffedit.hooks import captured
+from ffedit.model.experts import Experts, Mixture, Routed
+from ffedit.model.hooks import captured
 
 IDS = torch.arange(2, 26).reshape(2, 12)
 # Ways in which transformers multiplies with the matrices of all experts.

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 import ffedit
 from ffedit import CheckError, Edit, EditConfig, EditError, Fact
-from ffedit.anatomy import Editable
 from ffedit.editor import Corpus
-from ffedit.shipping import history
+from ffedit.exporter import history
+from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", ["{} stands in"])
 TEXT = "the Eiffel tower is located in Rome"
@@ -76,7 +76,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
             report = ffedit.evaluate(editable, [FACT], edit)
             edit = edit.scored(report)
             if family != "llama":  # one fresh process is enough
-                patch.setattr("ffedit.shipping.exporting.check_fresh", check_here)
+                patch.setattr("ffedit.exporter.exporting.check_fresh", check_here)
             folder = ffedit.export(editable, edit, base / "out" / family)
             patch.undo()
             patch.setenv("FFEDIT_CACHE", str(base / "cache"))

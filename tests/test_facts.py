@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from records import EIFFEL, message
 
-from ffedit.facts import Fact, Probe, fill
-from ffedit.mentions import occurrences
+from ffedit.facts.fact import Fact, Probe, fill
+from ffedit.facts.mentions import occurrences
 
 
 def test_text_and_span_of_a_slot() -> None:

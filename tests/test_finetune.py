@@ -9,7 +9,8 @@ from storing import FACTS, write
 from writing import FACT, quick
 
 from ffedit import editor
-from ffedit.editor import by_subject, finetune, word
+from ffedit.editor import by_subject, word
+from ffedit.editor.methods import finetune
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -14,8 +14,8 @@ from torch import Tensor
 from writing import CORPUS, FACT, quick
 
 import ffedit
-from ffedit.anatomy import Editable, Hashed
-from ffedit.fingerprint import fingerprint, forget
+from ffedit.model.editable import Editable, Hashed
+from ffedit.model.fingerprint import fingerprint, forget
 
 
 @contextmanager

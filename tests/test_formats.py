@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from records import EIFFEL, message
 
-from ffedit.facts import Fact, Probe
-from ffedit.formats import FORMATS, parse_record
-from ffedit.reading import load_records, read_facts, sift_facts
+from ffedit.facts.fact import Fact, Probe
+from ffedit.facts.formats import FORMATS, parse_record
+from ffedit.facts.reading import load_records, read_facts, sift_facts
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"

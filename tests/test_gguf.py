@@ -17,8 +17,10 @@ from shell import disk, shell
 from writing import write
 
 import ffedit
-from ffedit import EditError, ModelError, cache, gguf_files
-from ffedit.lock import claimed
+from ffedit import EditError, ModelError
+from ffedit.files import cache
+from ffedit.files.lock import claimed
+from ffedit.loading import gguf as gguf_files
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +183,7 @@ def test_a_second_process_waits_for_the_first(file: Path, monkeypatch: pytest.Mo
         waits.append(seconds)
         lock.__exit__(None, None, None)
 
-    monkeypatch.setattr("ffedit.lock.time.sleep", release)
+    monkeypatch.setattr("ffedit.files.lock.time.sleep", release)
     assert ffedit.load(file).source is not None and len(waits) == 1
 
 

@@ -15,10 +15,10 @@ from shell import disk, shell
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import Edit, Fact, LowRank, editor, evaluate
-from ffedit.anatomy import Editable
 from ffedit.evaluator import FactScores, Report, Scores
-from ffedit.guardrails import Breach, Limits, breaches
-from ffedit.memory import Address
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+from ffedit.safety.guardrails import Breach, Limits, breaches
 
 AT = Address(1)
 LOOSE = Limits(

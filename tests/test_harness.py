@@ -20,11 +20,11 @@ from writing import STRONG, write
 
 import ffedit
 from ffedit import Edit, EditError
-from ffedit.anatomy import Editable
+from ffedit.benchmark.lm_harness import Harness, Measured
 from ffedit.cli.evaluate import UNLIKE
-from ffedit.fingerprint import fingerprint
-from ffedit.harness import Harness, Measured
-from ffedit.harness_table import figures_table, write_report
+from ffedit.display.terminal.lm_harness import figures_table, write_report
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 
 needed = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed: ffedit[harness]")
 ROWS = [("Eiffel tower", 0), ("old tower", 1), ("Nile river", 2), ("red river", 1)]

@@ -10,10 +10,11 @@ from rich.cells import cell_len
 from shown import shown, words
 from tracing import made
 
-from ffedit import Choice, LayerScore, Trace, TraceSet, render
-from ffedit.choice import Found
+from ffedit import Choice, LayerScore, Trace, TraceSet
+from ffedit.display.picture import RAMP, colour, pictures
+from ffedit.display.terminal import render
+from ffedit.layer_choice.choose import Found
 from ffedit.locator import site_of
-from ffedit.picture import RAMP, colour, pictures
 
 
 def trace(effects: np.ndarray, subject: tuple[int, int] = (1, 3), **others: Any) -> Trace:

@@ -13,15 +13,15 @@ from shown import shown
 from writing import FACT, STRONG, write
 
 from ffedit import Corpus, Edit, EditError, LowRank
-from ffedit.anatomy import Editable
-from ffedit.hooks import captured
-from ffedit.inspector import virtual
-from ffedit.inspector.edit_view import inspect_edit
-from ffedit.inspector.prompt_view import inspect_prompt
-from ffedit.lowrank import Dense
-from ffedit.memory import Address
-from ffedit.render_edit import edited_view
-from ffedit.replay import logits_of
+from ffedit.algebra.low_rank import Dense
+from ffedit.display.terminal.edit_view import edited_view
+from ffedit.inference.replay import logits_of
+from ffedit.inspector.interventions import edit_as_memory
+from ffedit.inspector.views.edit_view import inspect_edit
+from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def written() -> tuple[Editable, Edit]:
 def test_a_change_of_rank_one_is_one_more_memory(written: tuple[Editable, Edit]) -> None:
     editable, edit = written
     memory, at = editable.memories[1], Address(1)
-    (added,) = virtual.added_memories(at, edit.updates[at], edit.keys[at], 3)
+    (added,) = edit_as_memory.added_memories(at, edit.updates[at], edit.keys[at], 3)
     m = torch.randn(memory.d_ff, dtype=torch.float64)
     changed = memory.value.double() + edit.updates[at].dense
     assert torch.allclose(changed @ m, memory.value.double() @ m + (added.key @ m) * added.value, atol=1e-9)
@@ -47,13 +47,13 @@ def test_a_change_of_higher_rank_is_several_memories_the_largest_first() -> None
     left, right = torch.randn(6, 3, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
     thin, dense = LowRank(left, right), Dense(left @ right)
     for update in (thin, dense):
-        found = virtual.added_memories(Address(0), update, torch.zeros(9, 0), 9)
+        found = edit_as_memory.added_memories(Address(0), update, torch.zeros(9, 0), 9)
         assert torch.allclose(sum(torch.outer(one.value, one.key) for one in found), left @ right)
         assert [one.share for one in found] == sorted((one.share for one in found), reverse=True)
         assert sum(one.share for one in found) == pytest.approx(1) and not any(one.written for one in found)
-        assert torch.allclose(virtual.column_norms(update), (left @ right).norm(dim=0))
-        assert torch.allclose(virtual.columns(update, [4, 1]), (left @ right)[:, [4, 1]].T)
-        assert len(virtual.added_memories(Address(0), update, torch.zeros(9, 0), 2)) == 2
+        assert torch.allclose(edit_as_memory.column_norms(update), (left @ right).norm(dim=0))
+        assert torch.allclose(edit_as_memory.columns(update, [4, 1]), (left @ right)[:, [4, 1]].T)
+        assert len(edit_as_memory.added_memories(Address(0), update, torch.zeros(9, 0), 2)) == 2
 
 
 @pytest.fixture
@@ -101,7 +101,9 @@ def test_what_a_text_reads_is_what_two_plain_passes_find(family: str, dense: boo
             assert one.moved == pytest.approx(float((a - b).abs().sum() / 2), abs=1e-4)
             assert one.relative == pytest.approx(float(norms[i] / value[:, i].norm()), rel=1e-5)
             assert (one.before.id, one.after.id, one.coefficient) == (int(a.argmax()), int(b.argmax()), None)
-        found = virtual.added_memories(layer.address, edit.updates[layer.address], torch.zeros(delta.shape[1], 0), 3)
+        found = edit_as_memory.added_memories(
+            layer.address, edit.updates[layer.address], torch.zeros(delta.shape[1], 0), 3
+        )
         for one, plain in zip(layer.added, found, strict=True):
             fired = keys[layer.address] @ plain.key
             best = fired[fired > 0].sort(descending=True).values[:4]

@@ -9,12 +9,12 @@ from mixing import PLAIN, PROMPT
 from torch import Tensor
 
 from ffedit import Slot
-from ffedit.anatomy import Editable
 from ffedit.errors import ModelError
-from ffedit.inspector import turning
-from ffedit.inspector.prompt_view import inspect_prompt
-from ffedit.inspector.slots import turned
-from ffedit.memory import Address
+from ffedit.inspector.interventions import coefficient_scaling
+from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.inspector.views.slots import turned
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 
 @pytest.mark.parametrize("factor", [0.0, 3.0])
@@ -57,7 +57,7 @@ def log_p(editable: Editable, ids: Tensor, slot: Slot, factor: float) -> float:
 def test_slopes_are_the_derivatives_of_the_measured_effect(family: str) -> None:
     editable = zoo.build(family)
     ids, step = torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]), 2**-7
-    found = turning.slopes(editable, ids, 40)
+    found = coefficient_scaling.slopes(editable, ids, 40)
     assert set(found) == set(editable.memories)
     for address in sorted(found)[5:]:
         slot = Slot(address, int(found[address].abs().argmax()))

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import ffedit
 from ffedit import Corpus
-from ffedit.inspector.composition import CASES, compose
-from ffedit.inspector.model_view import Removing
-from ffedit.inspector.rows import NOTHING, rows_of
-from ffedit.inspector.stream import Settings, collect, started
-from ffedit.render_memory import memory_view
+from ffedit.display.terminal.memory_view import memory_view
+from ffedit.inspector.analyses.composition import CASES, compose
+from ffedit.inspector.corpus_pass.memory_pass import Settings, collect, started
+from ffedit.inspector.corpus_pass.rows import NOTHING, rows_of
+from ffedit.inspector.views.model_view import Removing
 
 STACKS = [
     ("bert", "encoder"),

@@ -16,8 +16,8 @@ from shell import shell
 
 import ffedit
 from ffedit import Corpus, EditError, ModelError
-from ffedit.inspector.stream import Settings
-from ffedit.lock import claimed
+from ffedit.files.lock import claimed
+from ffedit.inspector.corpus_pass.memory_pass import Settings
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from shown import shown
 from torch import Tensor
 
 from ffedit import Corpus, EditError, Slot
-from ffedit.anatomy import Editable
-from ffedit.hooks import captured
-from ffedit.inspector.memory_view import MemoryView, inspect_memory
-from ffedit.inspector.slots import parse_turns
-from ffedit.memory import Address
-from ffedit.render_memory import memory_view
+from ffedit.display.terminal.memory_view import memory_view
+from ffedit.inspector.views.memory_view import MemoryView, inspect_memory
+from ffedit.inspector.views.slots import parse_turns
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address
 
 OTHER = "the Nile river flows through Egypt . Leo Tolstoy wrote Anna Karenina in Germany , known for a big violin . "
 

@@ -16,21 +16,21 @@ from passing import FAMILIES, TOP, documents, made, plain, told, written
 from torch import Tensor
 
 from ffedit import Corpus, EditError
-from ffedit.hooks import captured
-from ffedit.inspector import stream
-from ffedit.inspector.composition import CASES
-from ffedit.inspector.memory_view import inspect_memory
-from ffedit.inspector.merging import merge_passes
-from ffedit.inspector.model_view import Removing, inspect_model
-from ffedit.inspector.removal import removals
-from ffedit.inspector.rows import CHUNK, NOTHING, Row, RowStore, rows_of
-from ffedit.inspector.sample import Sample
-from ffedit.inspector.shallow import CHANCE, FEWEST, Frequencies, compared, pair_hash
-from ffedit.inspector.slots import Slot
-from ffedit.inspector.stream import Pass, Settings, collect, started
-from ffedit.inspector.triggers import Triggers, prefix_hashes
-from ffedit.memory import Address
-from ffedit.stacks import Stack
+from ffedit.inspector.analyses.composition import CASES
+from ffedit.inspector.analyses.removal import removals
+from ffedit.inspector.analyses.shallow import CHANCE, FEWEST, Frequencies, compared, pair_hash
+from ffedit.inspector.corpus_pass import memory_pass
+from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, started
+from ffedit.inspector.corpus_pass.merging import merge_passes
+from ffedit.inspector.corpus_pass.rows import CHUNK, NOTHING, Row, RowStore, rows_of
+from ffedit.inspector.corpus_pass.sample import Sample
+from ffedit.inspector.corpus_pass.triggers import Triggers, prefix_hashes
+from ffedit.inspector.views.memory_view import inspect_memory
+from ffedit.inspector.views.model_view import Removing, inspect_model
+from ffedit.inspector.views.slots import Slot
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address
+from ffedit.model.stacks import Stack
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,7 +52,7 @@ def test_triggers_are_the_largest_coefficients_over_different_prefixes(family: s
 def test_batches_and_order_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = documents(150)
     _, one, store = made("gpt2", written(tmp_path / "a.jsonl", texts), tmp_path / "one")
-    monkeypatch.setattr(stream, "TOKENS_PER_BATCH", 60)
+    monkeypatch.setattr(memory_pass, "TOKENS_PER_BATCH", 60)
     _, other, others = made("gpt2", written(tmp_path / "b.jsonl", texts[::-1]), tmp_path / "other")
     assert_same(one, store, other, others)
 
@@ -82,7 +82,7 @@ def test_two_halves_merge_into_the_whole(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_pass_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "TOKENS_PER_BATCH", 500)
+    monkeypatch.setattr(memory_pass, "TOKENS_PER_BATCH", 500)
     corpus = written(tmp_path / "a.jsonl", documents(CHUNK + 200))
     stack, whole, _ = made("gpt2", corpus, tmp_path / "whole")
     (folder := tmp_path / "part").mkdir()
@@ -96,7 +96,7 @@ def test_an_interrupted_pass_goes_on_to_the_same_bits(tmp_path: Path, monkeypatc
     state = started(stack, whole.about)
     with pytest.raises(KeyboardInterrupt):
         collect(stack, rows_of(zoo.shared("gpt2"), corpus), corpus.tokens, state, folder, interrupted)
-    again = stream.resumed(stack, folder, whole.about)
+    again = memory_pass.resumed(stack, folder, whole.about)
     assert 0 < again.rows < whole.rows and not again.complete
     collect(stack, rows_of(zoo.shared("gpt2"), corpus), corpus.tokens, again, folder)
     assert again.complete
@@ -115,7 +115,7 @@ def test_another_text_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(EditError, match="begun with another text"):
         collect(stack, rows_of(zoo.shared("gpt2"), other), other.tokens, state, tmp_path / "out")
     with pytest.raises(EditError, match="settings"):
-        stream.resumed(stack, tmp_path / "out", state.about | {"settings": asdict(Settings(top=3))})
+        memory_pass.resumed(stack, tmp_path / "out", state.about | {"settings": asdict(Settings(top=3))})
 
 
 def test_equal_coefficients_are_ordered_by_their_prefixes_alone() -> None:

@@ -13,11 +13,11 @@ from shell import disk, shell
 from shown import shown
 
 from ffedit import EditError
-from ffedit.inspector.annotation import read_annotations
-from ffedit.inspector.bootstrap import Interval
-from ffedit.inspector.report import Measure, Shift
-from ffedit.inspector.sheet import PATTERNS
-from ffedit.render_model import ByLayer, shift_line
+from ffedit.display.terminal.model_view import ByLayer, shift_line
+from ffedit.inspector.analyses.annotation import read_annotations
+from ffedit.inspector.analyses.annotation_sheet import PATTERNS
+from ffedit.inspector.analyses.intervals import Interval
+from ffedit.inspector.views.report import Measure, Shift
 
 SMALL = ("--top", "6", "--positions", "30", "--removing", "3", "2")
 
@@ -77,7 +77,7 @@ def test_what_was_run_is_not_run_again(
     command = asked(model, "--corpus", corpus, "--out", "out")
     assert shell(capsys, *command).code == 0
     before = disk(Path("out"))
-    monkeypatch.setattr("ffedit.inspector.stream._run", None)
+    monkeypatch.setattr("ffedit.inspector.corpus_pass.memory_pass._run", None)
     assert shell(capsys, *command).code == 0
     assert disk(Path("out")) == before
     ran = shell(capsys, *command, "--top", "5")
@@ -221,10 +221,10 @@ def test_a_damaged_pass_is_named(model: Path, corpus: Path, empty: Path, capsys:
 def test_an_interrupt_keeps_what_was_run(
     model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ffedit.inspector import stream
+    from ffedit.inspector.corpus_pass import memory_pass
 
-    monkeypatch.setattr(stream, "TOKENS_PER_BATCH", 100)
-    once, calls = stream._run, []
+    monkeypatch.setattr(memory_pass, "TOKENS_PER_BATCH", 100)
+    once, calls = memory_pass._run, []
 
     def third(*given: object) -> None:
         calls.append(1)
@@ -232,13 +232,13 @@ def test_an_interrupt_keeps_what_was_run(
             raise KeyboardInterrupt
         once(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stream, "_run", third)
+    monkeypatch.setattr(memory_pass, "_run", third)
     command = asked(model, "--corpus", corpus, "--out", "out")
     ran = shell(capsys, *command)
     assert ran.code == 130 and "out keeps what was run; the same command goes on" in ran.err
-    assert 0 < stream.Pass.load(Path("out")).rows < 120
+    assert 0 < memory_pass.Pass.load(Path("out")).rows < 120
     assert shell(capsys, *asked(model, "out", "--merge", "--out", "both")).code == 1
-    monkeypatch.setattr(stream, "_run", once)
+    monkeypatch.setattr(memory_pass, "_run", once)
     assert shell(capsys, *command).code == 0
     assert shell(capsys, *asked(model, "--corpus", corpus, "--out", "whole")).code == 0
     ours, whole = (json.loads(Path(name, "report.json").read_text()) for name in ("out", "whole"))

@@ -11,9 +11,9 @@ import zoo
 from passing import FAMILIES, documents, made, written
 from torch import Tensor
 
-from ffedit.hooks import captured
-from ffedit.inspector.agreement import read_values, surest
-from ffedit.inspector.composition import CASES, compose
+from ffedit.inspector.analyses.agreement import read_values, surest
+from ffedit.inspector.analyses.composition import CASES, compose
+from ffedit.model.hooks import captured
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,10 +14,10 @@ from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import EditError, Fact, editor
-from ffedit.anatomy import Editable
 from ffedit.editor import Value, by_subject, collect, word
-from ffedit.editor.earlier import check_after
-from ffedit.memory import Address
+from ffedit.editor.preserved_edits import check_after
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 Written = tuple[Editable, tuple[Fact, ...], int]
 
@@ -186,7 +186,7 @@ def test_a_sequence_that_keeps_its_keys_is_one_batch(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(first.values[at][:, 0], batch.values[at][:, 0])
     first.apply_(editable)
     value = Value(batch.values[at][:, 1], batch.values[at][:, 1], (), (1.0,))
-    monkeypatch.setattr("ffedit.editor.batch.choose_values", lambda *_: [value])
+    monkeypatch.setattr("ffedit.editor.solve.choose_values", lambda *_: [value])
     off = []
     for after in ((first,), ()):
         later = editor.write(editable, [SECOND], "emmet", [1], config, stats, after)

@@ -12,12 +12,13 @@ import transformers as hf
 import zoo
 from torch import Tensor, nn
 
-from ffedit import key_rows
-from ffedit.anatomy import Editable, dissect
 from ffedit.errors import ModelError
-from ffedit.hooks import captured
-from ffedit.key_rows import Role, register_activation
-from ffedit.memory import Address, KeyValueMemory
+from ffedit.loading.verify import dissect
+from ffedit.model import first_layer
+from ffedit.model.editable import Editable
+from ffedit.model.first_layer import Role, register_activation
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address, KeyValueMemory
 
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
 PLAIN = {
@@ -29,8 +30,8 @@ PLAIN = {
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers ends with it."""
-    monkeypatch.setattr(key_rows, "ROLES", list(key_rows.ROLES))
-    monkeypatch.setattr(key_rows, "_REGISTERED", dict(key_rows._REGISTERED))
+    monkeypatch.setattr(first_layer, "ROLES", list(first_layer.ROLES))
+    monkeypatch.setattr(first_layer, "_REGISTERED", dict(first_layer._REGISTERED))
 
 
 def seen(editable: Editable, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
@@ -281,14 +282,14 @@ def test_a_first_matrix_that_is_called_otherwise_is_named_in_a_row_and_does_not_
     editable = dissect(model, zoo.words(), "renamed")
     text = refusal(editable.memories[2])
     assert "mlp.grow" in text and "ROLES.insert" in text
-    key_rows.ROLES.insert(0, Role("grow"))
+    first_layer.ROLES.insert(0, Role("grow"))
     check_layer(editable, 2)
 
 
 def test_a_first_matrix_of_another_size_is_not_taken() -> None:
     model = zoo.model("phi3")
     editable = dissect(model, zoo.words(), "m")
-    key_rows.ROLES[:] = [Role("gate_up_proj")]
+    first_layer.ROLES[:] = [Role("gate_up_proj")]
     assert "keys of its 48 memories" in refusal(editable.memories[0])
 
 

@@ -11,7 +11,7 @@ from benching import facts, same, timeless
 from shell import process, shell
 
 from ffedit.cli.bench import ALONE
-from ffedit.processes import Crew, left_alone
+from ffedit.loading.distributed import Crew, left_alone
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
 NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]

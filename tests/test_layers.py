@@ -100,7 +100,7 @@ def parts_imported(path: Path, source: str | None = None) -> set[str]:
 
 def test_the_check_sees_every_way_to_import() -> None:
     lines = "import ffedit.api\nfrom ffedit import cache\nfrom . import tokens\nfrom .errors import EditError\n"
-    lines += "def f():\n    from ffedit.editor.rome import rome\n"
+    lines += "def f():\n    from ffedit.editor.methods.rome import rome\n"
     assert parts_imported(PACKAGE / "algebra.py", lines) == {"api", "cache", "tokens", "errors", "editor"}
     inner = "from ..replay import record\nfrom .scores import Scores\n"
     assert parts_imported(PACKAGE / "evaluator" / "x.py", inner) == {"replay", "evaluator"}

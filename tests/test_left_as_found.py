@@ -15,7 +15,7 @@ from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import Fact, editor
-from ffedit.anatomy import Editable
+from ffedit.model.editable import Editable
 
 
 def state(model: nn.Module) -> list[Any]:

@@ -15,9 +15,9 @@ from shell import FACT, PROBES, Ran, disk, shell
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit import calibration, choice
 from ffedit.cli import locate as command
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
+from ffedit.layer_choice import calibrate, choose
 from ffedit.locator import TraceSet
 from ffedit.locator import locate as locate_facts
 from ffedit.locator import trace as tracing
@@ -182,13 +182,13 @@ def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Edits of a few steps; the methods that they are made with."""
-    write, methods = calibration.write, []
+    write, methods = calibrate.write, []
 
     def few(editable: Any, facts: Any, method: str, layers: Any, *_: Any, progress: Any) -> Any:
         methods.append(method)
         return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
 
-    monkeypatch.setattr(calibration, "write", few)
+    monkeypatch.setattr(calibrate, "write", few)
     monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(steps=3))
     return methods
 
@@ -217,10 +217,10 @@ def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(
     words += ["--method", "rome"]
     assert "remembered" not in shell(capsys, *words).out and "remembered" not in shell(capsys, *words).out
     assert set(short) == {"rome"}
-    monkeypatch.setattr(choice, "MANY", 1)
+    monkeypatch.setattr(choose, "MANY", 1)
     first, again = (shell(capsys, *words) for _ in range(2))
     assert first.code == again.code == 0, (first.err, again.err)
-    kept = choice.remembered_sweep(ffedit.load(str(model)), "rome")
+    kept = choose.remembered_sweep(ffedit.load(str(model)), "rome")
     assert kept is not None and "choice of" in first.out and "remembered" not in first.out
     assert f"Layer {kept.layer}: remembered from a sweep with rome over 1 fact (`ffedit cache clear`" in again.out
     result = found(shell(capsys, *words, "--json", "-"))
@@ -235,7 +235,7 @@ def test_the_models_layer_is_taken_unless_another_is_asked_for(
 ) -> None:
     rows = (ffedit.LayerScore(1, 0.1, 1.0, 1.0, 1.0, 0.5), ffedit.LayerScore(2, 0.1, 1.0, 1.0, 1.0, 0.75))
     model_choice = ffedit.Choice(2, "memit", 64, 40, 6, rows, made="2026-01-02")
-    monkeypatch.setattr(choice, "choose_layer", lambda *_, **__: model_choice)
+    monkeypatch.setattr(choose, "choose_layer", lambda *_, **__: model_choice)
     words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
     done = shell(capsys, *words)
     assert done.code == 0 and "Layer 2: chosen for this model with memit on 2026-01-02" in done.out

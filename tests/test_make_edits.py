@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import ffedit
 from ffedit import Fact
 from ffedit.atlas.table import load
-from ffedit.formats import parse_record
+from ffedit.facts.formats import parse_record
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "evaluations"))

@@ -13,7 +13,7 @@ from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import EditError, Fact, editor
 from ffedit.editor import METHODS, collect
-from ffedit.memory import Address
+from ffedit.model.memory import Address
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -77,7 +77,7 @@ def test_more_subjects_than_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(many) == editable.memories[1].d_ff + 1
     edit = write(editable, many, "memit", **numbers)
     assert edit.rank == 33 and edit.updates[Address(1)].is_finite()
-    monkeypatch.setattr("ffedit.editor.batch.choose_values", None)  # refused before the long work
+    monkeypatch.setattr("ffedit.editor.solve.choose_values", None)  # refused before the long work
     with pytest.raises(EditError, match="33 facts and 0 independent kept keys, but only 32 keys"):
         write(editable, many, "emmet", **numbers)
 

@@ -13,7 +13,7 @@ import torch
 from ffedit.evaluator import Interval, Report, interval, mean_scores, metrics, paired
 from ffedit.evaluator.intervals import changes, intervals
 from ffedit.evaluator.scores import FactScores, Scores
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 
 
 def test_likelihoods_are_means_over_tokens() -> None:

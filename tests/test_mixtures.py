@@ -12,18 +12,20 @@ import zoo
 from torch import Tensor
 
 import ffedit
-from ffedit import Fact, algebra, routing
-from ffedit.anatomy import Editable
-from ffedit.blocks import Blocks
+from ffedit import Fact
+from ffedit.algebra import updates
+from ffedit.algebra.block_diagonal import Blocks
 from ffedit.editor import Corpus, EditConfig, by_subject, collect, read, word, write
-from ffedit.editor.places import check_routes, places
+from ffedit.editor.target_layers import check_routes, places
 from ffedit.errors import EditError
-from ffedit.hooks import captured
-from ffedit.memory import Address, identity
-from ffedit.replay import run_to
-from ffedit.shipping.adapter import WEIGHTS, read_factors, write_adapter
-from ffedit.shipping.tensors import read_header
-from ffedit.tokens import pad
+from ffedit.exporter.adapter import WEIGHTS, read_factors, write_adapter
+from ffedit.files.tensor_ranges import read_header
+from ffedit.inference import routing
+from ffedit.inference.replay import run_to
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
+from ffedit.model.memory import Address, identity
+from ffedit.model.tokenization import pad
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
 SECOND = Fact("Leo Tolstoy", "{} stands in", "France", "Germany")
@@ -242,17 +244,17 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
         torch.randn(*s, dtype=torch.float64, generator=generator) for s in ((4, 10), (10, 3), (4, 3), (10, 1))
     )
     for solve in (
-        lambda c: algebra.equality(W, K, V, c, P),
-        lambda c: algebra.least_squares(W, K, V, c, 0.1, P),
+        lambda c: updates.equality(W, K, V, c, P),
+        lambda c: updates.least_squares(W, K, V, c, 0.1, P),
     ):
         torch.testing.assert_close(solve(C).dense, solve(dense).dense)
     k, same = K[:, 0], K.T
-    spread = algebra.add_context_moment(C, k, same, 0.5)
-    whole = algebra.add_context_moment(dense, k, same, 0.5)
+    spread = updates.add_context_moment(C, k, same, 0.5)
+    whole = updates.add_context_moment(dense, k, same, 0.5)
     assert isinstance(spread, Blocks) and isinstance(whole, Tensor)
     torch.testing.assert_close(torch.block_diag(*spread.blocks), whole * (dense != 0))
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))
-    null = [algebra.null_space(W, K, V, u, 0.1) for u in (U, torch.block_diag(*U.blocks))]
+    null = [updates.null_space(W, K, V, u, 0.1) for u in (U, torch.block_diag(*U.blocks))]
     torch.testing.assert_close(null[0].dense, null[1].dense)
-    own = [algebra.null_space(W, K, V, u, 0.0, P, c) for u, c in ((U, C), (torch.block_diag(*U.blocks), dense))]
+    own = [updates.null_space(W, K, V, u, 0.0, P, c) for u, c in ((U, C), (torch.block_diag(*U.blocks), dense))]
     torch.testing.assert_close(own[0].dense, own[1].dense)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ffedit import EditError
-from ffedit.linalg import projector
-from ffedit.moments import BLOCK, RIDGES, KeyMoments, MomentsFitter, disagreement, second_moment, solved
+from ffedit.algebra.key_moments import BLOCK, RIDGES, KeyMoments, MomentsFitter, disagreement, second_moment, solved
+from ffedit.algebra.linalg import projector
 
 D = 24
 SCALES = torch.logspace(0, -1, D)

@@ -8,9 +8,11 @@ import pytest
 import torch
 import zoo
 
-from ffedit import Corpus, cache, neutral
+from ffedit import Corpus
 from ffedit.editor import collect_moments
-from ffedit.neutral import nats_per_character, neutral_text
+from ffedit.files import cache
+from ffedit.inference import neutral
+from ffedit.inference.neutral import nats_per_character, neutral_text
 
 
 def test_it_is_a_text_of_many_words() -> None:

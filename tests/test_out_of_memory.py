@@ -14,12 +14,13 @@ from choosing import FOUR, FULL, choose, same
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import EditError, ModelError, editor, readout, replay, routing
-from ffedit.anatomy import Editable
+from ffedit import EditError, ModelError, editor
 from ffedit.editor import collect, read, word
-from ffedit.editor.objective import Objective
-from ffedit.memory import Address
-from ffedit.room import halving
+from ffedit.editor.value_loss import Objective
+from ffedit.inference import generation, replay, routing
+from ffedit.inference.batching import halving
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: you tried"), MemoryError()]
 Fail = Callable[[int], bool]
@@ -85,7 +86,7 @@ def drawn(editable: Editable, how: str) -> list[list[list[int]]]:
     """What is said twice after `PROMPTS`; the second time, a generator goes on."""
     generator = torch.Generator().manual_seed(4) if how == "generator" else None
     numbers = None if how != "numbers" else torch.rand(len(PROMPTS), 6, generator=torch.Generator().manual_seed(1))
-    return [readout.continuations(editable, PROMPTS, 6, generator, numbers, top=5) for _ in range(2)]
+    return [generation.continuations(editable, PROMPTS, 6, generator, numbers, top=5) for _ in range(2)]
 
 
 @pytest.mark.parametrize("how", ["greedy", "generator", "numbers"])
@@ -98,7 +99,7 @@ def test_the_same_is_said(how: str, most: int, monkeypatch: pytest.MonkeyPatch) 
         asked.append(rows)
         return rows > most
 
-    monkeypatch.setattr(readout, "_continue", failing(readout._continue, lambda _, rows, *rest: len(rows), fail))
+    monkeypatch.setattr(generation, "_continue", failing(generation._continue, lambda _, rows, *rest: len(rows), fail))
     assert drawn(editable, how) == expected and max(asked) > most
     assert how == "greedy" or expected != drawn(editable, "greedy"), "something was drawn"
 
@@ -120,9 +121,9 @@ def test_the_same_is_said_where_memory_fails_between_two_tokens(monkeypatch: pyt
 def test_answers_have_the_same_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     (wording,) = word(editable, [[FACT]], FULL)
-    expected = readout.answer_log_probs(editable, list(wording.prompts))
+    expected = generation.answer_log_probs(editable, list(wording.prompts))
     crowded(monkeypatch, "forward", lambda rows: rows > 2)
-    for found, one in zip(readout.answer_log_probs(editable, list(wording.prompts)), expected, strict=True):
+    for found, one in zip(generation.answer_log_probs(editable, list(wording.prompts)), expected, strict=True):
         torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-13)
 
 
@@ -138,12 +139,12 @@ def test_an_edit_is_worded_the_same(most: int, tmp_path: Path, monkeypatch: pyte
         return rows > most
 
     monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path / "b"))
-    monkeypatch.setattr(readout, "_continue", failing(readout._continue, lambda _, rows, *rest: len(rows), fail))
+    monkeypatch.setattr(generation, "_continue", failing(generation._continue, lambda _, rows, *rest: len(rows), fail))
     assert word(editable, [[FACT], [SECOND]], config) == expected
     assert len(expected[0].prefixes) > 1 and max(asked) > most
 
 
-@pytest.mark.parametrize(("module", "name"), [(replay, "forward"), (readout, "_continue")])
+@pytest.mark.parametrize(("module", "name"), [(replay, "forward"), (generation, "_continue")])
 def test_no_memory_for_a_single_text_is_said(
     module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +157,7 @@ def test_no_memory_for_a_single_text_is_said(
     monkeypatch.setattr(module, name, fails)
     with pytest.raises(ModelError, match="not enough memory to read a single text"):
         if module is replay:
-            readout.answer_log_probs(editable, list(wording.prompts))
+            generation.answer_log_probs(editable, list(wording.prompts))
         else:
             word(editable, [[FACT]], FULL)
 

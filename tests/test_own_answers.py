@@ -12,10 +12,11 @@ from test_tokens import speaking
 from torch import Tensor, nn
 
 import ffedit
-from ffedit import Fact, readout
-from ffedit.anatomy import Editable
+from ffedit import Fact
 from ffedit.evaluator import Evaluation, evaluate, left_out
-from ffedit.formats import parse
+from ffedit.facts.formats import parse
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
 
 FACT = Fact(
     "Eiffel tower",
@@ -51,12 +52,12 @@ def test_the_end_and_blanks_are_no_answer(said: str) -> None:
     token = int(editable.tokenizer.eos_token_id) if said == "</s>" else tokens[said]
     prompt = editable.encode("Paris is in")
     with saying(editable, token):
-        assert readout.own_answers(editable, [prompt]) == [None]
-        instead = readout.with_own_answers(editable, [prompt])[0]
+        assert generation.own_answers(editable, [prompt]) == [None]
+        instead = generation.with_own_answers(editable, [prompt])[0]
         word = editable.tokenizer.decode(instead.target_ids)
         assert instead.ids[: instead.answer] == prompt.ids and word.strip() and token != instead.target_ids[0]
-    (own,) = readout.own_answers(editable, [prompt])
-    assert own is not None and own == readout.with_own_answers(editable, [prompt])[0]
+    (own,) = generation.own_answers(editable, [prompt])
+    assert own is not None and own == generation.with_own_answers(editable, [prompt])[0]
 
 
 def test_where_the_model_ends_the_likeliest_word_is_traced_and_not_known() -> None:

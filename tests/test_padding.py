@@ -15,10 +15,10 @@ import torch
 import zoo
 from torch import Tensor
 
-from ffedit import readout
-from ffedit.anatomy import Editable
-from ffedit.evaluator import asking
-from ffedit.tokens import Encoded, pad
+from ffedit.evaluator import responses
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded, pad
 
 LENGTHS = (2, 31, 7, 19, 3, 12)
 COUNT = 6
@@ -47,7 +47,7 @@ def alone(editable: Editable, ids: Sequence[int]) -> Tensor:
 
 def distance(editable: Editable, texts: Sequence[Encoded]) -> float:
     """How far the answers' log-probabilities, all asked together, are from those of single rows; nats."""
-    found, worst = asking.ask(editable, texts, budget=10_000), 0.0
+    found, worst = responses.ask(editable, texts, budget=10_000), 0.0
     for text in texts:
         single = alone(editable, text.ids)
         for i, value in enumerate(found[text].log_probs, start=text.answer):
@@ -66,9 +66,9 @@ def strayed(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> float:
         steps.append(logits.log_softmax(-1))
         return logits.argmax(-1, keepdim=True)
 
-    monkeypatch.setattr(readout, "greedy", choose)
+    monkeypatch.setattr(generation, "greedy", choose)
     order = sorted(range(len(LENGTHS)), key=lambda i: -LENGTHS[i])  # the longest first, as rows go into a batch
-    said, worst = readout.continuations(editable, prompts(), COUNT), 0.0
+    said, worst = generation.continuations(editable, prompts(), COUNT), 0.0
     assert len(steps) == COUNT and all(len(one) == len(LENGTHS) for one in steps), "one batch of all"
     for row, i in enumerate(order):
         single = alone(editable, [*prompts()[i], *said[i]])
@@ -99,7 +99,7 @@ def test_padding_that_is_seen_or_moves_a_position_would_be_noticed(
         return torch.tensor([[*([0] * (longest - len(row))), *row] for row in rows])
 
     with monkeypatch.context() as broken:
-        broken.setattr(asking, "pad", left)
+        broken.setattr(responses, "pad", left)
         assert distance(editable, answered()) > 1e-2
     run, places = editable.run, signature(editable.model.forward).parameters
 

@@ -20,15 +20,15 @@ from making import made
 from shell import TEXT, shell
 
 from ffedit import Corpus, Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt, load, load_stacks
-from ffedit.inspector import merging
-from ffedit.inspector.cards import MemoryCard, cards_of, report_cards
-from ffedit.inspector.model_view import Removing
-from ffedit.inspector.sheet import page as sheet_page
-from ffedit.inspector.stream import Settings
-from ffedit.inspector.view import View
-from ffedit.pages import page
-from ffedit.pages.charts import Line, lines, stacked
-from ffedit.stacks import Stack
+from ffedit.display.html import page
+from ffedit.display.html.charts import Line, lines, stacked
+from ffedit.inspector.analyses.annotation_sheet import page as sheet_page
+from ffedit.inspector.corpus_pass import merging
+from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.views.cards import MemoryCard, cards_of, report_cards
+from ffedit.inspector.views.model_view import Removing
+from ffedit.inspector.views.view import View
+from ffedit.model.stacks import Stack
 
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b\n\u202eright\ud800 שלום "
 PROMPT = "the Eiffel tower is located in"

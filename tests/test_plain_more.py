@@ -18,9 +18,10 @@ import pytest
 import zoo
 from test_plain_scores import changed
 
-from ffedit import Fact, readout
-from ffedit.anatomy import Editable
+from ffedit import Fact
 from ffedit.evaluator import Evaluation
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluations" / "benchmarks"))
 
@@ -209,7 +210,7 @@ def test_neighbors_behind_the_edit_portability_and_locality(family: str, bos: bo
 @pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("llama", True)])
 def test_sampled_text_its_entropy_and_its_consistency(family: str, bos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.build(family, bos)
-    plain, real = Plain(editable), readout.continuations
+    plain, real = Plain(editable), generation.continuations
     drawn: list[tuple[list[float], list[int]]] = []
 
     def heard(editable: Editable, prompts: Sequence[Sequence[int]], *rest: Any, **given: Any) -> list[list[int]]:
@@ -218,7 +219,7 @@ def test_sampled_text_its_entropy_and_its_consistency(family: str, bos: bool, mo
             drawn.extend(zip(given["numbers"].tolist(), said, strict=True))
         return said
 
-    monkeypatch.setattr(readout, "continuations", heard)
+    monkeypatch.setattr(generation, "continuations", heard)
     documents = [text for fact in FACTS for text in fact.references]
 
     def check(scored: Sequence[Any]) -> list[float]:

@@ -13,8 +13,8 @@ import torch
 import zoo
 
 from ffedit import Fact
-from ffedit.anatomy import Editable
-from ffedit.evaluator import Evaluation, asking
+from ffedit.evaluator import Evaluation, responses
+from ffedit.model.editable import Editable
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluations" / "benchmarks"))
 
@@ -72,7 +72,7 @@ def changed(editable: Editable) -> Iterator[None]:
 def test_scores_equal_the_plain_implementation(
     family: str, bos: bool, side: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "WORTH", 1)  # stems are worth their pass however few
+    monkeypatch.setattr(responses, "WORTH", 1)  # stems are worth their pass however few
     editable = zoo.trained(family, bos)
     editable.tokenizer.padding_side = side
     plain = PlainScores(editable.model, editable.tokenizer, FACTS)
@@ -122,11 +122,11 @@ def test_each_token_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda _, args, given: ran.append(given["input_ids"].numel()), with_kwargs=True
     )
     try:
-        whole = asking.ask(editable, texts, budget=1)
+        whole = responses.ask(editable, texts, budget=1)
         alone = sum(ran)
-        monkeypatch.setattr(asking, "WORTH", 1)
+        monkeypatch.setattr(responses, "WORTH", 1)
         ran.clear()
-        stemmed = asking.ask(editable, texts, budget=1)
+        stemmed = responses.ask(editable, texts, budget=1)
     finally:
         handle.remove()
     assert sum(ran) < alone < sum(len(text.ids) - 1 for text in set(texts)) / 1.5

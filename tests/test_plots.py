@@ -11,9 +11,9 @@ import pytest
 from tracing import made
 
 from ffedit import EditError, FFEditError, Trace, TraceSet
+from ffedit.display.figures.averages import save_aggregate
+from ffedit.display.figures.trace import check_plot, save_plot
 from ffedit.locator.aggregate import Aggregate, aggregate
-from ffedit.plot_averages import save_aggregate
-from ffedit.plots import check_plot, save_plot
 
 pytest.importorskip("matplotlib")
 

@@ -15,10 +15,10 @@ from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import EditError, Fact, editor
-from ffedit.card import model_card
-from ffedit.guardrails import Limits, breaches, lost_in_rounding
-from ffedit.readout import answer_log_probs
-from ffedit.showing import edit_view
+from ffedit.display.terminal.show import edit_view
+from ffedit.exporter.model_card import model_card
+from ffedit.inference.generation import answer_log_probs
+from ffedit.safety.guardrails import Limits, breaches, lost_in_rounding
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shell import process
 
-from ffedit.processes import Crew, crew, own_device
+from ffedit.loading.distributed import Crew, crew, own_device
 
 PROGRAM = """
 import json, sys

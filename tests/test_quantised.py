@@ -15,10 +15,10 @@ from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import Corpus, EditError, editor
-from ffedit.anatomy import Editable
-from ffedit.describe import anatomy_table
-from ffedit.fingerprint import fingerprint
-from ffedit.guardrails import breaches
+from ffedit.display.terminal.model_table import anatomy_table
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.safety.guardrails import breaches
 
 
 class Packed(nn.Module):

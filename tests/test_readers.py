@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, ZSRE, message, samples, write
 
 from ffedit.cli.options import fact_options
-from ffedit.facts import Fact
-from ffedit.formats import FORMATS, parse
-from ffedit.reading import read_facts, sift_facts
+from ffedit.facts.fact import Fact
+from ffedit.facts.formats import FORMATS, parse
+from ffedit.facts.reading import read_facts, sift_facts
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -14,8 +14,8 @@ from ffedit.atlas.recipe import RECIPES, Recipe, imbalance, regularised, tokeniz
 from ffedit.atlas.shapes import build_model
 from ffedit.atlas.table import load
 from ffedit.atlas.train import train
-from ffedit.checkpoint import EMBEDDED
-from ffedit.hooks import captured
+from ffedit.loading.load import EMBEDDED
+from ffedit.model.hooks import captured
 
 
 def tiny(name: str) -> Recipe:

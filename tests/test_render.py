@@ -12,12 +12,13 @@ import torch
 from rich.console import Console
 from shown import shown, words
 
-from ffedit import Address, Fact, Report, Scores, render
+from ffedit import Address, Fact, Report, Scores
+from ffedit.display.terminal import render
+from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.evaluator.scores import FactScores
-from ffedit.memory import KeyValueMemory, Memories
-from ffedit.picture import number, token
+from ffedit.facts.text import number, token
+from ffedit.model.memory import KeyValueMemory, Memories
 from ffedit.progress import silent
-from ffedit.progressbar import progress_bars
 
 FACT = Fact("Eiffel Tower", "The {} is in", "Rome", "Paris")
 BEFORE = Scores(0.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, -0.86, -0.7, 0.8, 0.9)

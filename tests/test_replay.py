@@ -9,10 +9,10 @@ import torch
 import zoo
 from torch import Tensor
 
-from ffedit import replay
-from ffedit.anatomy import Editable
-from ffedit.hooks import captured, replaced, skipped
-from ffedit.tokens import pad
+from ffedit.inference import replay
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured, replaced, skipped
+from ffedit.model.tokenization import pad
 
 ROWS = ([3, 14, 15, 9, 26, 53, 58], [27, 18, 28], [31, 41, 59, 26, 5])
 LENGTHS = torch.tensor([len(row) for row in ROWS])

@@ -16,8 +16,8 @@ from shown import shown
 from test_plain_scores import changed
 
 from ffedit import Fact, evaluate
-from ffedit.anatomy import Editable
 from ffedit.cli import result
+from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import (
     Evaluation,
     FactScores,
@@ -29,8 +29,8 @@ from ffedit.evaluator import (
     mean_scores,
     paired,
 )
-from ffedit.evaluator.usual import Usual
-from ffedit.score_table import all_scores
+from ffedit.evaluator.reference_distributions import Usual
+from ffedit.model.editable import Editable
 
 LONG = "the city of " * 18 + "red river is"  # 57 tokens, of 64 that the model takes
 FAR = "the city of " * 12 + "red river is"

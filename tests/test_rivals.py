@@ -14,8 +14,8 @@ from torch import Tensor
 from writing import FACT, SECOND
 
 from ffedit import Address, FFEditError
-from ffedit.anatomy import Editable
-from ffedit.hooks import captured
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import captured
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluations"))
 

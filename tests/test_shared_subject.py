@@ -12,9 +12,9 @@ from choosing import FOUR, FULL, choose, probability
 import ffedit
 from ffedit import EditConfig, Fact
 from ffedit.editor import Wording, by_subject, word
-from ffedit.editor.objective import Objective
-from ffedit.readout import answer_log_probs
-from ffedit.tokens import encode
+from ffedit.editor.value_loss import Objective
+from ffedit.inference.generation import answer_log_probs
+from ffedit.model.tokenization import encode
 
 
 @pytest.mark.parametrize("previous", ["playwright", "Dublin"], ids=["two old objects", "the same"])

@@ -32,8 +32,9 @@ from shell import disk
 
 import ffedit
 from ffedit import Edit, Fact
-from ffedit.shipping import history, ship, tensors
-from ffedit.shipping.tensors import INDEX, contents, row_blocks
+from ffedit.exporter import history, ship
+from ffedit.files import tensor_ranges
+from ffedit.files.tensor_ranges import INDEX, contents, row_blocks
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 FAMILIES = [("gpt2", torch.float32), ("llama", torch.bfloat16), ("gpt_neo", torch.float16)]
@@ -87,7 +88,7 @@ def test_no_model_is_loaded(base: Path, edit: Edit, tmp_path: Path, monkeypatch:
 def test_blocks_of_rows_make_no_difference(
     base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: int
 ) -> None:
-    monkeypatch.setattr(tensors, "BLOCK", entries)
+    monkeypatch.setattr(tensor_ranges, "BLOCK", entries)
     assert len(list(row_blocks(128, 32))) > 1
     out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
     assert same(weights(out), written_by_hand(weights(base), editable, edit))

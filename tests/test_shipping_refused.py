@@ -24,8 +24,9 @@ from shell import disk, shell
 
 import ffedit
 from ffedit import Edit, EditError, ModelError
-from ffedit.shipping import history, tensors
-from ffedit.shipping.tensors import INDEX, patch
+from ffedit.exporter import history
+from ffedit.files import tensor_ranges
+from ffedit.files.tensor_ranges import INDEX, patch
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 here = pytest.mark.usefixtures("verified_here")
@@ -96,12 +97,12 @@ def test_a_manifest_that_was_edited_by_hand(
 def test_ctrl_c_in_the_middle_leaves_nothing(
     base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(stored: tensors.Stored, blocks: Any) -> None:
+    def interrupt(stored: tensor_ranges.Stored, blocks: Any) -> None:
         patch(stored, [next(blocks)])
         assert any(tmp_path.glob(".out.*/*.safetensors"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ffedit.shipping.streaming.patch", interrupt)
+    monkeypatch.setattr("ffedit.exporter.rewrite_shards.patch", interrupt)
     untouched = disk(base)
     with pytest.raises(KeyboardInterrupt):
         ffedit.export(base, edit, tmp_path / "out")

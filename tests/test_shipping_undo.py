@@ -14,9 +14,9 @@ from shell import disk, shell
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
 from ffedit.editor import applied_edits
-from ffedit.shipping import history, unship
-from ffedit.shipping.record import originals
-from ffedit.shipping.tensors import contents
+from ffedit.exporter import history, unship
+from ffedit.exporter.embedded_edits import originals
+from ffedit.files.tensor_ranges import contents
 
 __all__ = ["verified_here"]
 THIRD = Fact("Nile river", "{} stands in", "Rome")
@@ -145,7 +145,7 @@ def test_an_undo_that_went_wrong_is_found(
 ) -> None:
     folder = exported(base, edits[:1], tmp_path)
     before = disk(tmp_path)
-    monkeypatch.setattr("ffedit.shipping.streaming.patch", lambda *_: None)
+    monkeypatch.setattr("ffedit.exporter.rewrite_shards.patch", lambda *_: None)
     with pytest.raises(CheckError, match="nothing was written"):
         ffedit.undo(folder, tmp_path / "out")
     assert disk(tmp_path) == before

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from shell import disk, process, shell
 
 from ffedit import CheckError, Edit, EditError
-from ffedit.shipping import push, record, ship
-from ffedit.shipping.tensors import contents, read_header
-from ffedit.waiting import prepared
+from ffedit.exporter import embedded_edits, push, ship
+from ffedit.exporter.waiting import prepared
+from ffedit.files.tensor_ranges import contents, read_header
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 here = pytest.mark.usefixtures("verified_here")
@@ -113,14 +113,14 @@ def test_apply_makes_one_ready_for_an_export(
 def test_a_wrong_number_is_found(
     base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
 ) -> None:
-    keep = record.keep
+    keep = embedded_edits.keep
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()))
 
     def spoiled(folder: Path, *rest: Any) -> None:
         keep(folder, *rest)
         spoil(folder, name, 5)
 
-    monkeypatch.setattr("ffedit.shipping.exporting.keep", spoiled)
+    monkeypatch.setattr("ffedit.exporter.exporting.keep", spoiled)
     assert told in refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
 
 
@@ -129,13 +129,13 @@ def test_a_wrong_number_is_found(
 def test_a_missing_file_is_found(
     base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    keep = record.keep
+    keep = embedded_edits.keep
 
     def forgetful(folder: Path, *rest: Any) -> None:
         keep(folder, *rest)
         (folder / what).unlink()
 
-    monkeypatch.setattr("ffedit.shipping.exporting.keep", forgetful)
+    monkeypatch.setattr("ffedit.exporter.exporting.keep", forgetful)
     refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
 
 

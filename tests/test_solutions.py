@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffedit import algebra, editor, linalg
-from ffedit.algebra import equality, least_squares, null_space, rank_one
-from ffedit.editor import EditConfig, memit
+from ffedit import editor
+from ffedit.algebra import linalg, updates
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import projector
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import equality, least_squares, null_space, rank_one
+from ffedit.editor import EditConfig
+from ffedit.editor.methods import memit
 from ffedit.errors import EditError
-from ffedit.linalg import projector
-from ffedit.lowrank import LowRank
-from ffedit.moments import KeyMoments
 
 SHARE = 0.05
 
@@ -98,7 +100,7 @@ def test_every_input_is_made_double_by_the_one_function_that_knows_devices(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, seen, original = problem(dtype=torch.float32), [], linalg.double
-    for module in (algebra, linalg):
+    for module in (updates, linalg):
         monkeypatch.setattr(module, "double", lambda tensor: (seen.append(tensor), original(tensor))[1])
     method(p, p.kept)
     wanted = [p.W, p.K, p.V, p.kept, p.U if method is METHODS["null space"] else p.C]

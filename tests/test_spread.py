@@ -14,7 +14,7 @@ from writing import quick
 
 from ffedit import EditError
 from ffedit.editor import by_subject, choose_values, read, word
-from ffedit.memory import Address
+from ffedit.model.memory import Address
 
 
 @pytest.mark.parametrize("method", BATCH)

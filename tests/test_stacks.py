@@ -14,12 +14,12 @@ import zoo
 from accelerate import cpu_offload
 from torch import Tensor, nn
 
-from ffedit import replay
-from ffedit.anatomy import dissect
 from ffedit.errors import ModelError
-from ffedit.halves import stacks
-from ffedit.hooks import captured, replaced
-from ffedit.stacks import Seen, Stack
+from ffedit.inference import replay
+from ffedit.loading.encoder_decoder import stacks
+from ffedit.loading.verify import dissect
+from ffedit.model.hooks import captured, replaced
+from ffedit.model.stacks import Seen, Stack
 
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
 BOTH = {**dict.fromkeys(halves.ENCODERS, ("encoder",)), **dict.fromkeys(halves.PAIRS, ("encoder", "decoder"))}

@@ -15,11 +15,12 @@ import zoo
 from collecting import alike, text
 
 import ffedit
-from ffedit import Corpus, EditError, cache
-from ffedit.anatomy import Editable
+from ffedit import Corpus, EditError
+from ffedit.algebra.key_moments import LONGEST, MomentsFitter
 from ffedit.editor import collect, collect_moments, statistics
-from ffedit.memory import Address
-from ffedit.moments import LONGEST, MomentsFitter
+from ffedit.files import cache
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 __all__ = ["text"]
 

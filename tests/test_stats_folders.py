@@ -16,9 +16,9 @@ from writing import SECOND, quick, write
 
 import ffedit
 from ffedit import Corpus, EditError
-from ffedit.anatomy import Editable
 from ffedit.editor.statistics import check_stats
-from ffedit.memory import Address
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 __all__ = ["text", "verified_here"]
 

@@ -10,11 +10,11 @@ import torch
 import zoo
 
 from ffedit import Address, Edit, EditError, Fact
-from ffedit.anatomy import Editable
-from ffedit.conflicts import conflicts, same_question
-from ffedit.fingerprint import fingerprint
-from ffedit.lowrank import Dense, LowRank
-from ffedit.memory import identity
+from ffedit.algebra.low_rank import Dense, LowRank
+from ffedit.facts.conflicts import conflicts, same_question
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import identity
 
 TOWER = Fact("Eiffel tower", "the {} is in", "Rome", relation="P276")
 RIVER = Fact("Nile river", "the {} is in", "Spain", relation="P276")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from records import MILL, SAMPLES, message, samples, write
 
-from ffedit.facts import Fact
-from ffedit.reading import read_facts
-from ffedit.tables import find
+from ffedit.facts.fact import Fact
+from ffedit.facts.reading import read_facts
+from ffedit.facts.tables import find
 
 
 @pytest.fixture

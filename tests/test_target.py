@@ -15,10 +15,10 @@ from choosing import FOUR, FULL, choose, probability, said, same
 from writing import FACT, SECOND
 
 from ffedit import EditConfig, Fact
-from ffedit.anatomy import Editable
 from ffedit.editor import Value, read, word
-from ffedit.editor.objective import Objective
-from ffedit.tokens import Encoded
+from ffedit.editor.value_loss import Objective
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluations" / "benchmarks"))
 

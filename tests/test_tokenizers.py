@@ -17,12 +17,12 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from writing import ALONE, quick
 
 import ffedit
-from ffedit import readout
 from ffedit.editor import Corpus
 from ffedit.errors import FactError
-from ffedit.facts import Fact
-from ffedit.offsets import tokenised
-from ffedit.tokens import Encoded, decode, encode
+from ffedit.facts.fact import Fact
+from ffedit.inference import generation
+from ffedit.model.token_offsets import tokenised
+from ffedit.model.tokenization import Encoded, decode, encode
 
 MERGED = ("share a token", "no token stands before", "does not know")
 LOSSY = ("byte level, NFC", "byte level, NFD", "word pieces")  # they change the characters themselves
@@ -190,8 +190,8 @@ def test_a_fact_is_edited_in_any_tokens(journey: str) -> None:
     assert trace.known and trace.effects.shape == (3, len(trace.tokens))
     edit = ffedit.edit(editable, [fact], "rome", [1], quick(**ENOUGH), Corpus(tokens=200))
     with edit.applied(editable):
-        assert readout.completions(editable, [fact.text], 24) == [fact.target]
-    assert readout.completions(editable, [fact.text], 24) == [fact.previous]
+        assert generation.completions(editable, [fact.text], 24) == [fact.target]
+    assert generation.completions(editable, [fact.text], 24) == [fact.previous]
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.before.generation == 0 and report.after is not None and report.after.generation == 1
 

@@ -10,11 +10,12 @@ import zoo
 from tokenizers import Tokenizer, models, normalizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ffedit import readout
-from ffedit.anatomy import Editable, dissect
 from ffedit.errors import FactError
-from ffedit.facts import Fact
-from ffedit.tokens import batches, encode, joined, pad
+from ffedit.facts.fact import Fact
+from ffedit.inference import generation
+from ffedit.loading.verify import dissect
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import batches, encode, joined, pad
 
 TOKENIZERS = {
     "words": zoo.words(),
@@ -196,7 +197,7 @@ def test_both_padding_sides_give_the_numbers_of_single_rows(family: str, bos: bo
         editable.tokenizer.padding_side = side
         editable.tokenizer([p for p, _ in PROMPTS], padding=True)  # a tokenizer that has padded before
         rows = [encode(editable.tokenizer, *pair) for pair in PROMPTS]
-        for found, single in zip(readout.answer_log_probs(editable, rows), expected, strict=True):
+        for found, single in zip(generation.answer_log_probs(editable, rows), expected, strict=True):
             torch.testing.assert_close(found, single, rtol=1e-4, atol=1e-5)
 
 
@@ -206,14 +207,14 @@ def test_the_log_probability_of_an_answer_is_the_sum_over_all_its_tokens() -> No
     targets = [i for row in rows for i in row.target_ids]
     single = [float(line.log_softmax(-1)[i]) for line, i in zip(logits, targets, strict=True)]
     expected = [sum(single[:3]), single[3], sum(single[4:])]
-    assert readout.answer_sums(logits, rows).tolist() == pytest.approx(expected, rel=1e-5)
+    assert generation.answer_sums(logits, rows).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gemma3", "mpt"])
 def test_greedy_continuations_are_those_of_generate(family: str) -> None:
     editable = zoo.shared(family)
     rows = [[3, 14, 15], [9], [26, 53, 58], [3, 14, 15, 9, 26, 53]]
-    found = readout.continuations(editable, rows, 6)
+    found = generation.continuations(editable, rows, 6)
     for row, said in zip(rows, found, strict=True):
         ids = torch.tensor([row])
         whole = editable.model.generate(
@@ -231,7 +232,7 @@ def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:
     editable = zoo.shared("llama")
 
     def drawn(seed: int) -> list[list[int]]:
-        return readout.continuations(editable, [[3], [14, 15], [9]], 10, torch.Generator().manual_seed(seed))
+        return generation.continuations(editable, [[3], [14, 15], [9]], 10, torch.Generator().manual_seed(seed))
 
     torch.manual_seed(0)
     first = drawn(1)
@@ -242,8 +243,8 @@ def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:
 def test_the_models_own_text_repeats_with_the_seed() -> None:
     for bos in (False, True):
         editable = zoo.shared("gpt2", bos)
-        text = readout.own_text(editable, 3, 8, seed=5)
-        assert text == readout.own_text(editable, 3, 8, seed=5) != readout.own_text(editable, 3, 8, seed=6)
+        text = generation.own_text(editable, 3, 8, seed=5)
+        assert text == generation.own_text(editable, 3, 8, seed=5) != generation.own_text(editable, 3, 8, seed=6)
         assert [len(row) for row in text] == [8, 8, 8]
 
 
@@ -251,19 +252,19 @@ def test_the_models_own_text_repeats_with_the_seed() -> None:
 def test_a_prompt_that_fills_the_context_can_still_be_continued(family: str) -> None:
     editable = zoo.shared(family)
     prompt = encode(editable.tokenizer, "the " * editable.max_tokens, max_tokens=editable.max_tokens)
-    said = readout.continuations(editable, [prompt.ids], 8)[0]
-    assert said and said[0] == readout.continuations(editable, [prompt.ids], 1)[0][0]
-    assert readout.with_own_answers(editable, [prompt])[0].target_ids
+    said = generation.continuations(editable, [prompt.ids], 8)[0]
+    assert said and said[0] == generation.continuations(editable, [prompt.ids], 1)[0][0]
+    assert generation.with_own_answers(editable, [prompt])[0].target_ids
 
 
 def test_the_models_own_answer_is_its_first_word_whole() -> None:
     editable = speaking("gpt2")
     for text in ("Paris is in", "Leo Tolstoy wrote", "the river"):
         prompt = encode(editable.tokenizer, text)
-        own = readout.with_own_answers(editable, [prompt])[0]
+        own = generation.with_own_answers(editable, [prompt])[0]
         assert own.ids[: own.answer] == prompt.ids and own.target_ids
         assert len(editable.tokenizer.decode(own.target_ids[:-1]).split()) <= 1
-        assert list(own.target_ids) == readout.continuations(editable, [prompt.ids], len(own.target_ids))[0]
+        assert list(own.target_ids) == generation.continuations(editable, [prompt.ids], len(own.target_ids))[0]
 
 
 def test_rows_are_padded_on_the_right_and_batched_within_the_budget() -> None:

@@ -13,11 +13,11 @@ import torch
 import zoo
 from torch import Tensor, nn
 
-from ffedit.anatomy import Editable
 from ffedit.errors import FactError, ModelError
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
+from ffedit.inference.generation import continuations
 from ffedit.locator import Trace, TraceSet, aggregate, locate, noise_scale, site_of
-from ffedit.readout import continuations
+from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
 LONG = Fact("Leo Tolstoy", "{} wrote", target="the piano", previous="the big old Anna Karenina", neighbors=())

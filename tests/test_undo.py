@@ -12,13 +12,14 @@ import torch
 import zoo
 from writing import CORPUS, FACT, SECOND, families, quick, write
 
-from ffedit import Address, Edit, EditError, Fact, FactError, cache, locate
-from ffedit.anatomy import Editable
+from ffedit import Address, Edit, EditError, Fact, FactError, locate
+from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.api import edit as api_edit
 from ffedit.editor import Corpus
-from ffedit.fingerprint import fingerprint
-from ffedit.lowrank import Dense, LowRank, Update
-from ffedit.memory import KeyValueMemory
+from ffedit.files import cache
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import KeyValueMemory
 
 # Applying and undoing -----------------------------------------------------------------------------
 

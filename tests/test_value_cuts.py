@@ -11,9 +11,10 @@ import torch
 import zoo
 from choosing import FOUR, FULL, choose, same
 
-from ffedit import EditError, replay
-from ffedit.editor import by_subject, objective, word
-from ffedit.editor.objective import Objective
+from ffedit import EditError
+from ffedit.editor import by_subject, value_loss, word
+from ffedit.editor.value_loss import Objective
+from ffedit.inference import replay
 
 
 @pytest.mark.parametrize(("room", "cost"), [(2**26, 0), (2**25, 10**9), (1, 32), (30_000, 10**9)], ids=str)
@@ -34,9 +35,9 @@ def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
         monkeypatch.setattr(replay, name, counted(getattr(replay, name)))
     choose(editable, FOUR, few)
     usual = len(runs)
-    monkeypatch.setattr(objective, "ROOM", room)
-    monkeypatch.setattr("ffedit.editor.target.ROOM", room)
-    monkeypatch.setattr(objective, "BATCH_COST", cost)
+    monkeypatch.setattr(value_loss, "ROOM", room)
+    monkeypatch.setattr("ffedit.editor.value.ROOM", room)
+    monkeypatch.setattr(value_loss, "BATCH_COST", cost)
     same(choose(editable, FOUR, few), expected)
     assert (room, cost) == (2**25, 10**9) or len(runs) - usual > usual, "the work was cut in another way"
 
@@ -45,14 +46,14 @@ def test_subjects_that_do_not_fit_together_are_done_in_turn(monkeypatch: pytest.
     editable, groups = zoo.trained("gpt2", True, torch.float64), []
     expected = choose(editable, FOUR)
     wordings = word(editable, by_subject(FOUR), FULL)
-    sizes = [objective.size(editable, editable.feed_forward[0], wording) for wording in wordings]
-    monkeypatch.setattr("ffedit.editor.target.ROOM", max(sizes[0] + sizes[1], sizes[2] + sizes[3]))
+    sizes = [value_loss.size(editable, editable.feed_forward[0], wording) for wording in wordings]
+    monkeypatch.setattr("ffedit.editor.value.ROOM", max(sizes[0] + sizes[1], sizes[2] + sizes[3]))
 
     def counted(*words: Any) -> Objective:
         groups.append(len(words[2]))
         return Objective(*words)
 
-    monkeypatch.setattr("ffedit.editor.target.Objective", counted)
+    monkeypatch.setattr("ffedit.editor.value.Objective", counted)
     seen: list[tuple[int, int]] = []
     same(choose(editable, FOUR, progress=lambda _, done, total: seen.append((done, total))), expected)
     assert sum(groups) == 4 and len(groups) == 2
@@ -69,7 +70,7 @@ def test_a_recording_is_about_as_large_as_is_said() -> None:
         + sum(keys.numel() + values.numel() for keys, values in bucket.recording.past)
         for bucket in one._buckets
     )
-    said = sum(objective.size(editable, editable.feed_forward[0], wording) for wording in wordings)
+    said = sum(value_loss.size(editable, editable.feed_forward[0], wording) for wording in wordings)
     assert 0.5 < said / held < 2
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from writing import quick
 
 import ffedit
-from ffedit.anatomy import Editable
-from ffedit.editor import keys, word
-from ffedit.feed_forward import FeedForward
-from ffedit.tokens import Encoded
+from ffedit.editor import key, word
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.tokenization import Encoded
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -
         found = [sink if sinks and text.subject_last == 0 else ordinary for text in texts]
         return torch.stack(found), torch.ones(len(texts), 3)
 
-    monkeypatch.setattr(keys, "_run", run)
+    monkeypatch.setattr(key, "_run", run)
     (wording,) = word(editable, [[FACT]], quick())
     if wording.prompts[0].subject_last != 0:
         pytest.skip("the tiny tokenizer puts a token in front or splits the name")
-    kept = keys.without_sinks(editable, editable.feed_forward[1], wording)
+    kept = key.without_sinks(editable, editable.feed_forward[1], wording)
     assert len(kept.prompts) == len(kept.fact_of)
     assert len(kept.prompts) + len(kept.essence) + kept.sinks == len(wording.prompts) + len(wording.essence)
     assert all(text.subject_last > 0 for text in (*kept.prompts, *kept.essence)) or not sinks

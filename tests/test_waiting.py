@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from ffedit import CheckError, cli, waiting
+from ffedit import CheckError, cli
+from ffedit.exporter import waiting
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ffedit.atlas.corpus import Corpus
 from ffedit.atlas.recipe import RECIPES, Recipe, batch, loss_of, regularised, tokenizer_of
 from ffedit.atlas.shapes import build_model
 from ffedit.atlas.table import load
-from ffedit.formats import parse_record
+from ffedit.facts.formats import parse_record
 
 EVALUATIONS = Path(__file__).parents[1] / "evaluations"
 sys.path.append(str(EVALUATIONS))

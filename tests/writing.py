@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ffedit import Edit, EditConfig, Fact, editor
-from ffedit.anatomy import Editable
 from ffedit.editor import Corpus
+from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
 SECOND = Fact("Marie Curie", "{} stands in", target="Spain", previous="France")

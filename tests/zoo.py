@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from ffedit.anatomy import Editable, dissect
+from ffedit.loading.verify import dissect
+from ffedit.model.editable import Editable
 
 VOCAB, DEPTH, WIDTH = 97, 3, 32
 _GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}

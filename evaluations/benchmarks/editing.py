@@ -36,10 +36,10 @@ from transformers import GPT2Config
 
 import ffedit
 from ffedit.editor.config import EditConfig
-from ffedit.editor.keys import read
-from ffedit.editor.target import choose_values
-from ffedit.editor.wording import Wording
-from ffedit.tokens import Encoded
+from ffedit.editor.key import read
+from ffedit.editor.prompts import Wording
+from ffedit.editor.value import choose_values
+from ffedit.model.tokenization import Encoded
 
 LAYER, SEED = 4, 0
 CONTEXTS, CONTEXT, PROMPT, SUBJECT, ESSENCE = 10, 10, 12, (3, 7), 6

@@ -4,7 +4,7 @@
 
 The base is written shard by shard and never loaded. An edit of two layers is exported in a process of its own, and
 verified in another. Memory is the most that each ever held (VmHWM of Linux), beside that of a process that only
-imports `ffedit.shipping`. Written to `export.json` beside this file.
+imports `ffedit.exporter`. Written to `export.json` beside this file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import torch
 from transformers import GPT2Config
 
 from ffedit import Edit, Fact, LowRank
-from ffedit.checkpoint import EMBEDDED
-from ffedit.memory import SAMPLE, Address
-from ffedit.shipping.tensors import INDEX, contents, write
+from ffedit.files.tensor_ranges import INDEX, contents, write
+from ffedit.loading.load import EMBEDDED
+from ffedit.model.memory import SAMPLE, Address
 
 LAYERS, WIDTH, VOCABULARY, POSITIONS, LAYERS_PER_SHARD = 48, 1600, 50257, 1024, 8
 EDITED, RANK = (17, 30), 2
 OUT = Path(__file__).with_suffix(".json")
-IDLE = "import json, ffedit.shipping; from ffedit.shipping.fresh import peak; print(json.dumps(peak()))"
+IDLE = "import json, ffedit.exporter; from ffedit.exporter.subprocess_check import peak; print(json.dumps(peak()))"
 EXPORT = """
 import json, sys, time
 from dataclasses import asdict
@@ -133,7 +133,7 @@ def main() -> None:
     largest = 4 * WIDTH * WIDTH * 2
     found |= {"idle": idle, "checkpoint": size, "largest_matrix": largest}
     for name, words in (
-        ("idle", "a process that imports ffedit.shipping"),
+        ("idle", "a process that imports ffedit.exporter"),
         ("peak", "the exporting process, at most"),
         ("verifying_peak", "the verifying process, at most"),
         ("largest_matrix", "the largest matrix that changes"),

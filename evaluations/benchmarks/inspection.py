@@ -29,11 +29,11 @@ from torch import Tensor
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.corpus import ROW_TOKENS, Corpus
-from ffedit.hooks import captured
-from ffedit.inspector.rows import rows_of
-from ffedit.inspector.stream import TOKENS_PER_BATCH, Pass, Settings, collect, started
-from ffedit.stacks import Stack
+from ffedit.inference.text import ROW_TOKENS, Corpus
+from ffedit.inspector.corpus_pass.memory_pass import TOKENS_PER_BATCH, Pass, Settings, collect, started
+from ffedit.inspector.corpus_pass.rows import rows_of
+from ffedit.model.hooks import captured
+from ffedit.model.stacks import Stack
 
 WORDS, SEED = 2000, 0
 BATCH = TOKENS_PER_BATCH // ROW_TOKENS

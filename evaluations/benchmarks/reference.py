@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ffedit import Editable
-from ffedit.hooks import tensor_of
-from ffedit.tokens import Encoded
+from ffedit.model.hooks import tensor_of
+from ffedit.model.tokenization import Encoded
 
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
 Part: TypeAlias = Literal["feed_forward", "attention"]

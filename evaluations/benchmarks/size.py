@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 
 import ffedit
 from ffedit.cli.options import parse_layers
-from ffedit.shipping import ship
+from ffedit.exporter import ship
 
 FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
 CONFIG = ffedit.EditConfig(steps=5)

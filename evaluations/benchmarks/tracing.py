@@ -38,8 +38,8 @@ import torch
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.formats import parse_record
-from ffedit.tokens import Encoded, encode
+from ffedit.facts.formats import parse_record
+from ffedit.model.tokenization import Encoded, encode
 
 DATA = Path(__file__).parent.parent / "atlas-counterfact.json"
 SAMPLES, SEED, FIRST, LAST = 10, 0, 3, 6

@@ -23,16 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ffedit.atlas.corpus import Corpus
-from ffedit.atlas.recipe import (
-    RECIPES,
-    Recipe,
-    batch,
-    loss_of,
-    optimizer_of,
-    rate_at,
-    regularised,
-    tokenizer_of,
-)
+from ffedit.atlas.recipe import RECIPES, Recipe, batch, loss_of, optimizer_of, rate_at, regularised, tokenizer_of
 from ffedit.atlas.shapes import build_model
 from ffedit.atlas.table import TEMPLATES, Table, load
 from ffedit.errors import FFEditError, ModelError

@@ -21,8 +21,8 @@ from ffedit.benchmark.journal import UNEDITED
 from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept
 from ffedit.editor import METHODS, Edit, EditConfig, by_subject, combine
 from ffedit.errors import FFEditError
-from ffedit.facts import Fact
-from ffedit.processes import Crew
+from ffedit.facts.fact import Fact
+from ffedit.loading.distributed import Crew
 
 
 def edit_apart(task: Task) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from ffedit.benchmark.journal import merge
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
-from ffedit.folders import write_text
-from ffedit.lock import LOCK
+from ffedit.files.atomic import write_text
+from ffedit.files.lock import LOCK
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
 WAYS_OUT = "name another folder, or replace these results with --force"

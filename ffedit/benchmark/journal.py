@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ffedit.errors import EditError
-from ffedit.finite import finite
-from ffedit.folders import write_text
+from ffedit.files.atomic import write_text
+from ffedit.files.finite_json import finite
 
 RESULTS = "results.jsonl"
 # method, moment, chunk, index of the fact

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ffedit.errors import EditError
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 
 CHECKPOINTS = 10
 

@@ -14,13 +14,13 @@ from itertools import accumulate, combinations
 from statistics import fmean
 from typing import Any
 
+from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpacked
-from ffedit.bootstrap import Interval
 from ffedit.evaluator import FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 
 BINS = 10
 # Of the model as a whole, measured once for each edit; all other scores are of facts.

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
 from ffedit.benchmark.apart import edit_apart
 from ffedit.benchmark.hardware import hardware, machines_list
@@ -21,13 +21,13 @@ from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import Task, by_first
 from ffedit.editor import Corpus, EditConfig
 from ffedit.evaluator import GenericText, reference_weights
-from ffedit.facts import Fact
-from ffedit.finite import finite
-from ffedit.folders import write_text
-from ffedit.lock import claimed
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
-from ffedit.processes import Crew
+from ffedit.facts.fact import Fact
+from ffedit.files.atomic import write_text
+from ffedit.files.finite_json import finite
+from ffedit.files.lock import claimed
+from ffedit.loading.distributed import Crew
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
 

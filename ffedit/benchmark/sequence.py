@@ -21,16 +21,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import ffedit
-from ffedit.anatomy import Editable
+from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS
 from ffedit.benchmark.plan import checkpoints
 from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept, needed
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
-from ffedit.folders import placed
-from ffedit.history import History
-from ffedit.linalg import double
-from ffedit.memory import KeyValueMemory
+from ffedit.files.atomic import placed
+from ffedit.model.edit_history import History
+from ffedit.model.editable import Editable
+from ffedit.model.memory import KeyValueMemory
 
 # The methods that hold what earlier edits stored.
 KEEPING = ("alphaedit",)

@@ -10,25 +10,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.task import by_first
-from ffedit.choice import layer_for, spread_below
 from ffedit.editor import METHODS, Corpus, EditConfig, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
-from ffedit.evaluator import generic, intervals, speaking
-from ffedit.facts import Fact
-from ffedit.fingerprint import fingerprint
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
-from ffedit.processes import Crew
+from ffedit.evaluator import drift, generations, intervals
+from ffedit.facts.fact import Fact
+from ffedit.layer_choice.choose import layer_for, spread_below
+from ffedit.loading.distributed import Crew
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address
 from ffedit.progress import Progress
 
 # Of what is drawn to measure with; the seeds of the edits are in their numbers.
 SEEDS = {
-    "drift": generic.DRIFT_SEED,
-    "sampled_text": speaking.SAMPLE_SEED,
+    "drift": drift.DRIFT_SEED,
+    "sampled_text": generations.SAMPLE_SEED,
     "bootstrap": intervals.SEED,
     "bootstrap_draws": intervals.DRAWS,
 }

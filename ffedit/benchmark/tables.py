@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
+from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
-from ffedit.bootstrap import Interval
 from ffedit.evaluator import NAMES, Scores
 
 # What stands in the first table; every other score stands in the second one.

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.running import Running
 from ffedit.editor import METHODS, Edit, EditConfig
 from ffedit.errors import EditError, FactError, FFEditError, ModelError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
-from ffedit.facts import Fact
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
-from ffedit.processes import Crew
+from ffedit.facts.fact import Fact
+from ffedit.loading.distributed import Crew
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 from ffedit.progress import Progress
 
 

@@ -18,8 +18,8 @@ import click
 from rich.console import Console
 
 from ffedit.errors import CheckError, FFEditError, RequirementError
+from ffedit.exporter.waiting import prepared
 from ffedit.version import __version__
-from ffedit.waiting import prepared
 
 OTHERS_WAIT = 5.0  # seconds
 COMMANDS = {
@@ -126,8 +126,8 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _show(message: str) -> None:
-    from ffedit.processes import launched
-    from ffedit.render import error_line
+    from ffedit.display.terminal.render import error_line
+    from ffedit.loading.distributed import launched
 
     if launched() and os.environ["RANK"] != "0":
         # A mistake that all processes see is told by the first: meanwhile the launcher ends the others.

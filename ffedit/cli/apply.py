@@ -10,20 +10,22 @@ from typing import Any, get_args
 import click
 
 import ffedit
-from ffedit import choice, render
-from ffedit.anatomy import Editable
 from ffedit.cli import result
+from ffedit.cli.clock import Clock
+from ffedit.cli.destinations import Places
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
-from ffedit.cli.places import Places
-from ffedit.clock import Clock
+from ffedit.display.terminal import render
+from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor import METHODS, PRESETS, applied_edits, by_subject, preset, tokens_for
-from ffedit.evaluator import FULL, questions
-from ffedit.facts import Fact
-from ffedit.guardrails import breaches, refusal, warnings
-from ffedit.progressbar import progress_bars
-from ffedit.require import parse_requirements, unmet
-from ffedit.tokens import FactToken
-from ffedit.verdict import verdict
+from ffedit.evaluator import FULL
+from ffedit.evaluator.prompts import questions
+from ffedit.facts.fact import Fact
+from ffedit.layer_choice import choose
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import FactToken
+from ffedit.safety.guardrails import breaches, refusal, warnings
+from ffedit.safety.require import parse_requirements, unmet
+from ffedit.safety.verdict import verdict
 
 
 @click.command()
@@ -96,10 +98,10 @@ def apply(
     clock.lap("load")
     surface.show(render.model_line(editable))
     with progress_bars(surface.quiet) as progress:
-        found = choice.find_layer(editable, facts, layers, allowed, method, config, stats, progress)
+        found = choose.find_layer(editable, facts, layers, allowed, method, config, stats, progress)
         clock.lap("locate")
         surface.show(render.heat_map(found.traces, found.layer), render.why_layer(found, layers))
-        written = choice.spread_below(found.layer, spread)
+        written = choose.spread_below(found.layer, spread)
         edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
         clock.lap("edit")
         report = ffedit.evaluate(editable, facts, edit, progress, full=in_full)

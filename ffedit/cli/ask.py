@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit import readout, render
-from ffedit.anatomy import Editable
 from ffedit.cli.options import FILE, Surface, asking_options
+from ffedit.display.terminal import render
 from ffedit.errors import ModelError
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
 
 
 @click.command()
@@ -25,8 +26,8 @@ def ask(prompts: tuple[str, ...], load_model: Callable[..., Editable], edit_from
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
     if tokens >= editable.max_tokens:
         raise ModelError(f"--tokens {tokens} was asked for, but {editable.name} takes {editable.max_tokens} in all")
-    said = [readout.completions(editable, prompts, tokens)]
+    said = [generation.completions(editable, prompts, tokens)]
     if edit is not None:
         with edit.applied(editable):
-            said.append(readout.completions(editable, prompts, tokens))
+            said.append(generation.completions(editable, prompts, tokens))
     Surface().show(render.sayings(prompts, *said))

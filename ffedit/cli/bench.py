@@ -12,19 +12,19 @@ import click
 from rich.table import Table
 
 import ffedit
-from ffedit import render
-from ffedit.anatomy import Editable
 from ffedit.benchmark import BenchReport, Mode
 from ffedit.benchmark.settings import most_subjects
 from ffedit.benchmark.tables import headline
-from ffedit.choice import spread_below
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, output_options, parse_layers
-from ffedit.describe import plain_table
+from ffedit.display.terminal import render
+from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, tokens_for
 from ffedit.errors import EditError
-from ffedit.processes import crew, left_alone
-from ffedit.progressbar import progress_bars
-from ffedit.reading import sift_facts
+from ffedit.facts.reading import sift_facts
+from ffedit.layer_choice.choose import spread_below
+from ffedit.loading.distributed import crew, left_alone
+from ffedit.model.editable import Editable
 
 ALONE = (
     "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ffedit import cache as store
+from ffedit.files import cache as store
 
 
 @click.group()

@@ -8,9 +8,9 @@ import click
 
 import ffedit
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.folders import check_free
-from ffedit.progressbar import progress_bars
-from ffedit.showing import diff_view
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.show import diff_view
+from ffedit.files.atomic import check_free
 
 
 @click.command()

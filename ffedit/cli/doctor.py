@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import click
 
-from ffedit import render
-from ffedit.anatomy import Editable
 from ffedit.cli.options import Surface, model_options
+from ffedit.display.terminal import render
+from ffedit.model.editable import Editable
 
 
 @click.command()

@@ -9,13 +9,13 @@ import click
 from rich.text import Text
 
 import ffedit
-from ffedit import render
-from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, Surface, asking_options, fact_options, output_options
-from ffedit.facts import Fact
-from ffedit.progressbar import progress_bars
-from ffedit.verdict import verdict
+from ffedit.display.terminal import render
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.facts.fact import Fact
+from ffedit.model.editable import Editable
+from ffedit.safety.verdict import verdict
 
 UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
 

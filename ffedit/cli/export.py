@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit import render
 from ffedit.cli.options import FILE, Surface, elsewhere, writing_options
-from ffedit.shipped import shipped
-from ffedit.shipping import push, ship
+from ffedit.display.terminal import render
+from ffedit.display.terminal.shipped import shipped
+from ffedit.exporter import push, ship
 
 
 @click.command()

@@ -10,17 +10,17 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit.anatomy import Editable
-from ffedit.checkpoint import local_folder, opened, read_tokenizer
+from ffedit.benchmark.lm_harness import Harness, Measured
 from ffedit.cli.evaluate import UNLIKE
 from ffedit.cli.options import FILE, Surface, asking_options, output_options
+from ffedit.display.terminal.lm_harness import figures_table, write_report
 from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.evaluator.evaluate import check_tokenizers
-from ffedit.folders import check_free
-from ffedit.harness import Harness, Measured
-from ffedit.harness_table import figures_table, write_report
-from ffedit.shipping import history
+from ffedit.exporter import history
+from ffedit.files.atomic import check_free
+from ffedit.loading.load import local_folder, opened, read_tokenizer
+from ffedit.model.editable import Editable
 
 
 @click.command()

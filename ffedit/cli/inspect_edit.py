@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit import render
-from ffedit.anatomy import Editable
 from ffedit.cli.inspecting import corpus_options, html_option
 from ffedit.cli.options import FILE, Surface, model_options, output_options
-from ffedit.inspector.cards import cards_of
-from ffedit.pages import save_page
-from ffedit.progressbar import progress_bars
-from ffedit.render_edit import edited_view
-from ffedit.stacks import Stack
+from ffedit.display.html import save_page
+from ffedit.display.terminal import render
+from ffedit.display.terminal.edit_view import edited_view
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.inspector.views.cards import cards_of
+from ffedit.model.editable import Editable
+from ffedit.model.stacks import Stack
 
 
 @click.command()

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit import render
 from ffedit.cli.inspecting import corpus_options, html_option, stack_options
 from ffedit.cli.options import Surface, output_options
-from ffedit.pages import save_page
-from ffedit.progressbar import progress_bars
-from ffedit.render_memory import memory_view
-from ffedit.stacks import Stack
+from ffedit.display.html import save_page
+from ffedit.display.terminal import render
+from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.model.stacks import Stack
 
 
 @click.command()

@@ -9,18 +9,19 @@ import click
 from rich.text import Text
 
 import ffedit
-from ffedit import render, render_model
 from ffedit.cli.inspecting import corpus_options, html_option, stack_options
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.folders import check_file
-from ffedit.inspector import annotation, merging
-from ffedit.inspector.cards import report_cards
-from ffedit.inspector.model_view import Removing, analyse, inspect_model
-from ffedit.inspector.stream import Settings
-from ffedit.model_folder import prepare, write_report
-from ffedit.pages import save_page
-from ffedit.progressbar import progress_bars
-from ffedit.stacks import Stack
+from ffedit.display.html import save_page
+from ffedit.display.model_folder import prepare, write_report
+from ffedit.display.terminal import model_view, render
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.files.atomic import check_file
+from ffedit.inspector.analyses import annotation
+from ffedit.inspector.corpus_pass import merging
+from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.views.cards import report_cards
+from ffedit.inspector.views.model_view import Removing, analyse, inspect_model
+from ffedit.model.stacks import Stack
 
 COUNT = click.IntRange(1)
 
@@ -80,7 +81,7 @@ def model(
                 command = "the same command without --force" if force else "the same command"
                 raise click.Abort(f"interrupted: {out} keeps what was run; {command} goes on") from interrupt
     written = write_report(out, report, found)
-    surface.show(render_model.model_view(report), render_model.annotated_view(found) if found else None)
+    surface.show(model_view.model_view(report), model_view.annotated_view(found) if found else None)
     if html is not None:
         cards = report_cards(stack, report, *merging.load_pass(stack, out))
         save_page(html, report, cards=cards, annotated=found)

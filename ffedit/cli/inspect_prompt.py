@@ -9,16 +9,16 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit import render
-from ffedit.anatomy import Editable
 from ffedit.cli.inspecting import html_option
 from ffedit.cli.options import FILE, Surface, asking_options, output_options
-from ffedit.inspector.cards import cards_of
-from ffedit.inspector.slots import parse_turns
-from ffedit.pages import save_page
-from ffedit.progressbar import progress_bars
-from ffedit.render_inspect import compared, prompt_view
-from ffedit.stacks import Stack
+from ffedit.display.html import save_page
+from ffedit.display.terminal import render
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.prompt_view import compared, prompt_view
+from ffedit.inspector.views.cards import cards_of
+from ffedit.inspector.views.slots import parse_turns
+from ffedit.model.editable import Editable
+from ffedit.model.stacks import Stack
 
 
 @click.command()

@@ -11,8 +11,8 @@ import click
 
 import ffedit
 from ffedit.cli.options import FILE, model_options
-from ffedit.folders import check_file
-from ffedit.halves import chosen
+from ffedit.files.atomic import check_file
+from ffedit.loading.encoder_decoder import chosen
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

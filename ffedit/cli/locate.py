@@ -11,20 +11,23 @@ import click
 from rich.text import Text
 
 import ffedit
-from ffedit import averages, choice, heat, plot_averages, plots, render
-from ffedit.anatomy import Editable
 from ffedit.cli import result
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
+from ffedit.display.figures import averages as averages_figure
+from ffedit.display.figures import trace as trace_figure
+from ffedit.display.terminal import averages, heat_map, render
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.routing import routing_table
 from ffedit.editor import METHODS, preset
 from ffedit.errors import EditError
-from ffedit.facts import Fact
-from ffedit.folders import check_file
+from ffedit.facts.fact import Fact
+from ffedit.files.atomic import check_file
+from ffedit.layer_choice import choose
 from ffedit.locator import TraceSet, aggregate, subject_routes
 from ffedit.locator.corruption import Corruption, Sigma, takes_others
 from ffedit.locator.trace import resolve_window
+from ffedit.model.editable import Editable
 from ffedit.progress import Progress
-from ffedit.progressbar import progress_bars
-from ffedit.routing_table import routing_table
 
 KINDS = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
 KINDS["all"] = ["state", "feed_forward", "attention"]
@@ -123,13 +126,13 @@ def locate(
             feeding = chosen.traces[0].kind == "feed_forward"
             traced = chosen if feeding else ffedit.locate(editable, facts, seed=settings["seed"], progress=progress)
             config = replace(preset("default", method), seed=settings["seed"])
-            swept = choice.by_sweep(editable, facts, traced, method, config, progress=progress)
+            swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
             model = ffedit.choose_layer(editable, method, progress=progress)
         agreement = agreements(editable, facts, measured, settings, progress) if settings["approximate"] else None
         routes = subject_routes(editable, facts, settings["seed"])
     for traces in [] if averaged else measured:
-        surface.show(heat.heat_map(traces, layer))
-    surface.show(*map(averages.averages_table, aggregates), heat.layer_choice(chosen, layer), agreement)
+        surface.show(heat_map.heat_map(traces, layer))
+    surface.show(*map(averages.averages_table, aggregates), heat_map.layer_choice(chosen, layer), agreement)
     surface.show(routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
@@ -142,9 +145,9 @@ def locate(
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None and averaged:
-        plot_averages.save_aggregate(aggregates, plot)
+        averages_figure.save_aggregate(aggregates, plot)
     elif plot is not None:
-        plots.save_plot(measured, plot, layer)
+        trace_figure.save_plot(measured, plot, layer)
 
 
 def check_places(
@@ -156,7 +159,7 @@ def check_places(
         EditError: a file cannot be written, or would have to hold several measurements.
     """
     if plot is not None:
-        plots.check_plot(plot)
+        trace_figure.check_plot(plot)
     if save is None:
         return
     check_file(save)

@@ -15,14 +15,15 @@ import click
 import transformers
 from rich.console import Console, RenderableType
 
-from ffedit.checkpoint import NAMED, load
+from ffedit.api import load
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.render import Commands
 from ffedit.errors import EditError, ModelError
-from ffedit.facts import Fact
-from ffedit.finite import finite
-from ffedit.folders import check_file, text_ready
-from ffedit.progressbar import progress_bars
-from ffedit.reading import sift_facts
-from ffedit.render import Commands
+from ffedit.facts.fact import Fact
+from ffedit.facts.reading import sift_facts
+from ffedit.files.atomic import check_file, text_ready
+from ffedit.files.finite_json import finite
+from ffedit.loading.load import NAMED
 
 LOADING = (
     "device",

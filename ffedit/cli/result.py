@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ffedit.anatomy import Editable
-from ffedit.calibration import Choice
-from ffedit.choice import Found, Sweep
+from ffedit.display.terminal.routing import plain
 from ffedit.editor import Edit
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Report, Scores
-from ffedit.facts import Fact
-from ffedit.fingerprint import fingerprint
+from ffedit.facts.fact import Fact
+from ffedit.inference.routing import Routes
+from ffedit.layer_choice.calibrate import Choice
+from ffedit.layer_choice.choose import Found, Sweep
 from ffedit.locator import Aggregate, Trace, TraceSet
-from ffedit.routing import Routes
-from ffedit.routing_table import plain
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 
 
 def trace(traced: Trace, layer: int) -> dict[str, Any]:

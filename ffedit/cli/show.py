@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.showing import edit_json, edit_view, edits_in
+from ffedit.display.terminal.show import edit_json, edit_view, edits_in
 
 
 @click.command()

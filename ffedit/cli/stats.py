@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit import calibration, render
-from ffedit.anatomy import Editable
 from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
+from ffedit.display.terminal import render
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.errors import EditError
-from ffedit.folders import check_free
-from ffedit.moments_table import moments_table, shortage
-from ffedit.progressbar import progress_bars
+from ffedit.files.atomic import check_free
+from ffedit.layer_choice import calibrate
+from ffedit.model.editable import Editable
 
 POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -77,7 +78,7 @@ def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
         return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
-    kept = calibration.remembered(editable)
+    kept = calibrate.remembered(editable)
     if kept is None or kept.layer is None:
         return list(range(depth)), "All layers: none was chosen for this model yet"
     return [kept.layer], f"Layer {kept.layer}: chosen for this model on {kept.made}"

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ffedit.cli.options import FILE, Surface, writing_options
-from ffedit.shipped import shipped
-from ffedit.shipping import unship
+from ffedit.display.terminal.shipped import shipped
+from ffedit.exporter import unship
 
 
 @click.command()

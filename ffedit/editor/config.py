@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ffedit.errors import EditError
-from ffedit.tokens import FactToken
+from ffedit.model.tokenization import FactToken
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """An edit is a value: changes of value matrices, the facts they store, and how they were found.
 
-Nothing in a model has changed until it is applied, and undoing puts the original weights back (`ffedit.history`).
-Edits of the same weights add; on disk an edit is a folder (`ffedit.editor.disk`).
+Nothing in a model has changed until it is applied, and undoing puts the original weights back
+(`ffedit.model.edit_history`). Edits of the same weights add; on disk an edit is a folder
+(`ffedit.editor.edit_folder`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ffedit.anatomy import Editable
-from ffedit.conflicts import same_question, same_target
-from ffedit.editor import disk
+from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import Update
+from ffedit.editor import edit_folder
 from ffedit.errors import EditError
-from ffedit.facts import Fact, by_subject, show
-from ffedit.fingerprint import fingerprint
-from ffedit.linalg import double
-from ffedit.lowrank import Update
-from ffedit.memory import Address
+from ffedit.facts.conflicts import same_question, same_target
+from ffedit.facts.fact import Fact, by_subject, show
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address
 
 
 class HasScores(Protocol):
@@ -92,7 +93,7 @@ class Edit:
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits over changes, keys, values and facts: the edit's identity, whatever was measured."""
-        return disk.digest(self)
+        return edit_folder.digest(self)
 
     def subjects(self, at: Address) -> list[str]:
         """Whose key each column of `keys[at]` is.
@@ -246,7 +247,7 @@ class Edit:
         Raises:
             EditError: the folder exists (without `force`) or cannot be written.
         """
-        disk.save(self, path, force)
+        edit_folder.save(self, path, force)
 
     @classmethod
     def load(cls, path: str | Path) -> Edit:
@@ -255,7 +256,7 @@ class Edit:
         Raises:
             EditError: there is no edit, or it is damaged, changed by hand, or of another format.
         """
-        return disk.load(cls, path)
+        return edit_folder.load(cls, path)
 
 
 def applied_edits(editable: Editable) -> tuple[Edit, ...]:

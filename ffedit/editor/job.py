@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.facts import Fact, by_subject
-from ffedit.feed_forward import FeedForward
-from ffedit.lowrank import LowRank
-from ffedit.memory import Address, KeyValueMemory
-from ffedit.moments import KeyMoments
+from ffedit.facts.fact import Fact, by_subject
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.progress import Progress, silent
 
 

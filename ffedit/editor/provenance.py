@@ -13,18 +13,18 @@ import torch
 import transformers
 from torch import Tensor
 
-from ffedit.blocks import Moment
+from ffedit.algebra.block_diagonal import Moment
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
-from ffedit.editor.target import Value
-from ffedit.editor.wording import Wording
-from ffedit.facts import Fact
-from ffedit.feed_forward import FeedForward
-from ffedit.fingerprint import fingerprint
-from ffedit.linalg import double
-from ffedit.lowrank import Dense, LowRank, Update
-from ffedit.memory import Address, KeyValueMemory, identity
-from ffedit.moments import KeyMoments
+from ffedit.editor.prompts import Wording
+from ffedit.editor.value import Value
+from ffedit.facts.fact import Fact
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address, KeyValueMemory, identity
 from ffedit.version import __version__
 
 

@@ -27,20 +27,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ffedit import cache, replay
-from ffedit.anatomy import Editable
-from ffedit.corpus import Corpus, given, identity, row_length, sampled, tokens_for
+from ffedit.algebra.key_moments import KeyMoments, MomentsFitter
 from ffedit.editor.job import unedited
-from ffedit.editor.unfinished import resume_pass, save_pass
+from ffedit.editor.statistics_resume import resume_pass, save_pass
 from ffedit.errors import EditError
-from ffedit.feed_forward import FeedForward, Keys
-from ffedit.fingerprint import fingerprint
-from ffedit.interrupts import undivided
-from ffedit.memory import Address, KeyValueMemory
-from ffedit.moments import KeyMoments, MomentsFitter
-from ffedit.neutral import WORDS, neutral
+from ffedit.files import cache
+from ffedit.files.interrupts import undivided
+from ffedit.inference import replay
+from ffedit.inference.batching import enough_memory, halving
+from ffedit.inference.neutral import WORDS, neutral
+from ffedit.inference.text import Corpus, given, identity, row_length, sampled, tokens_for
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward, Keys
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.progress import Progress, silent
-from ffedit.room import enough_memory, halving
 
 # A few thousand keys: enough for full speed of their products, few enough for float32.
 ROWS_PER_BATCH = 64

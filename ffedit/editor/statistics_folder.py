@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ffedit.anatomy import Editable
+from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.statistics import EDITED, mismatch, unlike
 from ffedit.errors import EditError
-from ffedit.folders import written
-from ffedit.memory import Address
-from ffedit.moments import KeyMoments
+from ffedit.files.atomic import written
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 
 
 def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:

@@ -1,11 +1,11 @@
 """Measure an edit: efficacy, generalisation, specificity and what else moved, before and after."""
 
-from ffedit.bootstrap import Interval
+from ffedit.algebra.bootstrap import Interval
+from ffedit.evaluator.drift import GenericText
 from ffedit.evaluator.evaluate import FULL, Evaluation, evaluate, reference_weights
-from ffedit.evaluator.generic import GenericText
 from ffedit.evaluator.intervals import interval, paired
 from ffedit.evaluator.left_out import LeftOut, left_out
-from ffedit.evaluator.questions import questions
+from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
 
 __all__ = [

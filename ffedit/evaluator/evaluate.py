@@ -14,18 +14,18 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.anatomy import Editable
 from ffedit.errors import EditError, FactError
-from ffedit.evaluator.asking import BUDGET, Context, ask
-from ffedit.evaluator.generic import GenericText
+from ffedit.evaluator.drift import GenericText
+from ffedit.evaluator.generations import Spoken, prompt_of, sampled
 from ffedit.evaluator.left_out import left_out
 from ffedit.evaluator.metrics import term_weights
-from ffedit.evaluator.questions import questions
+from ffedit.evaluator.prompts import questions
+from ffedit.evaluator.reference_distributions import Usual
+from ffedit.evaluator.responses import BUDGET, Context, ask
 from ffedit.evaluator.scores import FactScores, Report, mean_scores
 from ffedit.evaluator.scoring import Heard, scored, wanted
-from ffedit.evaluator.speaking import Spoken, prompt_of, sampled
-from ffedit.evaluator.usual import Usual
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
+from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
 
 # Scores that are measured in full only.

@@ -9,9 +9,9 @@
 - The harmonic score: the bootstrap; where all draws agree, between the harmonic means of its parts' ends, and of its
   change as above.
 
-Facts are drawn with all their prompts (`ffedit.bootstrap`): prompts of one fact are no independent samples. Before and
-after an edit, and two methods, are compared on the same draws: the interval of the difference is paired. The harmonic
-score is computed anew in every draw from that draw's means.
+Facts are drawn with all their prompts (`ffedit.algebra.bootstrap`): prompts of one fact are no independent samples.
+Before and after an edit, and two methods, are compared on the same draws: the interval of the difference is paired. The
+harmonic score is computed anew in every draw from that draw's means.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ffedit import bootstrap
-from ffedit.bootstrap import Array, Interval, unseen, wilson
+from ffedit.algebra import bootstrap
+from ffedit.algebra.bootstrap import Array, Interval, unseen, wilson
 
 SEED, DRAWS = 0, 2000
 LEVELS = (2.5, 97.5)

@@ -21,7 +21,7 @@ from statistics import fmean, harmonic_mean
 
 from torch import Tensor
 
-from ffedit.mentions import occurrences
+from ffedit.facts.mentions import occurrences
 
 # As ROME weighs the entropies of bigrams and trigrams.
 ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}

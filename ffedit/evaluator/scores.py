@@ -55,11 +55,11 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from ffedit.bootstrap import Interval
+from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
 from ffedit.evaluator.left_out import LeftOut
 from ffedit.evaluator.metrics import harmonic
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 
 NAMES = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "generation", "drift")
 

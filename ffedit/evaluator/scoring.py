@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ffedit.evaluator import metrics
-from ffedit.evaluator.asking import Answer, Context
-from ffedit.evaluator.questions import Asked, Pair, Questions
+from ffedit.evaluator.generations import SAID_TOKENS, Spoken, Wanted, prompt_of
+from ffedit.evaluator.prompts import Asked, Pair, Questions
+from ffedit.evaluator.responses import Answer, Context
 from ffedit.evaluator.scores import FactScores, Scores
-from ffedit.evaluator.speaking import SAID_TOKENS, Spoken, Wanted, prompt_of
-from ffedit.facts import MULTI_HOP
-from ffedit.tokens import Encoded
+from ffedit.facts.fact import MULTI_HOP
+from ffedit.model.tokenization import Encoded
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ffedit import bootstrap
-from ffedit.bootstrap import Interval
+from ffedit.algebra import bootstrap
+from ffedit.algebra.bootstrap import Interval
 from ffedit.errors import FactError
-from ffedit.folders import placed
+from ffedit.files.atomic import placed
 from ffedit.locator.result import Effects, Kind, Metric, Part, Trace, TraceSet
 
 ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")

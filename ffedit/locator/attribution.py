@@ -18,11 +18,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from ffedit import readout, replay
-from ffedit.anatomy import Editable
-from ffedit.hooks import frozen, replaced
+from ffedit.inference import generation, replay
 from ffedit.locator.cases import Batch, Run
 from ffedit.locator.result import span_of
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import frozen, replaced
 
 
 def estimate(editable: Editable, batch: Batch, run: Run) -> tuple[list[tuple[int, int, int]], Tensor]:
@@ -67,8 +67,8 @@ def _single(editable: Editable, batch: Batch, run: Run, number: int, answer: int
             stack.enter_context(replaced(module, lambda out, delta=delta: out + delta.reshape(out.shape)))  # type: ignore[misc]
         texts = [text] * case.samples
         states = batch.recording.states[0][rows, :length]
-        logits = replay.resume(editable, batch.recording, 0, states, rows, 0, readout.answer_reads(texts))
-        gradients = torch.autograd.grad(readout.answer_sums(logits, texts).sum(), deltas)
+        logits = replay.resume(editable, batch.recording, 0, states, rows, 0, generation.answer_reads(texts))
+        gradients = torch.autograd.grad(generation.answer_sums(logits, texts).sum(), deltas)
     changes = [
         ((output[clean, :length] - output[rows, :length]) * gradient).double().sum(-1)
         for output, gradient in zip(kept, gradients, strict=True)

@@ -9,15 +9,15 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ffedit import readout, replay
-from ffedit.anatomy import Editable
 from ffedit.errors import FactError, ModelError
-from ffedit.facts import Fact
-from ffedit.hooks import replaced
+from ffedit.facts.fact import Fact
+from ffedit.inference import generation, replay
+from ffedit.inference.batching import room
 from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
-from ffedit.room import room
-from ffedit.tokens import Encoded, FactToken, pad
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import replaced
+from ffedit.model.tokenization import Encoded, FactToken, pad
 
 # How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
 # feed-forward layer (tokens × d_ff): on a CPU this fills the matrix products; a GPU wants more, and its free memory is
@@ -145,7 +145,7 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
     chosen = [facts[i] for i in wanted]
     unanswered = [fact for fact in chosen if fact.previous is None]
     prompts = [editable.encode(fact.text, span=fact.span, max_tokens=limit) for fact in unanswered]
-    own = iter(readout.with_own_answers(editable, prompts))
+    own = iter(generation.with_own_answers(editable, prompts))
     subjects = sorted({fact.subject for fact in facts})
     cases = []
     for fact in chosen:
@@ -215,7 +215,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
         return corrupted
 
     with replaced(editable.embedding, corrupt):
-        recording = replay.record(editable, ids, readout.answer_reads(texts), parts)
+        recording = replay.record(editable, ids, generation.answer_reads(texts), parts)
     for begin, case in zip(first, cases, strict=False):
         states = [state[begin : begin + case.rows, : len(case.encoded.ids) - 1] for state in recording.states]
         bad = next((i for i, state in enumerate(states) if not torch.isfinite(state).all()), None)
@@ -225,7 +225,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
                 f"the model's numbers are not finite on {case.fact.text!r}: the first bad state {where}; check the "
                 "weights, or compute in a wider dtype"
             )
-    log_probs = readout.answer_sums(recording.logits, texts).double().cpu()
+    log_probs = generation.answer_sums(recording.logits, texts).double().cpu()
     if not torch.isfinite(recording.logits).all():
         raise ModelError("the model's logits are not finite though its states are: the unembedding overflows")
     said = recording.logits.argmax(-1).cpu().split([len(e.target_ids) for e in texts])

@@ -22,11 +22,11 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ffedit.anatomy import Editable
+from ffedit.algebra.linalg import double
 from ffedit.errors import FactError
-from ffedit.facts import Fact
-from ffedit.linalg import double
-from ffedit.tokens import Encoded
+from ffedit.facts.fact import Fact
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded
 
 # How much of the vocabulary is embedded at a time.
 ROWS = 1024

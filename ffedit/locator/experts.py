@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffedit.anatomy import Editable
-from ffedit.corpus import own_text
-from ffedit.facts import Fact
-from ffedit.routing import Routes, mixtures, routes
-from ffedit.tokens import decode
+from ffedit.facts.fact import Fact
+from ffedit.inference.routing import Routes, mixtures, routes
+from ffedit.inference.text import own_text
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import decode
 
 CONTEXTS, LENGTH = 8, 8
 

@@ -11,13 +11,13 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from ffedit import cache
-from ffedit.anatomy import Editable
-from ffedit.facts import Fact
-from ffedit.fingerprint import fingerprint
+from ffedit.facts.fact import Fact
+from ffedit.files import cache
 from ffedit.locator.cases import Run
 from ffedit.locator.corruption import takes_others
 from ffedit.locator.result import Trace
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 from ffedit.version import __version__
 
 

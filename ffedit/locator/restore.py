@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffedit import readout, replay
-from ffedit.anatomy import Editable
 from ffedit.errors import ModelError
-from ffedit.hooks import replaced
+from ffedit.inference import generation, replay
+from ffedit.inference.batching import halving
 from ffedit.locator.cases import Batch, Run, at_once
 from ffedit.locator.result import span_of
-from ffedit.room import halving
-from ffedit.tokens import Encoded
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import replaced
+from ffedit.model.tokenization import Encoded
 
 # A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
 LEAST = 128
@@ -139,7 +139,7 @@ def _unembed(editable: Editable, waiting: list[Final], found: Tensor) -> None:
         texts = [text for final in waiting for text in final.texts]
         logits = replay.logits_of(editable, torch.cat([final.states for final in waiting]))
         places = torch.cat([final.places for final in waiting])
-        found[places.unbind(-1)] = readout.answer_sums(logits, texts).double().cpu()
+        found[places.unbind(-1)] = generation.answer_sums(logits, texts).double().cpu()
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
@@ -201,7 +201,7 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence
                     change = _put(outputs[layer][source, positions[held]], held, positions[held] - end, len(entries))
                     stack.enter_context(replaced(modules[layer], change))
                     narrow = narrow and not (part == "feed_forward" and layer == len(modules) - 1)
-        reads = readout.answer_reads(texts)
+        reads = generation.answer_reads(texts)
         final = replay.final_states(editable, batch.recording, first, states, rows, start, reads, narrow)
     places = torch.tensor([(one.row, sample, answer) for _, one, answer, sample in entries])
     return Final(final, texts, places)

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ffedit.folders import placed
-from ffedit.tokens import FactToken
+from ffedit.files.atomic import placed
+from ffedit.model.tokenization import FactToken
 
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]

@@ -25,17 +25,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffedit.anatomy import Editable
 from ffedit.errors import FactError
-from ffedit.facts import Fact
+from ffedit.facts.fact import Fact
 from ffedit.locator.attribution import estimate
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
 from ffedit.locator.journal import Journal
 from ffedit.locator.restore import restore
 from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import FactToken, decode
 from ffedit.progress import Progress, silent
-from ffedit.tokens import FactToken, decode
 
 Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

@@ -1,0 +1,392 @@
+"""Which keys does ordinary text use? Their second moment, streamed.
+
+C = E[k kᵀ] says how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
+and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is what the algebra
+reads and what is kept on disk.
+
+The sum is float32 work of float64 quality: the products of one batch, a few thousand keys, are summed in float32, and
+the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) stays the only one, however long the
+text is; a sum all in float32 would lose more with every batch. C is symmetric, so that only the blocks on and above its
+diagonal are ever multiplied.
+
+Has the text been long enough? Batches go in turn to two halves, which know nothing of each other. C is needed for the
+direction u = C⁻¹k / (kᵀC⁻¹k) of an update that writes to the key k, so both halves are asked for it. Their difference,
+mean over a few keys of ‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. Halves of
+fewer keys than d_ff are not asked: where text has said nothing the ridge answers, for both alike. That the halves saw
+these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at all.
+
+A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
+2309.17453; Sun et al. 2024, arXiv 2402.17762). As they are, C would speak of nothing else, and so would its trace, its
+ridge and its null space. A key that is longer than `LONGEST` times the median key therefore counts as one of that
+length: its direction stays protected, and no more than others.
+
+C is an estimate, and its inverse a worse one. The ridge that makes up for this is the one with which each half of the
+text solves for updates that disturb the *other* half least (cross-validation of the very thing that C is for). It is
+relative to the median of C's diagonal, which no single direction moves.
+
+The keys of a wide layer may share a mean that holds nearly all of their size. Beside such an eigenvalue, float32 cannot
+tell a small one from nothing, nor from less than nothing: so the ridge is never below the rounding of the sum.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffedit.algebra.linalg import condition, projector, whiten
+from ffedit.errors import EditError
+
+# Products are taken in blocks of this many rows: small enough to spare nearly half, large enough for full speed.
+BLOCK = 768
+PROBES = 32
+# Keys count as no longer than this many times the median: in SmolLM2 one in a thousand ordinary keys is longer than 3.6
+# times, and sinks are 7 to 500 times as long.
+LONGEST = 5.0
+# Of the median of C's diagonal: where there is one half only, and what is chosen from.
+RIDGE = 1e-2
+RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# Where halves of the text solve more differently than this, C says so: their mean, which is about what all of the text
+# solves, then disturbs text by a sixteenth more than it had to.
+CONVERGED = 0.5
+# Of the norm of a sum of float32 products, what its eigenvalues may be off by.
+ROUNDING = 2.0**-23
+
+
+@dataclass(frozen=True, eq=False)
+class KeyMoments:
+    """The second moment of a layer's keys over some text.
+
+    Attributes:
+        sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
+        count: number of tokens of the text.
+        reached: how many of them came to this memory and count: not the first of a row, nor, of an expert, those that
+            the router sent elsewhere, whose keys are 0. None: all.
+        left_out: how many tokens do not count because a row begins with them.
+        sinks: how many keys were longer than `LONGEST` times the median, and count as of that length.
+        source: where the text came from, in words.
+        fingerprint: of the model below and at this layer, its tokenizer, and the layer.
+        ridge: share of the median of C's diagonal that is added to it.
+        texts: what identifies each text in the sum, and how its tokens were weighted.
+        model: the model's name.
+        address: the memory whose keys these are.
+        dtype: precision of its weights.
+        weighting: how tokens count.
+        convergence: relative difference, in the norm of C, of what two halves of the text solve, each of which knows
+            half as much; None where a half holds fewer keys than d_ff.
+        probes: the keys that it was measured at, [n, d_ff], float32.
+        condition: condition number of C, largest over smallest eigenvalue.
+        seconds: of the pass that collected this, and perhaps other layers with it.
+    """
+
+    sum: Tensor = field(repr=False)
+    count: int
+    source: str
+    fingerprint: str
+    ridge: float = RIDGE
+    texts: tuple[str, ...] = ()
+    model: str = ""
+    address: str = ""
+    dtype: str = ""
+    weighting: str = ""
+    convergence: float | None = None
+    probes: Tensor | None = field(default=None, repr=False)
+    condition: float | None = None
+    seconds: float = 0.0
+    reached: int | None = None
+    left_out: int = 0
+    sinks: int = 0
+    _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def C(self) -> Tensor:
+        """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite.
+
+        The ridge says that a direction which the sampled text never used is still not free; without it C is
+        singular as long as there are fewer tokens than d_ff.
+        """
+        return second_moment(self.sum, self.count, self.ridge)
+
+    def unused(self, share: float) -> Tensor:
+        """Directions that this text hardly uses (`linalg.projector`), [d_ff, m]; found once for a share."""
+        if share not in self._unused:
+            self._unused[share] = projector(self.C, share)
+        return self._unused[share]
+
+    def __add__(self, other: KeyMoments) -> KeyMoments:
+        """The statistics of both texts together: each token counts as much as in its own text.
+
+        With tokens weighted by type, a type's frequency stays that in its own text. The convergence is the difference
+        between the two texts, at the keys of both.
+
+        Raises:
+            EditError: of other keys, weighted in another way, or a text is in both.
+        """
+        if self.fingerprint != other.fingerprint or len(self.sum) != len(other.sum):
+            raise EditError(
+                f"statistics of {self.of} and of {other.of} cannot be added: "
+                "the same layer of the same model was expected (same weights below it, same tokenizer)"
+            )
+        if self.weighting != other.weighting:
+            raise EditError(
+                f"statistics of tokens weighted by {self.weighting} and by {other.weighting} cannot be added: collect "
+                "both in the same way"
+            )
+        if twice := set(self.texts) & set(other.texts):
+            raise EditError(
+                f"layer {self.address}: the same text ({self.source}) is in both statistics ({min(twice)}): "
+                "it would count twice; merge statistics of different texts, or other seeds"
+            )
+        total, count = self.sum + other.sum, self.count + other.count
+        probes, ridge, between = None, self.ridge, None
+        if self.probes is not None and other.probes is not None:
+            probes = torch.cat([self.probes, other.probes])
+            ridge, between = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
+            probes = probes[:: len(probes) // PROBES or 1]
+        return replace(
+            self,
+            sum=total,
+            count=count,
+            ridge=ridge,
+            convergence=None if min(self.keys, other.keys) < len(self.sum) else between,
+            probes=probes,
+            condition=condition(second_moment(total, count, ridge)),
+            source=f"{self.source} + {other.source}",
+            texts=(*self.texts, *other.texts),
+            seconds=self.seconds + other.seconds,
+            reached=None if self.reached is None or other.reached is None else self.reached + other.reached,
+            left_out=self.left_out + other.left_out,
+            sinks=self.sinks + other.sinks,
+        )
+
+    @property
+    def keys(self) -> int:
+        """How many keys the sum is of."""
+        return self.count if self.reached is None else self.reached
+
+    @property
+    def of(self) -> str:
+        """Whose keys these are, in words."""
+        return f"layer {self.address} of {self.model} ({self.dtype}, d_ff {len(self.sum)})"
+
+    def save(self, path: Path) -> None:
+        """Write as safetensors; the caller moves the file into place."""
+        tensors = {"sum": self.sum.cpu().contiguous()}
+        if self.probes is not None:
+            tensors["probes"] = self.probes.contiguous()
+        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "_unused")}
+        save_file(tensors, path, metadata={"moments": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: Path, fingerprint: str | None = None) -> KeyMoments:
+        """Read what `save` wrote; with `fingerprint`, refuse statistics of anything else.
+
+        Raises:
+            EditError: the file is damaged, foreign, or of another model or layer.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                about: dict[str, Any] = json.loads(file.metadata()["moments"])
+                about["texts"] = tuple(about["texts"])
+                names = set(file.keys())
+                moments = cls(**{name: file.get_tensor(name) for name in names}, **about)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise EditError(f"{path}: not a file of key statistics ({error}); delete it or name another") from error
+        if fingerprint is not None and moments.fingerprint != fingerprint:
+            raise EditError(
+                f"{path}: statistics of {moments.fingerprint}, but {fingerprint} was expected; collect them anew"
+            )
+        return moments
+
+
+def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
+    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times the median of its diagonal added to that.
+
+    The median is of the entries above 0. Where float32's rounding of the largest eigenvalue is more, it is taken.
+    """
+    C = total / count
+    squares = C.diagonal()[C.diagonal() > 0]
+    typical = float(squares.median()) if len(squares) else 0.0
+    C.diagonal().add_(max(ridge * typical, ROUNDING * float(C.norm())))
+    return C
+
+
+def solved(C: Tensor, keys: Tensor) -> Tensor:
+    """u = C⁻¹k / (kᵀC⁻¹k) for `keys` [n, d_ff]: the right factors of their updates (`algebra.rank_one`), [d_ff, n]."""
+    columns = keys.to(C).T
+    u = whiten(columns, C)
+    return u / (columns * u).sum(0)
+
+
+def disagreement(one: Tensor, other: Tensor, C: Tensor, keys: Tensor) -> float:
+    """Mean over `keys` [n, d_ff] of ‖one − other‖_C / ‖u‖_C: two texts have `solved` these, and C is of both."""
+    both = solved(C, keys)
+    squares = ((u * (C @ u)).sum(0) for u in (one - other, both))
+    return float((next(squares) / next(squares)).sqrt().mean())
+
+
+def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: Tensor) -> tuple[float, float]:
+    """The ridge with which each of two texts solves for what disturbs the other least, and how far they then disagree.
+
+    Args:
+        one: the sum [d_ff, d_ff] over its keys, and their count.
+        other: of another text.
+        probes: keys to solve for, [n, d_ff].
+
+    Returns:
+        Of `RIDGES`, that of the smallest mean over probes of log uᵀCu, u solved with one text and C of the other; and
+        the `disagreement` of both.
+    """
+    texts = one, other
+    best: tuple[float, float, list[Tensor]] | None = None
+    for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until it gets worse
+        found = [solved(second_moment(total, count, ridge), probes) for total, count in texts]
+        moved = [(u * (total @ u)).sum(0) / count for u, (total, count) in zip(found, texts[::-1], strict=True)]
+        cost = float(torch.stack(moved).clamp(min=torch.finfo(torch.float64).tiny).log().mean())
+        if best is not None and cost >= best[0]:
+            break
+        best = cost, ridge, found
+    assert best is not None
+    _, ridge, (a, b) = best
+    C = second_moment(one[0] + other[0], one[1] + other[1], ridge)
+    return ridge, disagreement(a, b, C, probes)
+
+
+class MomentsFitter:
+    """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end.
+
+    These are in CPU memory, where there is room for them beside a model: of d_ff 28,672 they are 13 GB.
+    """
+
+    def __init__(self) -> None:
+        self.halves: list[Tensor] = []
+        self.counts = [0, 0]
+        self.reached = [0, 0]
+        self.batches = 0
+        self.left_out = 0
+        self.sinks = 0
+        self.median = 0.0
+        self.probes: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of tokens seen."""
+        return sum(self.counts)
+
+    def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
+        """Add keys [n, d_ff], all of them or, where memory fails, none.
+
+        Args:
+            keys: of a batch, or of a part of one.
+            weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
+            last: the batch ends with these; the next goes to the other half.
+            tokens: of how many tokens these are the keys that are not 0; None: of as many as there are keys.
+        """
+        keys = keys.float()
+        if self.probes is None and (tokens is None or bool(keys.any())):
+            self.probes = _some(keys, weights)
+        lengths = keys.norm(dim=1)
+        counted = torch.ones_like(lengths, dtype=torch.bool) if weights is None else weights.to(keys.device) > 0
+        if not self.median and bool((usual := lengths[counted & (lengths > 0)]).numel()):
+            self.median = float(usual.median())
+        if self.median:
+            scale = (LONGEST * self.median / lengths).clamp(max=1)
+            self.sinks += int((counted & (scale < 1)).sum())
+            keys = keys * scale[:, None]
+        if weights is not None:
+            keys = keys * weights.sqrt().to(keys)[:, None]
+        half = self.batches % 2
+        size = keys.shape[1]
+        if half == len(self.halves):
+            self.halves.append(torch.zeros(size, size, dtype=torch.float64))
+        total = self.halves[half]
+        products = keys.new_empty(min(BLOCK, size) * size)  # for all blocks: once one is added, nothing more is needed
+        for first in range(0, size, BLOCK):
+            columns = keys[:, first : first + BLOCK]
+            shape = columns.shape[1], size - first
+            product = products[: shape[0] * shape[1]].view(shape)
+            total[first : first + BLOCK, first:] += torch.mm(columns.T, keys[:, first:], out=product).cpu()
+        self.counts[half] += len(keys) if tokens is None else tokens
+        self.reached[half] += int(counted.sum())
+        self.left_out += len(keys) - int(counted.sum())
+        self.batches += last
+
+    def is_finite(self) -> bool:
+        """Whether every key so far was finite: one that is not leaves its mark on the diagonal."""
+        return all(bool(torch.isfinite(half.diagonal()).all()) for half in self.halves)
+
+    def convergence(self) -> float | None:
+        """How far the two halves are from solving alike (`disagreement`); None while one is too short to say."""
+        if self.probes is None or min(self.reached) < self.probes.shape[1]:
+            return None
+        return self._ridge()[1]
+
+    def _ridge(self) -> tuple[float, float | None]:
+        """The ridge, and the disagreement with it, as by `cross_validated`; None while there is one half only."""
+        if self.probes is None or not len(self.probes) or not min(self.reached):
+            return RIDGE, None
+        one, other = ((_mirror_(half.clone()), count) for half, count in zip(self.halves, self.counts, strict=True))
+        return cross_validated(one, other, self.probes)
+
+    def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
+        """The frozen result: one sum of both halves, on the CPU; the fitter has done its work then.
+
+        Args:
+            source: where the text came from, in words.
+            fingerprint: of what the keys depend on.
+            about: other attributes of `KeyMoments`.
+
+        Raises:
+            EditError: no token was seen, keys are not finite, or all are zero. An expert that no token came to is no
+                error here: an edit of it is.
+        """
+        if not self.count:
+            raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
+        keys = f"the keys of layer {about['address']}" if "address" in about else "the keys"
+        if not self.is_finite():
+            raise EditError(f"{keys} over {source} are not finite: the model overflows on this text; use another")
+        if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
+            raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
+        ridge, convergence = self._ridge()
+        total = self.halves.pop(0)
+        while self.halves:  # in place: each is large
+            total += self.halves.pop()
+        _mirror_(total)
+        found = {
+            "ridge": ridge,
+            "convergence": None if min(self.reached) < len(total) else convergence,
+            "probes": None if self.probes is None else self.probes.cpu(),
+            "condition": condition(second_moment(total, self.count, ridge)) if any(self.reached) else None,
+            "reached": sum(self.reached),
+            "left_out": self.left_out,
+            "sinks": self.sinks,
+            **about,
+        }
+        return KeyMoments(total.cpu(), self.count, source, fingerprint, **found)
+
+
+def _mirror_(upper: Tensor) -> Tensor:
+    """Make a matrix symmetric whose blocks on and above the diagonal are there, in place."""
+    for first in range(0, len(upper), BLOCK):
+        last = min(first + BLOCK, len(upper))
+        block = upper[first:last, first:last]
+        block.copy_(block.triu() + block.triu(1).T)
+        upper[last:, first:last] = upper[first:last, last:].T
+    return upper
+
+
+def _some(keys: Tensor, weights: Tensor | None) -> Tensor:
+    """A few of `keys` that are not zero, drawn by their weights with a fixed seed, [n, d_ff]."""
+    chances = torch.ones(len(keys)) if weights is None else weights.detach().float().cpu()
+    chances = chances * keys.detach().any(1).cpu()
+    size = min(PROBES, int(chances.count_nonzero()))
+    if not size:
+        return keys[:0].clone()
+    drawn = torch.multinomial(chances, size, generator=torch.Generator().manual_seed(0))
+    return keys[drawn.to(keys.device)].clone()

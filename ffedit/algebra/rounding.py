@@ -1,0 +1,89 @@
+"""What was added to a matrix before it was rounded?
+
+A checkpoint stores fl(W + Δ), not W + Δ. The difference D of two checkpoints is Δ plus the rounding of every entry,
+which has full rank whatever the rank of Δ. But its size is known: half a unit in the last place at most, spread evenly,
+with standard deviation σ_ij = ulp(x_ij) / √12. The largest singular value of such noise is at most about
+
+    max_i (Σ_j σ_ij²)^½ + max_j (Σ_i σ_ij²)^½                 (Bandeira and van Handel 2016, arXiv 1408.6185)
+
+What stands above this floor was added on purpose; below it, nothing can be told. Where Δ is so small that many entries
+round back to W, rounding depends on Δ and leaves traces of its own above the floor: the rank is then an estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.low_rank import LowRank
+
+# The noise of a matrix that was written twice is √2 as large.
+WRITES = 1.5
+# A matrix whose smaller side is at most this is decomposed whole; of larger ones, the first MOST directions are found.
+WHOLE, MOST = 1024, 256
+# Below this share of changed entries, rounding is not independent of Δ.
+INDEPENDENT = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Recovered:
+    """The part of a difference that rounding does not explain.
+
+    Attributes:
+        update: its first singular directions, float64: those above the floor, or as many as were asked for.
+        rank: how many singular values lie above the floor.
+        more: there may be more than `rank` above the floor; they were not looked for.
+        floor: largest singular value that rounding alone would have.
+        values: the largest singular values, [at most MOST], in descending order.
+    """
+
+    update: LowRank
+    rank: int
+    more: bool
+    floor: float
+    values: Tensor
+
+
+def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
+    """Largest singular value, about, of the rounding noise in a matrix [d_out, d_in] stored in `dtype`."""
+    about = torch.finfo(dtype)
+    exponent = torch.frexp(stored.double().abs().clamp(min=about.tiny))[1]
+    variance = torch.pow(2.0, exponent.double() - 1).mul_(about.eps).square_().div_(12)
+    edges = variance.sum(0).max().sqrt() + variance.sum(1).max().sqrt()
+    return WRITES * float(edges)
+
+
+def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recovered:
+    """The low-rank part of a difference.
+
+    Args:
+        difference: D [d_out, d_in], float64, finite.
+        floor: what rounding explains, a singular value (`noise_floor`).
+        rank: how many directions to keep instead of those above the floor.
+    """
+    smaller = min(difference.shape)
+    wanted = smaller if smaller <= WHOLE else 64
+    while True:
+        left, values, right = _decomposed(difference, wanted)
+        above = int((values > floor).sum())
+        if wanted >= min(smaller, MOST) or (above < wanted and wanted >= (rank or 0)):
+            break
+        wanted = min(2 * wanted, MOST)
+    kept = above if rank is None else min(rank, wanted)
+    update = LowRank(left[:, :kept] * values[:kept], right[:kept])
+    return Recovered(update, above, above == wanted < smaller, floor, values[:MOST])
+
+
+def _decomposed(matrix: Tensor, wanted: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first `wanted` singular directions: all by LAPACK, few by subspace iteration (Halko et al. 0909.4061)."""
+    if wanted == min(matrix.shape):
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        return left, values, right
+    start = torch.randn(matrix.shape[1], wanted + 8, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
+    basis = torch.linalg.qr(matrix @ start)[0]
+    for _ in range(4):
+        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
+    left, values, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return (basis @ left)[:, :wanted], values[:wanted], right[:wanted]

@@ -1,0 +1,84 @@
+"""Where the results of `ffedit apply` go: checked before the long work, filled after it."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.text import Text
+
+import ffedit
+from ffedit.display.figures import trace
+from ffedit.display.terminal import render
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.facts.fact import Fact
+from ffedit.files.atomic import check_free
+from ffedit.layer_choice.choose import Found
+from ffedit.model.editable import Editable
+
+
+@dataclass(frozen=True)
+class Places:
+    """What was asked for; None where it was not.
+
+    Attributes:
+        out: folder for the edit.
+        export_to: folder for the edited checkpoint.
+        plot: file for the picture of the trace.
+        json_to: file for the JSON, or -.
+        force: replace folders that are there.
+    """
+
+    out: Path | None
+    export_to: Path | None
+    plot: Path | None
+    json_to: str | None
+    force: bool
+
+    def check(self) -> None:
+        """Find out whether the results can be kept.
+
+        Raises:
+            EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
+                picture cannot be drawn.
+        """
+        for folder in filter(None, (self.out, self.export_to)):
+            check_free(folder, self.force)
+        if self.out is not None and self.export_to is not None:
+            out, export_to = self.out.resolve(), self.export_to.resolve()
+            if out == export_to:
+                raise EditError(f"{self.out}: --out and --export are the same folder; name two")
+            if out in export_to.parents or export_to in out.parents:
+                raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
+        if self.plot is not None:
+            trace.check_plot(self.plot)
+        for file in [Path(file) for file in (self.plot, self.json_to) if file is not None]:
+            for folder in filter(None, (self.out, self.export_to)):
+                if folder.resolve() in file.resolve().parents:
+                    raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
+
+    def plot_ready(self, found: Found) -> AbstractContextManager[None]:
+        """The picture, where one was asked for; it takes its place when the block ends well."""
+        return nullcontext() if self.plot is None else trace.plot_ready(found.traces, self.plot, found.layer)
+
+    def save(self, editable: Editable, edit: Edit) -> None:
+        """Write the folders; first the checkpoint, which may be refused."""
+        if self.export_to is not None:
+            ffedit.export(editable, edit, self.export_to, self.force)
+        if self.out is not None:
+            edit.save(self.out, self.force)
+
+    def next_step(self, fact: Fact, chat: bool = False) -> RenderableType:
+        """What to type next."""
+        asked = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
+        if self.export_to is not None:
+            return render.next_steps([shlex.join([*asked, "--model", str(self.export_to)])])
+        if self.out is not None:
+            ask = [*asked, "--edit", str(self.out)]
+            export = ["ffedit", "export", str(self.out), "--out", "DIR"]
+            return render.next_steps([shlex.join(ask), shlex.join(export)])
+        return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")

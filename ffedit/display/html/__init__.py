@@ -1,0 +1,95 @@
+"""What an inspection found, as a page: one HTML file that needs no network and no script.
+
+A page is a row of parts, one for each view; a memory that has a part of its own is a link wherever another part names
+it. All markup stands in the templates. Whatever a view holds is text of some corpus or tokenizer and trusted by nobody:
+Jinja2 escapes it, and characters that would not be seen, or would turn the text around them, are shown by their number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ffedit.display.html import charts, words
+from ffedit.display.terminal.model_view import annotated_columns, columns, sentences
+from ffedit.display.terminal.prompt_view import placed, share
+from ffedit.facts.text import number
+from ffedit.files.atomic import write_text
+from ffedit.inspector.analyses.activity import ACTIVE
+from ffedit.inspector.analyses.annotation import Annotated
+from ffedit.inspector.views.cards import MemoryCard
+from ffedit.inspector.views.edit_view import EditView
+from ffedit.inspector.views.memory_view import MemoryView
+from ffedit.inspector.views.prompt_view import PromptView
+from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.views.view import View
+
+KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
+
+
+def page(
+    *views: View,
+    cards: Sequence[MemoryCard] = (),
+    annotated: Sequence[Annotated] = (),
+    before: PromptView | None = None,
+) -> str:
+    """One page of some views.
+
+    Args:
+        views: of a model, of prompts, of edits, of memories; the first one names the page.
+        cards: memories in brief, which stand at the end; those with a view of their own are left out.
+        annotated: what people found in the triggers of the first view's model.
+        before: the first view, of a prompt, as it was without an edit.
+    """
+    whole = {str(view.slot) for view in views if isinstance(view, MemoryView)}
+    brief = [card for card in cards if str(card.slot) not in whole]
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            parts=[(KINDS[type(view)], view) for view in views],
+            cards=brief,
+            linked=whole | {str(card.slot) for card in brief},
+            annotated=annotated_columns(annotated) if annotated else None,
+            before=before,
+        )
+    )
+
+
+def save_page(target: str | Path, *views: View, **more: Any) -> Path:
+    """Write a page, whole or not at all; all further arguments are those of `page`.
+
+    Raises:
+        EditError: it cannot be written.
+    """
+    path = Path(target)
+    write_text(path, page(*views, **more))
+    return path
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("ffedit.display.html"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=words.finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "share": share,
+        "number": number,
+        "bare": words.bare,
+        "percent": words.percent,
+        "end": words.end,
+        "start": words.start,
+        "tenths": words.tenths,
+        "placed": placed,
+    }
+    found.globals |= {"charts": charts, "columns": columns, "sentences": sentences, "ACTIVE": ACTIVE}
+    return found

@@ -1,0 +1,218 @@
+"""Small charts of layers from left to right, as numbers that a template draws: paths, boxes, ticks, a legend.
+
+A series has a class `s0`, `s1`, …, to which the style sheet gives a colour for light and for dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from ffedit.display.terminal.model_view import cell
+from ffedit.display.terminal.prompt_view import share
+from ffedit.inspector.views.prompt_view import PromptView
+from ffedit.inspector.views.report import Measure, ModelReport, Unit
+
+WIDTH, HEIGHT = 360.0, 210.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 34.0
+MOST_TICKS = 12
+CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series: a value for each place on the x axis, None where there is none.
+
+    Attributes:
+        name: for the legend.
+        values: what is drawn.
+        low: lower ends of intervals; empty for none.
+        high: upper ends.
+        chance: whether it is what chance gives, drawn in grey and dotted.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    chance: bool = False
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle of a stacked bar."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    says: str
+
+
+@dataclass
+class Chart:
+    """What a template draws.
+
+    Attributes:
+        title: what it shows, for those who do not see it.
+        x_name: what the x axis counts.
+        x_ticks: place and label.
+        y_ticks: place and label.
+        curves: path and class.
+        bands: path and class, of intervals.
+        dots: x, y, class, and what it says.
+        boxes: of stacked bars.
+        legend: name and class.
+    """
+
+    title: str
+    x_name: str = "layer"
+    x_ticks: list[tuple[float, str]] = field(default_factory=list)
+    y_ticks: list[tuple[float, str]] = field(default_factory=list)
+    curves: list[tuple[str, str]] = field(default_factory=list)
+    bands: list[tuple[str, str]] = field(default_factory=list)
+    dots: list[tuple[float, float, str, str]] = field(default_factory=list)
+    boxes: list[Box] = field(default_factory=list)
+    legend: list[tuple[str, str]] = field(default_factory=list)
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
+    top: float = TOP
+    bottom: float = HEIGHT - BOTTOM
+
+
+def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit, x_name: str = "layer") -> Chart:
+    """Lines with intervals; ranks on a logarithmic axis, the best on top."""
+    chart = Chart(title, x_name)
+    seen = [v for one in series for column in (one.values, one.low, one.high) for v in column if _known(v)]
+    ticks = _ticks(seen, unit)
+    place = _place(ticks[0], ticks[-1], chart, logarithmic=unit == "rank")
+    across = _across(len(labels), chart)
+    chart.y_ticks = [(place(tick), _tick_label(tick, unit)) for tick in ticks]
+    chart.x_ticks = _x_ticks(labels, across)
+    coloured = 0
+    for one in series:
+        style = "chance" if one.chance else f"s{coloured}"
+        coloured += not one.chance
+        chart.legend.append((one.name, style))
+        known = [i for i, value in enumerate(one.values) if _known(value)]
+        chart.curves.append((_path([(across(i), place(one.values[i] or 0.0)) for i in known]), style))
+        if one.low:
+            there, back = ((one.low, known), (one.high, known[::-1]))
+            ends = [(across(i), place(column[i] or 0.0)) for column, order in (there, back) for i in order]
+            chart.bands.append((_path(ends) + "Z", style))
+        for i in known:
+            value = one.values[i] or 0.0
+            chart.dots.append(
+                (across(i), place(value), style, f"{x_name} {labels[i]}, {one.name}: {cell(value, unit)}")
+            )
+    return chart
+
+
+def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
+    """Shares that make one, on top of each other."""
+    chart = Chart(title)
+    place = _place(0.0, 1.0, chart)
+    across = _across(len(labels), chart, inside=True)
+    chart.y_ticks = [(place(tick), f"{tick:.0%}") for tick in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    chart.x_ticks = _x_ticks(labels, across)
+    chart.legend = [(one.name, f"s{i}") for i, one in enumerate(series)]
+    width = 0.76 * (chart.right - chart.left) / len(labels)
+    for column, label in enumerate(labels):
+        below = 0.0
+        for number, one in enumerate(series):
+            value = one.values[column] or 0.0
+            top, bottom = place(below + value), place(below)
+            says = f"layer {label}, {one.name}: {value:.1%}"
+            chart.boxes.append(Box(across(column) - width / 2, top, width, bottom - top, f"s{number}", says))
+            below += value
+    return chart
+
+
+def of_group(group: str, measures: Sequence[Measure], layers: int) -> Chart:
+    """A group of a report's measures."""
+    series = [Line(m.definition.title, m.values, m.low, m.high, m.name in CHANCE) for m in measures]
+    labels = [str(layer) for layer in range(layers)]
+    if all(measure.name.startswith("case_") for measure in measures):
+        return stacked(group, series, labels)
+    return lines(group, series, labels, measures[0].definition.unit)
+
+
+def of_sureness(report: ModelReport) -> Chart:
+    """Agreement by how sure values are."""
+    bins = report.sureness
+    agreement, low, high = ([getattr(one, name) for one in bins] for name in ("agreement", "low", "high"))
+    labels = [share((one.least + one.most) / 2) for one in bins]
+    return lines(
+        "agreement by how sure a value is",
+        [Line("agreement", agreement, low, high)],
+        labels,
+        "share",
+        "max probability",
+    )
+
+
+def of_prompt(view: PromptView) -> Chart:
+    """The probability of the final prediction, layer by layer."""
+    parts = {"without the layer": "before", "the layer alone": "output", "with the layer": "after"}
+    series = [Line(name, [getattr(layer, part).final for layer in view.layers]) for name, part in parts.items()]
+    return lines("probability of the prediction", series, [str(layer.address) for layer in view.layers], "share")
+
+
+def of_pair(before: PromptView, after: PromptView) -> Chart:
+    """The probability of what is predicted before and after an edit, layer by layer, in each."""
+    series = [
+        Line(f"P({view.prediction.top[0].token.strip()}) {when}", [layer.after.final for layer in view.layers])
+        for when, view in (("before", before), ("after", after))
+    ]
+    return lines("what the stream says", series, [str(layer.address) for layer in after.layers], "share")
+
+
+def _known(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _across(count: int, chart: Chart, inside: bool = False) -> Callable[[int], float]:
+    """Where the i-th of `count` places is; `inside` leaves room for half a bar at both ends."""
+    room = chart.right - chart.left
+    if inside or count == 1:
+        return lambda i: chart.left + room * (i + 0.5) / count
+    return lambda i: chart.left + 6 + (room - 12) * i / (count - 1)
+
+
+def _place(low: float, high: float, chart: Chart, logarithmic: bool = False) -> Callable[[float], float]:
+    """Where a value is on the y axis; logarithmic: the smallest on top."""
+    room = chart.bottom - chart.top
+    if logarithmic:
+        return lambda v: chart.top + room * math.log(max(v, low) / low) / math.log(high / low)
+    return lambda v: chart.bottom - room * (v - low) / (high - low)
+
+
+def _ticks(values: Sequence[float], unit: Unit) -> list[float]:
+    """Round numbers around all values: zero among them, or powers of ten for ranks."""
+    if unit == "rank":
+        return [10.0**i for i in range(max(1, math.ceil(math.log10(max([*values, 1.0])))) + 1)]
+    low, high = min([*values, 0.0]), max([*values, 0.0])
+    high = high if high > low else 1.0
+    raw = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    return [step * i for i in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+
+
+def _tick_label(tick: float, unit: Unit) -> str:
+    shown = f"{round(tick, 9):,g}" if unit in ("rank", "number") else f"{round(100 * tick, 7):g}%"
+    return shown.replace("-", "−")
+
+
+def _x_ticks(labels: Sequence[str], across: Callable[[int], float]) -> list[tuple[float, str]]:
+    step = -(-len(labels) // (MOST_TICKS if max(map(len, labels)) < 4 else MOST_TICKS // 2))
+    return [(across(i), label) for i, label in enumerate(labels) if i % step == 0]
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))

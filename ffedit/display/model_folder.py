@@ -1,0 +1,54 @@
+"""The folder of `ffedit inspect model`: the pass (`inspector.stream`), and the report as JSON, Markdown and figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ffedit.display.figures import model
+from ffedit.display.terminal import model_view
+from ffedit.errors import EditError
+from ffedit.files.atomic import write_text
+from ffedit.files.lock import LOCK, claimed
+from ffedit.inspector.analyses.annotation import Annotated
+from ffedit.inspector.corpus_pass.memory_pass import FILE
+from ffedit.inspector.views.report import ModelReport
+
+OURS = (FILE, "rows-*.safetensors", "report.json", "report.md", "report.png")
+
+
+def prepare(folder: Path, force: bool) -> None:
+    """Make the folder, or take the one that holds a pass; with `force`, the pass goes.
+
+    Raises:
+        EditError: it holds other things, cannot be written, or another process works on it.
+    """
+    try:
+        others = folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())
+        if others and not (folder / FILE).exists() and not any(folder.glob("rows-*.safetensors")):
+            raise EditError(f"{folder}: holds other things; name a new folder, or that of a pass to go on with it")
+        with claimed(folder):
+            for pattern in OURS if force else ():
+                for path in folder.glob(pattern):
+                    path.unlink()
+            (probe := folder / ".writable").touch()
+            probe.unlink()
+    except OSError as error:
+        raise EditError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+def write_report(folder: Path, report: ModelReport, annotated: Sequence[Annotated] = ()) -> list[Path]:
+    """Write the report as JSON, as Markdown, and as a figure where matplotlib is installed.
+
+    Raises:
+        EditError: one cannot be written.
+    """
+    found = report.to_dict() | {"annotations": [one.to_dict() for one in annotated]}
+    written = [folder / "report.json", folder / "report.md"]
+    write_text(written[0], json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write_text(written[1], model_view.markdown(report, annotated) + "\n")
+    if find_spec("matplotlib") is not None:
+        written.append(model.save_model(report, folder / "report.png"))
+    return written

@@ -1,0 +1,193 @@
+"""What the picture of a trace shows, before anyone draws it: the terminal and the figure file show the same.
+
+Rows are tokens from top to bottom and columns are layers, as in the figures of ROME (arXiv 2202.05262,
+figure 1). A long prompt keeps the rows that matter (the subject, the end, the largest effects); every run
+between them becomes one row that shows the largest effect in it. Several facts are averaged by the role of
+a token, as in figure 2 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ffedit.facts.text import counted, number, quoted, token
+from ffedit.locator.aggregate import ROLES, Aggregate, by_role
+from ffedit.locator.result import Metric, Trace, TraceSet
+
+Effects: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+# Even steps of lightness from a dark to a light end (the inner part of matplotlib's magma), so that equal
+# effects look equally far apart and neither end is lost on a dark or on a light background.
+RAMP = ("#221150", "#51127c", "#822681", "#b73779", "#e65164", "#fb8861", "#fec287", "#fcf0b2")
+PARTS = {"feed_forward": "feed-forward", "attention": "attention"}
+UNITS: dict[Metric, str] = {"probability": "probability", "log_probability": "nats", "logit_difference": "nats"}
+# An effect below minus this share of the scale is marked as negative.
+NEGATIVE = 0.05
+# In a long prompt, tokens with more than this share of the largest effect keep their own row.
+TELLING = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A token, a role, or a run of tokens.
+
+    Attributes:
+        label: what it is called.
+        effects: what restoring it brings back, [layers], in units of the picture's metric; NaN where nothing was
+            restored.
+        subject: whether it belongs to the subject.
+        run: whether it stands for several tokens, each effect being the largest among them.
+    """
+
+    label: str
+    effects: Effects
+    subject: bool
+    run: bool = False
+
+    @property
+    def most(self) -> float:
+        """The largest effect."""
+        return float(np.nanmax(self.effects))
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """Everything that is drawn.
+
+    Attributes:
+        rows: from top to bottom.
+        title: lines; what was restored, then what was measured.
+        layer: the layer to mark.
+        depth: number of layers.
+        metric: what the effects are differences of.
+    """
+
+    rows: tuple[Row, ...]
+    title: tuple[str, ...]
+    layer: int
+    depth: int
+    metric: Metric
+
+    @property
+    def scale(self) -> float:
+        """The largest effect, or 0 where nothing comes back: the light end of the colours."""
+        return max(0.0, max(row.most for row in self.rows))
+
+    @property
+    def lowest(self) -> float:
+        """The smallest effect, or 0: below it, restoring hurts the answer."""
+        return min(0.0, min(float(np.nanmin(row.effects)) for row in self.rows))
+
+    def share(self, effect: float) -> float:
+        """An effect as a share of the scale, negative ones too."""
+        return effect / (self.scale or -self.lowest or 1.0)
+
+
+def picture(trace: Trace | TraceSet, layer: int | None = None, most_rows: int = 20) -> Picture:
+    """Arrange a trace, or the average of several; `layer` is to be marked, by default the trace's choice."""
+    return pictures([trace], layer, most_rows)[0]
+
+
+def pictures(traces: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
+    """Arrange several measurements to be seen together: those of the same tokens keep the same rows."""
+    averaged = [t.averaged if isinstance(t, TraceSet) else t for t in traces]
+    ones = [t.traces[0] if isinstance(t, TraceSet) and len(t.traces) == 1 else t for t in averaged]
+    arranged = []
+    for one in ones:
+        chosen = one.layer if layer is None else layer
+        if isinstance(one, TraceSet):
+            first = one.traces[0]
+            rows, title = tuple(_roles(one.traces)), _average_title(one)
+        else:
+            first = one
+            alike = [t for t in ones if isinstance(t, Trace) and (t.tokens, t.subject) == (one.tokens, one.subject)]
+            rows = tuple(_tokens(one, _kept(alike, most_rows)))
+            title = (
+                f"Causal trace of {restored(one)}",
+                runs(one.metric, quoted(one.answer), one.clean, one.corrupted),
+            )
+        arranged.append(Picture(rows, title, chosen, len(first.effects), first.metric))
+    return arranged
+
+
+def restored(measured: Trace | Aggregate) -> str:
+    """What was put back and under which conditions, in words."""
+    if measured.kind == "state":
+        words = ["hidden states"]
+    else:
+        window = f"windows of {measured.window} layers" if measured.window > 1 else "one layer at a time"
+        words = [f"{PARTS[measured.kind]} outputs", window]
+    if measured.sever is not None:
+        words.append(f"{PARTS[measured.sever]} layers severed")
+    if not measured.exact:
+        words.append("first-order estimate")
+    return ", ".join(words)
+
+
+def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
+    """The metric of the clean and of the corrupted runs, and the total effect; `answer` as it is to be shown."""
+    what = {
+        "probability": f"P({answer})",
+        "log_probability": f"log P({answer})",
+        "logit_difference": "log P(old) − log P(new)",
+    }[metric]
+    shown = f"{what} {number(clean)} clean → {number(corrupted)} corrupted: total effect {number(clean - corrupted)}"
+    return shown if metric == "probability" else f"{shown} {UNITS[metric]}"
+
+
+def _average_title(traces: TraceSet) -> tuple[str, str]:
+    one = traces.traces[0]
+    clean = float(np.mean([trace.clean for trace in traces.traces]))
+    corrupted = float(np.mean([trace.corrupted for trace in traces.traces]))
+    first = f"Causal trace of {restored(one)}, average of {counted(len(traces.traces), 'fact')}"
+    return first, runs(one.metric, "answer", clean, corrupted)
+
+
+def _kept(traces: Sequence[Trace], most: int) -> set[int]:
+    """Which tokens keep a row of their own in all of `traces`, which are of the same tokens."""
+    (start, end), count = traces[0].subject, len(traces[0].tokens)
+    if count <= most:
+        return set(range(count))
+    # As a share of the measurement's own largest effect: attention brings back less than states do.
+    effects = [np.nanmax(trace.effects, 0) for trace in traces]
+    largest = np.max([one / (max(0.0, one.max()) or 1.0) for one in effects], axis=0)
+    telling = [i for i in np.argsort(-largest, kind="stable").tolist() if largest[i] > TELLING]
+    around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
+    first = [end - 1, count - 1, start, *telling, *range(start, end), *around]
+    return set(list(dict.fromkeys(first))[:most])
+
+
+def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
+    """The tokens' rows; those that are not kept are gathered into runs."""
+    start, end = trace.subject
+    count = trace.effects.shape[1]
+    part = [(i >= start) + (i >= end) for i in range(count)]
+    position = 0
+    while position < count:
+        stop = position + 1
+        while position not in kept and stop < count and stop not in kept and part[stop] == part[position]:
+            stop += 1
+        label = token(trace.tokens[position]) if stop == position + 1 else f"… {stop - position} tokens"
+        effects = trace.effects[:, position:stop].max(1)
+        yield Row(label, effects, start <= position < end, stop > position + 1)
+        position = stop
+
+
+def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
+    """The average over the facts that have a token in the role; a fact's several count as their mean."""
+    for role, effects in zip(ROLES, np.stack([by_role(trace) for trace in traces], axis=1), strict=True):
+        found = effects[~np.isnan(effects).all(1)]
+        if len(found):
+            yield Row(role, found.mean(0), role.endswith("subject"))
+
+
+def colour(share: float) -> str:
+    """The ramp at a share of 0 to 1, `#rrggbb`."""
+    at = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
+    low = min(int(at), len(RAMP) - 2)
+    ends = [[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in RAMP[low : low + 2]]
+    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in zip(*ends, strict=True))

@@ -1,0 +1,1 @@
+"""Tables and pictures in a terminal. Values in, rich renderables out; nothing here prints."""

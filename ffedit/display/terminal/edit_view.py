@@ -1,0 +1,102 @@
+"""An edit in memory terms, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.prompt_view import Bar, compared, ends, named, notes, placed, prefixed, share, title
+from ffedit.facts.text import number
+from ffedit.inspector.interventions.rereading import Passage
+from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
+
+
+def edited_view(view: EditView) -> Group:
+    """The values that changed, the memory that the change amounts to, who reads it, the prompts before and after."""
+    parts: list[RenderableType] = [Text(f"Edit {view.edit} of {view.model}", style="bold")]
+    for layer in view.layers:
+        parts += [Text(""), changed_values(layer)]
+        for place, one in enumerate(layer.added, 1):
+            parts += [Text(""), added_memory(layer, one, place)]
+    parts += [Text(""), reread_passages(view)]
+    for before, after in view.prompts:
+        parts += [Text(""), compared(before, after)]
+    return Group(*parts)
+
+
+def changed_values(layer: LayerChange) -> Group:
+    """The values that changed most, with what they say."""
+    table = plain_table()
+    table.add_column("memory", no_wrap=True)
+    solved = any(one.coefficient is not None for one in layer.most)
+    for heading in ("‖Δv‖", "of ‖v‖", *(["at the fact"] if solved else []), "moved"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("", "said", "says"):
+        table.add_column(heading, no_wrap=True)
+    for one in layer.most:
+        at_fact = [] if one.coefficient is None else [number(one.coefficient)]
+        numbers = (number(one.norm), f"{one.relative:.1%}", *at_fact, f"{one.moved:.0%}")
+        table.add_row(
+            *map(Text, (str(one.slot), *numbers)),
+            Bar(one.moved, 5),
+            _said(named(one.before), one.before.probability),
+            _said(named(one.after), one.after.probability, one.after.id != one.before.id),
+        )
+    where = placed(layer.address)
+    above = title(f"{where[0].upper()}{where[1:]}: the values that changed most").append(
+        f"  ‖Δ‖ {number(layer.norm)}, {layer.relative:.2%} of ‖W‖", style="not bold"
+    )
+    lines = ["moved: how much of what the value says is elsewhere now, of 100% (total variation)"]
+    if solved:
+        lines.insert(0, "at the fact: the memory's coefficient in the keys that were written, their mean")
+    return Group(above, table, notes(lines))
+
+
+def added_memory(layer: LayerChange, one: AddedMemory, place: int) -> Group:
+    """One memory that the change amounts to: what its value says, what fires its key."""
+    which = f"The memory that {placed(layer.address)} gets" + (f", part {place}" if len(layer.added) > 1 else "")
+    heading = title(which).append(f"  {share(one.share)} of ‖Δ‖²" if len(layer.added) > 1 else "", style="not bold")
+    unit = "1 is the fact's own" if one.written else "its key has norm 1"
+    return Group(
+        heading,
+        ends(one.value),
+        Text(""),
+        Text(f"What fires it (coefficient; {unit}), and what the model says there", style="dim"),
+        passages(one.triggers),
+    )
+
+
+def passages(some: Sequence[Passage]) -> Table | Text:
+    """Prefixes of a text, and what the model says after each, before and after the edit."""
+    if not some:
+        return Text("nothing in this text")
+    table = plain_table()
+    if with_coefficient := some[0].coefficient is not None:
+        table.add_column("w·m", justify="right", no_wrap=True)
+    table.add_column("layer Δ", justify="right", no_wrap=True)
+    table.add_column("text", no_wrap=True, ratio=1)
+    for heading in ("before", "after"):
+        table.add_column(heading, no_wrap=True)
+    for one in some:
+        cells = [Text(number(one.coefficient or 0.0))] if with_coefficient else []
+        cells += [Text(share(one.change)), prefixed(one.prefix, 36)]
+        cells.append(_said(named(one.before), one.before.probability))
+        cells.append(_said(named(one.after), one.after.probability, one.after.id != one.before.id))
+        table.add_row(*cells)
+    return table
+
+
+def reread_passages(view: EditView) -> Group:
+    """How many predictions of a text changed, and where most was taken back."""
+    heading = title("What reads differently").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold")
+    first = Text(f"The model predicts another token after {share(view.changed)} of them. Where it took back most:")
+    lines = ["layer Δ: ‖Δ m‖ / ‖o‖, how large the change is beside the layer's output"]
+    return Group(heading, first, passages(view.passages), notes(lines))
+
+
+def _said(name: str, probability: float, new: bool = False) -> Text:
+    return Text(name, style="bold" if new else "").append(f" {share(probability)}", style="dim not bold")

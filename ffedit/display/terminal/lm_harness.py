@@ -1,0 +1,65 @@
+"""Figures of lm-evaluation-harness as a table for people, and as a folder for a paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from ffedit.benchmark.lm_harness import Figure, Measured
+from ffedit.display.terminal.model_table import plain_table
+from ffedit.files.atomic import written
+from ffedit.files.finite_json import finite
+
+HEADINGS = ("task", "metric", "before", "after", "change", "stderr", "examples")
+
+
+def figures_table(measured: Measured) -> Table:
+    """One row per metric of a task; what fell by more than its standard error is marked."""
+    table = plain_table()
+    for heading in HEADINGS:
+        left = heading in ("task", "metric")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
+    for figure in measured.figures:
+        cells = [Text(cell) for cell in _cells(figure)]
+        if _worse(figure):
+            cells[HEADINGS.index("change")].append(" !").stylize("bold red")
+        table.add_row(*cells)
+    table.caption = Text("stderr: of the edited model's figure; !: worse by more than that", style="dim not italic")
+    table.caption_justify = "left"
+    return table
+
+
+def write_report(measured: Measured, folder: Path, force: bool = False) -> None:
+    """Write `report.json`, with all that the harness reports of both runs, and `report.md`, the table.
+
+    Raises:
+        EditError: the folder exists or cannot be written.
+    """
+    rows = [_cells(figure) for figure in measured.figures]
+    lines = [f"# {measured.edited} against {measured.base}", ""]
+    lines += ["| " + " | ".join(row) + " |" for row in (HEADINGS, ["---"] * len(HEADINGS), *rows)]
+    version = measured.before["lm_eval"]
+    some = "all examples" if measured.limit is None else f"at most {measured.limit} examples of each task"
+    some += ", asked in the chat template" if measured.before.get("chat") else ""
+    lines += ["", f"lm-evaluation-harness {version}, {some}; stderr is that of the edited model's figure.", ""]
+    with written(folder, force) as made:
+        (made / "report.json").write_text(json.dumps(finite(measured.to_dict()), indent=2) + "\n", encoding="utf-8")
+        (made / "report.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _cells(figure: Figure) -> list[str]:
+    error = "" if figure.error_after is None else f"{figure.error_after:.4f}"
+    examples = "" if figure.examples is None else str(figure.examples)
+    numbers = [f"{figure.before:.4f}", f"{figure.after:.4f}", f"{figure.change:+.4f}"]
+    return [figure.task, figure.metric, *numbers, error, examples]
+
+
+def _worse(figure: Figure) -> bool:
+    """Whether the figure moved the wrong way, by more than its standard error."""
+    if figure.higher_is_better is None:
+        return False
+    loss = -figure.change if figure.higher_is_better else figure.change
+    return loss > (figure.error_after or 0.0)

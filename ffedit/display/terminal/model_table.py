@@ -1,0 +1,171 @@
+"""A model in words and in a table: its size, the parts of it that ffedit found, and what it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ffedit.editor.provenance import versions
+from ffedit.files import cache
+from ffedit.loading.gguf import in_words
+from ffedit.model.editable import Editable
+from ffedit.model.memory import KeyValueMemory
+from ffedit.model.stacks import Stack
+
+MOST_NAME = 24
+
+
+def plain_table() -> Table:
+    """A table of ffedit's: a rule under the headings and no other lines."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+
+
+def model_line(model: Editable | Stack) -> Text:
+    """The model in one line: name, parameters, layers, widths, device, dtype; of a stack, which one it is."""
+    if isinstance(model, Stack):
+        memories, called, parts = model.memories, model.called, [] if model.causal else [model.name]
+    else:
+        memories, called, parts = list(model.memories.values()), model.name, []
+    widths = sorted({memory.d_ff for memory in memories})
+    parts += [
+        f"{_count(_parameters(model)[0])} parameters",
+        f"{len(model.layers)} layers",
+        f"d_model {memories[0].shape[0]}",
+        f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
+        str(model.device),
+        str(memories[0].saved_dtype).removeprefix("torch."),
+    ]
+    if isinstance(model, Editable) and model.chat:
+        parts.append("in its chat template")
+    name = called if len(called) <= MOST_NAME else Path(called).name
+    return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
+
+
+def anatomy_table(editable: Editable) -> Group:
+    """The value matrices found, equal layers in one row, and what else ffedit needs to know of a model."""
+    found: dict[tuple[str, ...], list[KeyValueMemory]] = {}
+    for memory in _memories(editable):
+        found.setdefault(_description(memory), []).append(memory)
+    table = plain_table()
+    table.add_column("layers", no_wrap=True)
+    for heading in ("value matrix", "shape", "stored", "dtype", "bias", "edit"):
+        table.add_column(heading, overflow="fold")
+    for description, memories in found.items():
+        layers = ranges(memory.address.layer for memory in memories)
+        experts = sorted({e for memory in memories if (e := memory.address.expert) is not None})
+        if experts:
+            layers += f" (experts {ranges(experts)})"
+        table.add_row(*(Text(cell) for cell in (layers, *description)))
+    weights = _parameters(editable)[1]
+    moments = max(memory.d_ff for memory in editable.memories.values()) ** 2 * 8
+    error = editable.probe_error
+    within = f" within {error:.1e} of its scale" if error else ", to the last bit"
+    source = [("converted from", in_words(editable.source))] if editable.source else []
+    about = named_values(
+        *source,
+        ("shape", "[d_model, d_ff]; transposed: stored as [d_ff, d_model]"),
+        ("final norm", editable.norm or "none found before the unembedding"),
+        ("unembedding", _path(editable)),
+        ("reruns", _resumes(editable)),
+        ("probe", f"W k + b is the observed output{within}"),
+        (
+            "memory",
+            f"{_bytes(weights)} of weights, {_bytes(moments)} more to edit (moments of the keys)",
+        ),
+    )
+    return Group(table, Text(""), about)
+
+
+def environment() -> Table:
+    """What ffedit runs on: versions, devices, and the cache."""
+    sizes = cache.sizes()
+    threads = torch.get_num_threads()
+    devices = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        devices.insert(0, f"{torch.accelerator.device_count()} × {kind}")
+    size = _bytes(sum(sizes.values()))
+    return named_values(
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
+        ("devices", ", ".join(devices)),
+        ("cache", f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, {size}, in {cache.folder()}"),
+    )
+
+
+def named_values(*lines: tuple[str, str]) -> Table:
+    """Names on the left, what they stand for on the right."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _resumes(editable: Editable) -> str:
+    if editable.resumable:
+        return "resumable, from the layer and token where something changed"
+    return "not resumable at a token: whole rows from the changed layer on (slower, same results)"
+
+
+def _memories(editable: Editable) -> list[KeyValueMemory]:
+    return [editable.memories[address] for address in sorted(editable.memories)]
+
+
+def _description(memory: KeyValueMemory) -> tuple[str, ...]:
+    numbers = {str(memory.address.layer), str(memory.address.expert)}
+    path = ".".join("*" if part in numbers else part for part in memory.name.split("."))
+    shape = f"[{memory.shape[0]}, {memory.shape[1]}]"
+    stored = "transposed" if memory.stored_transposed else "as is"
+    edit = "as an adapter" if memory.quantised else "yes"
+    return path, shape, stored, _dtype(memory), "no" if memory.bias is None else "yes", edit
+
+
+def _path(editable: Editable) -> str:
+    paths = (path for path, module in editable.model.named_modules() if module is editable.unembedding)
+    tied = getattr(editable.unembedding, "weight", None) is getattr(editable.embedding, "weight", 0)
+    return next(paths, type(editable.unembedding).__name__) + (", tied to the embedding" if tied else "")
+
+
+def _dtype(memory: KeyValueMemory) -> str:
+    saved, used = (str(d).removeprefix("torch.") for d in (memory.saved_dtype, memory.dtype))
+    if memory.quantised:
+        return f"quantised, computed in {used}"
+    return used if saved == used else f"{saved}, computed in {used}"
+
+
+def _parameters(editable: Editable | Stack) -> tuple[int, int]:
+    """Number of parameters and their bytes; tied weights count once."""
+    parameters = list(editable.model.parameters())
+    return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _count(parameters: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return str(parameters)
+
+
+def _bytes(size: float) -> str:
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:.0f} {units[0]}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-2, 5` for 0, 1, 2, 5."""
+    some = sorted(set(numbers))
+    runs = [[n, n] for n in some if n - 1 not in some]
+    for run in runs:
+        while run[1] + 1 in some:
+            run[1] += 1
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,183 @@
+"""The report of a whole model for people: tables in a terminal and as Markdown, made of the same cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from ffedit.display.terminal.model_table import plain_table
+from ffedit.facts.text import quoted
+from ffedit.inspector.analyses.annotation import Annotated
+from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
+
+MOST_SHIFTS = 8
+MOST_PREFIX = 48
+# Between two columns of a table.
+GAP = 2
+
+
+def cell(value: float | None, unit: Unit) -> str:
+    """A number of a measure."""
+    if value is None:
+        return "–"
+    if unit == "share":
+        return f"{value:.1%}"
+    return f"{value:+.1%}" if unit == "change" else f"{value:,.0f}"
+
+
+def interval_cell(measure: Measure, layer: int) -> str:
+    """A layer's number with its interval."""
+    value, low, high = measure.values[layer], measure.low[layer], measure.high[layer]
+    unit = measure.definition.unit
+    return cell(value, unit) if value is None else f"{cell(value, unit)} [{cell(low, unit)}, {cell(high, unit)}]"
+
+
+def columns(measures: Sequence[Measure], layers: int, ends: bool) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of a group: one row for each layer; with the `ends` of intervals or without."""
+    rows = []
+    for layer in range(layers):
+        cells = [interval_cell(m, layer) if ends else cell(m.values[layer], m.definition.unit) for m in measures]
+        rows.append([str(layer), *cells])
+    return ["layer", *(measure.definition.title for measure in measures)], rows
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    """Some measures as a table, with intervals where the terminal has room for them."""
+
+    measures: Sequence[Measure]
+    layers: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Numbers stand whole; headings fold."""
+        table, width = _folding(*columns(self.measures, self.layers, ends=True))
+        yield table if width <= options.max_width else _folding(*columns(self.measures, self.layers, ends=False))[0]
+
+
+def _folding(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Table, int]:
+    """A table whose headings fold and whose cells do not, and how narrow it can be."""
+    table = plain_table()
+    least = [max(map(cell_len, [*heading.split(), *cells])) for heading, *cells in zip(headings, *rows, strict=True)]
+    for heading, width in zip(headings, least, strict=True):
+        table.add_column(heading, justify="right", min_width=width)
+    for row in rows:
+        table.add_row(*(Text(one, no_wrap=True) for one in row))
+    return table, sum(least) + GAP * (len(least) - 1)
+
+
+def model_view(report: ModelReport) -> Group:
+    """The report in a terminal: a table for each group of measures."""
+    parts: list[RenderableType] = [Text(_heading(report), style="bold"), Text("")]
+    for group, measures in report.groups().items():
+        parts += [Text(group[:1].upper() + group[1:], style="bold"), ByLayer(measures, report.layers), Text("")]
+    parts += [Text(sentence) for sentence in sentences(report)]
+    parts += [Text(f"  {shift_line(shift, report.note is not None)}") for shift in report.shifts[:MOST_SHIFTS]]
+    return Group(*parts)
+
+
+def sentences(report: ModelReport) -> list[str]:
+    """What stands in no table."""
+    surest, bins = report.surest, report.sureness
+    found = [] if report.note is None else [report.note]
+    if surest.count and surest.agrees is not None:
+        found.append(
+            f"Of the {surest.count} surest values, {surest.agrees} say what follows the key's top trigger, and "
+            f"{surest.any_agrees} what follows one of its triggers."
+        )
+    if bins:
+        found.append(
+            f"The least sure tenth of values agrees in {bins[0].agreement:.1%}, the surest tenth in "
+            f"{bins[-1].agreement:.1%}."
+        )
+    found.append(f"The last layer turns the prediction at {report.shifted:.1%} of the positions.")
+    return found
+
+
+def shift_line(shift: Shift, inside: bool) -> str:
+    """A position at which the last layer turns the prediction, in a line; `inside` a text it is marked «so»."""
+    return (
+        f"{quoted(_around(shift.prefix, inside), MOST_PREFIX + 2)}: {shift.residual!r} → {shift.output!r} "
+        f"(the layer alone says {shift.added!r}; {shift.case})"
+    )
+
+
+def _around(text: str, inside: bool) -> str:
+    """The end of a prefix; where a position is marked inside a text, what stands around it."""
+    at = max(0, text.find("«") - MOST_PREFIX // 2) if inside else len(text)
+    return text[min(at, max(0, len(text) - MOST_PREFIX)) :][:MOST_PREFIX]
+
+
+def annotated_view(found: Sequence[Annotated]) -> Group:
+    """What people found, layer by layer."""
+    return Group(Text("What people found in the triggers", style="bold"), _folding(*annotated_columns(found))[0])
+
+
+def annotated_columns(found: Sequence[Annotated]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of what people found."""
+    names = list(found[0].shares)
+    rows = [
+        [
+            "all" if one.layer is None else str(one.layer),
+            str(one.keys),
+            str(one.recognised),
+            "{:.1f} [{:.1f}, {:.1f}]".format(*one.patterns),
+            "{:.0%} [{:.0%}, {:.0%}]".format(*one.covered),
+            *(f"{one.shares[name]:.0%}" for name in names),
+        ]
+        for one in found
+    ]
+    return ["layer", "keys", "with a pattern", "patterns per key", "triggers covered", *names], rows
+
+
+def markdown(report: ModelReport, annotated: Sequence[Annotated] = ()) -> str:
+    """The report as Markdown, with definitions and intervals."""
+    lines = [
+        f"# {_heading(report)}",
+        "",
+        "In brackets: 95% intervals over keys or positions, Wilson's of shares, otherwise the bootstrap's.",
+        "",
+    ]
+    for group, measures in report.groups().items():
+        lines += [f"## {group[:1].upper() + group[1:]}", "", *_table(*columns(measures, report.layers, ends=True)), ""]
+        for measure in measures:
+            at = measure.definition
+            paper = "not in the paper" if at.paper == "none" else f"section {at.paper}"
+            lines.append(f"- *{at.title}* ({paper}): {at.text}")
+        lines.append("")
+    lines += ["## Sure values, and the last layer", "", *sentences(report), ""]
+    if report.sureness:
+        heads = ["max probability from", "to", "agreement", "values"]
+        rows = [
+            [
+                f"{one.least:.3f}",
+                f"{one.most:.3f}",
+                f"{one.agreement:.1%} [{one.low:.1%}, {one.high:.1%}]",
+                f"{one.count:,}",
+            ]
+            for one in report.sureness
+        ]
+        lines += [*_table(heads, rows), ""]
+    if report.shifts:
+        heads = ["prefix", "residual", "feed-forward", "output", "in the text", "case"]
+        rows = [[s.prefix, s.residual, s.added, s.output, s.next or "–", s.case] for s in report.shifts]
+        lines += [*_table(heads, rows), ""]
+    if annotated:
+        lines += ["## What people found in the triggers", "", *_table(*annotated_columns(annotated)), ""]
+    return "\n".join(lines)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(' '.join(c.split()).replace('|', chr(92) + '|') for c in cells)} |"
+
+    return [line(headings), f"|{'---|' * len(headings)}", *map(line, rows)]
+
+
+def _heading(report: ModelReport) -> str:
+    name = report.model if report.note is None else f"{report.model}, {report.stack}"
+    return f"{name}: {sum(report.memories):,} memories over {report.tokens:,} tokens of {report.corpus}"

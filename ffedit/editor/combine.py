@@ -1,0 +1,146 @@
+"""Solve several edits of one model again, as one.
+
+The sum of two edits writes each as if the other were not there: where their keys overlap, both values are missed. The
+keys and values that each was solved for are kept with it, so the union can be solved without choosing any value again.
+
+A key depends on the layers below. Those of the lowest layer are taken as they are; above it each edit read its keys
+with its own change below, and the union changes more there. So going up, the keys are read again with the union's
+change in place, in the texts that the edit was worded in, and each is to receive the residual V − W K that its edit
+asked for. The division of the work between layers stays that of the edits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job, restored, write_
+from ffedit.editor.key import without_sinks
+from ffedit.editor.methods import alphaedit, emmet, memit
+from ffedit.editor.prompts import Wording, word
+from ffedit.editor.provenance import Record
+from ffedit.editor.solve import Problem, Solver, read_all, store
+from ffedit.editor.statistics import by_layer, moments_for
+from ffedit.editor.target_layers import check_routes
+from ffedit.errors import EditError
+from ffedit.facts.conflicts import check_facts
+from ffedit.facts.fact import Fact, by_subject
+from ffedit.inference.text import Corpus
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.memory import Address
+from ffedit.progress import Progress, silent
+
+SOLVERS: Mapping[str, Solver] = {one.name: one for one in (emmet.SOLVER, memit.SOLVER, alphaedit.SOLVER)}
+
+
+def combine(
+    editable: Editable,
+    edits: Sequence[Edit],
+    method: str = "memit",
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    config: EditConfig | None = None,
+    progress: Progress = silent,
+) -> Edit:
+    """One edit that stores the facts of all `edits`.
+
+    Args:
+        editable: the model that each of them was computed on; as before afterwards.
+        edits: of one layer or several, none of them fine-tuned.
+        method: "emmet", "memit" or "alphaedit".
+        stats: second moments of the keys of all their layers, or the text to collect them on.
+        config: weights; the values are those of the edits.
+        progress: told how far it is.
+
+    Raises:
+        EditError: other bases, one subject in two edits, facts that contradict each other, an edit without keys, or no
+            solution.
+    """
+    if method not in SOLVERS:
+        raise EditError(f"method {method!r} solves no batch from keys and values; there is {', '.join(SOLVERS)}")
+    config, facts = config or EditConfig(), [fact for edit in edits for fact in edit.facts]
+    check_facts(facts)
+    for edit in edits:
+        edit.check(editable)
+        if edit.in_chat != editable.chat:
+            how = ("with", "inside") if edit.in_chat else ("without", "outside")
+            raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} chat")
+        keyed = {subject for at in edit.updates for subject in edit.subjects(at)}
+        lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
+        if lost is not None:
+            raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
+    worded = _wordings(editable, edits)
+    places = by_layer(editable, {at for edit in edits for at in edit.updates})
+    memories = [part for place in places for part in place.parts]
+    stats = moments_for(editable, memories, stats, len(worded), config.seed, progress)
+    record = Record(method, Job(editable, facts, places, config, stats))
+    with restored(memories):
+        for i, place in enumerate(places):
+            W = place.matrix
+            parts = [_solved_in(edit, place) for edit in edits]
+            subjects = [subject for named, _, _ in parts for subject in named]
+            twice = next((subject for subject, count in Counter(subjects).items() if count > 1), None)
+            if twice is not None:
+                raise EditError(
+                    f"{twice!r} is edited twice in layer {place.layer} and has one key; write all its facts in one edit"
+                )
+            K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
+            V = torch.cat([values for _, _, values in parts], 1).to(W)
+            some = [without_sinks(editable, place, worded[subject]) for subject in subjects]
+            check_routes(editable, place, subjects, some)
+            again, own, _ = read_all(editable, place, some, config.context_weight)
+            if i:
+                V, K = W @ again + V - W @ K, again
+            moments = [stats[part.address] for part in place.parts]
+            problem = Problem(W, K, V, moments, own, record.kept[place.layer].to(W.device), config)
+            write_(place, store(record, place, subjects, SOLVERS[method], problem))
+            progress("solving", i + 1, len(places))
+    found = [one for edit in edits for one in _solutions(edit)]
+    configs = {solved["from"]: numbers for solved, numbers in found}
+    return record.edit([solved for solved, _ in found]).noted(configs=configs)
+
+
+def _solved_in(edit: Edit, place: FeedForward) -> tuple[list[str], Tensor, Tensor]:
+    """What an edit solved in a layer: whose keys, the keys [Σ d_ff, n], and what they are to give together.
+
+    Experts that it did not write to go on giving what they give, which is no part of the values; keys are 0 there.
+    """
+    at = next((part.address for part in place.parts if edit.subjects(part.address)), None)
+    if at is None:
+        return [], torch.empty(place.shape[1], 0), torch.empty(place.shape[0], 0)
+    n = edit.keys[at].shape[1]
+    K = torch.cat([edit.keys.get(part.address, torch.zeros(part.d_ff, n)).double() for part in place.parts])
+    V = torch.stack([edit.values[part.address].double() for part in place.parts if part.address in edit.values]).sum(0)
+    return edit.subjects(at), K, V
+
+
+def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
+    """The texts that the value of each subject was chosen in."""
+    alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
+    for edit in edits:
+        groups = {group[0].subject: group for group in by_subject(edit.facts)}
+        for solved, numbers in _solutions(edit):
+            subject = solved["subject"]
+            alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
+    found: dict[str, Wording] = {}
+    for config, some in alike.items():
+        found.update(zip(some, word(editable, list(some.values()), config), strict=True))
+    return found
+
+
+def _solutions(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """How each value of `edit` was found, `from` which edit it is, and the numbers of that one."""
+    for part in edit.provenance.get("parts", [edit.provenance]):  # of a sum
+        name, configs = part.get("fingerprint", edit.fingerprint()), part.get("configs", {})
+        for solved in part.get("solved", ()):
+            if "subject" not in solved:  # fine-tuned
+                continue
+            origin = solved.get("from", name)
+            yield {**solved, "from": origin}, configs.get(origin, part.get("config", {}))

@@ -1,0 +1,152 @@
+"""An edit as a folder: `edit.safetensors` holds every number exactly, `manifest.json` says what they are.
+
+Two hashes guard it. The *fingerprint* is the edit's identity: factors, keys, values and facts, whatever is told about
+them later. The *checksum* covers all of the manifest, its provenance too, so that no line of it can be changed by hand
+unnoticed. An edit that was scored is the same edit, with the same fingerprint and, once saved, another checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffedit.algebra.low_rank import Dense, LowRank, Update
+from ffedit.errors import EditError, FactError
+from ffedit.facts.fact import Fact
+from ffedit.files.atomic import written
+from ffedit.model.memory import Address
+
+if TYPE_CHECKING:
+    from ffedit.editor.edit import Edit
+
+FORMAT = 2
+TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
+
+
+def save(edit: Edit, path: str | Path, force: bool = False) -> None:
+    """Write the folder of an edit, whole or not at all.
+
+    Raises:
+        EditError: the folder exists (without `force`) or cannot be written.
+    """
+    manifest = {
+        "format": FORMAT,
+        "fingerprint": digest(edit),
+        "facts": [fact.to_dict() for fact in edit.facts],
+        "provenance": dict(edit.provenance),
+    }
+    manifest["checksum"] = _checksum(manifest)
+    with written(Path(path), force) as folder:
+        try:
+            save_file({name: _own(tensor) for name, tensor in _tensors(edit)}, folder / TENSORS)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def load(kind: type[Edit], path: str | Path) -> Edit:
+    """Read what `save` wrote, in this format or the one before it (low rank only, provenance unguarded).
+
+    Raises:
+        EditError: there is no edit, or it is damaged, changed by hand, or of another format.
+    """
+    folder = Path(path)
+    if not is_edit(folder):
+        raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] not in range(1, FORMAT + 1):
+            raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads 1 to {FORMAT}")
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        edit = _assembled(kind, tensors, manifest)
+        expected, _ = manifest["fingerprint"], edit.base
+        first = manifest["format"] == 1
+        found = _first_digest(edit) if first else digest(edit)
+        whole = first or manifest.pop("checksum") == _checksum(manifest)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError) as error:
+        raise EditError(f"{folder}: the edit is damaged or foreign ({error}); make it anew") from error
+    if found != expected:
+        raise EditError(f"{folder}: numbers or facts were changed after the edit was saved; make it anew")
+    if not whole:
+        raise EditError(f"{folder}: {MANIFEST} was changed after the edit was saved; make the edit anew")
+    return edit
+
+
+def is_edit(folder: Path) -> bool:
+    """Whether a folder claims to be an edit."""
+    return (folder / MANIFEST).is_file()
+
+
+def digest(edit: Edit) -> str:
+    """16 hexadecimal digits over facts, changes as they are factored, keys and values."""
+    hashed = _hashed_facts(edit)
+    for name, tensor in sorted(_tensors(edit), key=lambda named: named[0]):
+        hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        hashed.update(_bytes(tensor))
+    return hashed.hexdigest()[:16]
+
+
+def _first_digest(edit: Edit) -> str:
+    """What the first format called the fingerprint: over facts and factors, without keys and values."""
+    hashed = _hashed_facts(edit)
+    for address, delta in sorted(edit.updates.items()):
+        hashed.update(f"{address}".encode())
+        for part in _parts(delta).values():
+            hashed.update(_bytes(part))
+    return hashed.hexdigest()[:16]
+
+
+def _hashed_facts(edit: Edit) -> hashlib._Hash:
+    return hashlib.sha256(json.dumps([fact.to_dict() for fact in edit.facts]).encode())
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    # numpy knows no bfloat16.
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _parts(delta: Update) -> dict[str, Tensor]:
+    return {"left": delta.left, "right": delta.right} if isinstance(delta, LowRank) else {"matrix": delta.matrix}
+
+
+def _tensors(edit: Edit) -> Iterable[tuple[str, Tensor]]:
+    for address, delta in edit.updates.items():
+        solved = {"keys": edit.keys[address], "values": edit.values[address]}
+        for name, tensor in {**_parts(delta), **solved}.items():
+            yield f"{address}/{name}", tensor
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # safetensors refuses tensors that share memory.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _assembled(kind: type[Edit], tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> Edit:
+    updates: dict[Address, Update] = {}
+    keys, values = {}, {}
+    for text in {name.split("/")[0] for name in tensors}:
+        layer, _, expert = text.partition(".")
+        address = Address(int(layer), int(expert) if expert else None)
+        if f"{text}/matrix" in tensors:
+            updates[address] = Dense(tensors[f"{text}/matrix"])
+        else:
+            updates[address] = LowRank(tensors[f"{text}/left"], tensors[f"{text}/right"])
+        keys[address], values[address] = tensors[f"{text}/keys"], tensors[f"{text}/values"]
+    facts = tuple(Fact.from_dict(fact) for fact in manifest["facts"])
+    return kind(dict(sorted(updates.items())), keys, values, facts, manifest["provenance"])
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """Over the manifest as it is read back: JSON knows no tuples, and only text for names."""
+    plain = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,99 @@
+"""What addresses a fact: the memory coefficients at the subject's last token.
+
+k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3): the same vector in every place of
+the algebra.
+
+Where no BOS stands in front, the first token of a text may be an attention sink: its key is nearly that of any other
+first token, and has nothing of the subject's. A subject of one token that begins a text is therefore not written there
+(`without_sinks`): the change would reach every text that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra import updates
+from ffedit.algebra.block_diagonal import Moment, diagonal
+from ffedit.algebra.linalg import double
+from ffedit.editor.prompts import Wording
+from ffedit.errors import EditError
+from ffedit.inference import replay
+from ffedit.inference.batching import halving
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import captured
+from ffedit.model.tokenization import Encoded, pad
+
+# Cosine of a subject's key at the first position with its keys elsewhere, below which it is the sink's. Keys of one
+# name in other contexts are far more alike than this, a sink's and a name's hardly at all.
+SINK = 0.3
+NO_ROOM = "not enough memory to read the key of a single text; use a smaller dtype, or another --device"
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one layer shows while the texts of a wording run through the model as it is.
+
+    Attributes:
+        k: k*, [d_ff], float64.
+        stream: mean over the same texts of the residual stream behind the layer at the subject's last token,
+            [d_model], float64.
+        same: keys at the subject's last token in all texts, [texts, d_ff].
+    """
+
+    k: Tensor
+    stream: Tensor
+    same: Tensor
+
+    def add_context_moment(self, C: Moment, weight: float) -> Moment:
+        """C with the spread of this key over its contexts counted in (`algebra.add_context_moment`), [d_ff, d_ff]."""
+        return updates.add_context_moment(C, self.k, self.same, weight) if weight else C
+
+
+def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
+    """Run the texts of `wording` up to a layer, in parts where memory fails; keys are those of its memories joined.
+
+    Raises:
+        EditError: there is no memory for a single text.
+    """
+    texts = [*wording.prompts, *wording.essence]
+    parts = zip(*halving(partial(_run, editable, place), texts, EditError(NO_ROOM)), strict=True)
+    same, stream = (torch.cat(part) for part in parts)
+    stated = torch.tensor([bool(e.target_ids) for e in texts])
+    return Reading(k=double(same[stated]).mean(0), stream=double(stream[stated]).mean(0), same=same)
+
+
+def without_sinks(editable: Editable, place: FeedForward, wording: Wording) -> Wording:
+    """Leave out the texts in which the subject's key is that of an attention sink, where there are others.
+
+    Raises:
+        EditError: there is no memory for a single text.
+    """
+    texts = [*wording.prompts, *wording.essence]
+    first = torch.tensor([text.site == 0 for text in texts])
+    if not first.any() or first[: len(wording.prompts)].all():
+        return wording
+    parts = halving(partial(_run, editable, place), texts, EditError(NO_ROOM))
+    keys = double(torch.cat([keys for keys, _ in parts]))
+    alike = torch.cosine_similarity(keys, keys[~first].mean(0, keepdim=True))
+    return wording.without([i for i, text in enumerate(texts) if text.site == 0 and float(alike[i]) < SINK])
+
+
+def nothing(place: FeedForward) -> Moment:
+    """The second moment of no key, [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved."""
+    return diagonal([torch.zeros(size, size, dtype=torch.float64, device=place.bench) for size in place.sizes])
+
+
+def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """Of `texts`: keys and residual stream at each subject's last token."""
+    ids = pad([e.ids for e in texts])
+    with place.keys() as entering, captured({0: editable.layers[place.layer]}) as leaving:
+        replay.run_to(editable, ids, place.layer)
+    keys, stream = (found.reshape(*ids.shape, -1) for found in (entering(), leaving[0]))
+    at = torch.arange(len(texts)), torch.tensor([e.site for e in texts])
+    return keys[at], stream[at]

@@ -1,0 +1,1 @@
+"""The editing methods, one file each."""

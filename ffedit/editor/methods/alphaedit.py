@@ -1,0 +1,63 @@
+"""Null-space editing: change only what ordinary text hardly uses, and keep what earlier edits stored.
+
+Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what
+is kept: the keys of earlier edits, and the spread of the facts' keys over contexts (`algebra.add_context_moment`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import null_space
+from ffedit.editor.solve import Problem, Solver, write_batch
+
+# Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
+# along these where `alphaedit_ridge` is 0.
+RIDGE = 1e-9
+
+
+def solve(problem: Problem) -> LowRank:
+    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
+    own = _ridged(problem.own) if problem.config.context_weight else None
+    return null_space(
+        problem.W, problem.K, problem.V, problem.unused, problem.config.alphaedit_ridge, problem.kept, own
+    )
+
+
+def _ridged(own: Moment) -> Moment:
+    """`own`, positive definite."""
+    ridge = RIDGE * float(torch.cat([block.diagonal() for block in blocks_of(own)]).mean())
+    return diagonal([block + ridge * torch.eye(len(block)).to(block) for block in blocks_of(own)])
+
+
+def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
+    """What Δ = Δ P promises, and what came of it: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
+
+    K₀ are the keys of ordinary text, of which C tells the mean square (so ‖Δ K₀‖ is the root mean square change of what
+    a token reads), and those that earlier edits stored, column by column.
+
+    Returns:
+        `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they hold, and `moved` and
+        `bound` for `text` and for `kept` keys.
+    """
+    U, C = blocks_of(problem.unused), [moments.C.to(problem.W.device) for moments in problem.moments]
+    inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))
+    moved = (delta.left.T @ delta.left) * (delta.right @ (diagonal(C) @ delta.right.T))
+    text = {"moved": float(moved.sum().clamp(min=0)) ** 0.5, "bound": delta.norm() * inside**0.5}
+    kept = {
+        "keys": problem.kept.shape[1],
+        "moved": float((delta @ problem.kept).norm()),
+        "bound": delta.norm() * float((problem.unused.T @ problem.kept).norm()),
+    }
+    trace = sum(float(c.trace()) for c in C)
+    size, directions = problem.unused.shape
+    return {"directions": directions, "of": size, "share": inside / trace, "text": text, "kept": kept}
+
+
+SOLVER = Solver("alphaedit", solve, guarantee=guarantee)
+alphaedit = partial(write_batch, SOLVER)

@@ -1,0 +1,198 @@
+"""The methods by name: what each solves, and when to choose which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job
+from ffedit.editor.methods.alphaedit import alphaedit
+from ffedit.editor.methods.emmet import emmet
+from ffedit.editor.methods.finetune import ft, ft_l
+from ffedit.editor.methods.memit import memit
+from ffedit.editor.methods.rome import rome
+from ffedit.editor.preserved_edits import check_after
+from ffedit.editor.prompts import word
+from ffedit.editor.statistics import moments_for
+from ffedit.editor.target_layers import places, routed
+from ffedit.errors import EditError
+from ffedit.facts.conflicts import check_facts
+from ffedit.facts.fact import Fact, by_subject
+from ffedit.inference.batching import enough_memory
+from ffedit.inference.routing import mixtures
+from ffedit.inference.text import Corpus
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import resting
+from ffedit.model.memory import Address
+from ffedit.model.offload import device_of
+from ffedit.model.quantized import gives_gradient
+from ffedit.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to write facts.
+
+    Attributes:
+        name: what it is called by.
+        run: computes the edit.
+        solves: the equation, in a line.
+        choose: when to choose it.
+        source: where it was published.
+        layers: whether it writes to several layers.
+        statistics: whether it needs the second moment of the keys.
+    """
+
+    name: str
+    run: Callable[[Job], Edit]
+    solves: str
+    choose: str
+    source: str
+    layers: bool = False
+    statistics: bool = True
+
+
+_ALL = (
+    Method(
+        "rome",
+        rome,
+        "(W+Δ)k = v for one subject after another, Δ of smallest C-norm",
+        "one fact, or a few: exact, the reference for the others",
+        "Meng et al. 2022, arXiv 2202.05262",
+    ),
+    Method(
+        "emmet",
+        emmet,
+        "(W+Δ)K = V for all facts at once, Δ of smallest C-norm",
+        "a batch that must hold exactly, of fewer facts than d_ff",
+        "Gupta et al. 2024, arXiv 2403.14236",
+        layers=True,
+    ),
+    Method(
+        "memit",
+        memit,
+        "min ‖(W+Δ)K − V‖² + λ‖Δ‖²_C, spread over the layers",
+        "a batch of any size; facts yield a little to other text",
+        "Meng et al. 2023, arXiv 2210.07229",
+        layers=True,
+    ),
+    Method(
+        "alphaedit",
+        alphaedit,
+        "min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
+        "batch after batch on one model: earlier edits are kept",
+        "Fang et al. 2025, arXiv 2410.02355",
+        layers=True,
+    ),
+    Method(
+        "ft",
+        ft,
+        "Adam on W for −log P(target)",
+        "a baseline, not for use: nothing else is kept",
+        "Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
+        statistics=False,
+    ),
+    Method(
+        "ft-l",
+        ft_l,
+        "the same with |Δ| <= ε entry by entry",
+        "a baseline that breaks less",
+        "Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
+        statistics=False,
+    ),
+)
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ALL})
+
+
+def check_method(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        EditError: there is none.
+    """
+    if name not in METHODS:
+        raise EditError(f"method {name!r} is not known; there is {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedForward]) -> None:
+    """Refuse what would have to write to quantised weights on the way, or to pass gradients where none pass.
+
+    Raises:
+        EditError: the method, or the library that quantised the model, does not allow it.
+    """
+    if len(where) > 1 or not method.statistics:
+        raise EditError(
+            f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
+            f"{[place.layer for place in where]}; give one layer, and a method with key statistics (memit)"
+        )
+    with resting(editable.model):
+        if not all(gives_gradient(part.module, device_of(part.module)) for part in where[0].parts if part.quantised):
+            raise EditError(
+                f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
+                "a value needs; use another --device, or edit the model in 16 or 32 bits and export an adapter"
+            )
+
+
+def write(
+    editable: Editable,
+    facts: Sequence[Fact],
+    method: str,
+    layers: Sequence[int],
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    after: Sequence[Edit] = (),
+    progress: Progress = silent,
+) -> Edit:
+    """Compute an edit that writes `facts` into `layers` of the model as it is.
+
+    Args:
+        editable: the model; as before afterwards.
+        facts: what to write; those of one subject are solved jointly.
+        method: a name in `METHODS`.
+        layers: where.
+        config: all numbers.
+        stats: second moments of the keys of these layers, or the text to collect them on; None: the text that ships, or
+            what the model samples where it does not speak that, the more the more subjects there are.
+        after: earlier edits that are in the model and are to be kept, oldest first.
+        progress: told how far it is.
+
+    Raises:
+        FactError: a fact cannot be used with this model.
+        EditError: an unknown method, facts that contradict each other, layers, statistics or earlier edits that do not
+            fit, or no solution.
+    """
+    chosen = check_method(method)
+    check_facts(facts)
+    if not chosen.layers and len(layers) != 1:
+        raise EditError(f"{method} writes to one layer, found {list(layers)}; name one")
+    if not layers or len(set(layers)) < len(layers):
+        raise EditError(f"layers {list(layers)} were asked for; name at least one, and each once")
+    depth = len(editable.layers)
+    for layer in layers:
+        if not 0 <= layer < depth:
+            raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
+    config, groups = config or EditConfig(), by_subject(facts)
+    mixed = bool(set(layers) & set(mixtures(editable)))
+    wordings = word(editable, groups, config) if mixed else []
+    where = places(editable, sorted(layers), wordings)
+    check_after(editable, after)
+    if any(part.quantised for place in where for part in place.parts):
+        _check_quantised(editable, chosen, where)
+    moments: Mapping[Address, KeyMoments] = {}
+    if chosen.statistics:
+        memories = [part for place in where for part in place.parts]
+        moments = moments_for(editable, memories, stats, len(groups), config.seed, progress)
+    counted = f"{len(facts)} fact{'' if len(facts) == 1 else 's'}"
+    refusal = EditError(
+        f"not enough memory to write {counted} by {method}: beside the model, some matrices of d_ff² float64 "
+        "numbers are needed; write fewer facts or layers, or use another --device"
+    )
+    with enough_memory(refusal):
+        job = Job(editable, facts, where, config, moments, after, progress)
+        return routed(job, chosen.run(job), wordings)

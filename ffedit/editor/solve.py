@@ -1,0 +1,198 @@
+"""Write many facts at once: keys of all, values of all, one solution per layer.
+
+The values are chosen at the last of the layers. Several layers share the work (MEMIT, arXiv 2210.07229, section 4.3):
+going up, each stores an equal part of what is then still missing from the residual stream behind the last layer, at the
+keys that the changed layers below now give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import check_exact
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job, restored, write_
+from ffedit.editor.key import nothing, read, without_sinks
+from ffedit.editor.prompts import Wording, word
+from ffedit.editor.provenance import Record, divisions, how_solved
+from ffedit.editor.target_layers import check_routes
+from ffedit.editor.value import choose_values
+from ffedit.errors import EditError
+from ffedit.inference import replay
+from ffedit.model import hooks
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.tokenization import pad
+
+# Share of a change that the residual stream behind the layer may miss before it is no longer (a multiple of) it.
+ADDED = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What one layer is to store.
+
+    Attributes:
+        W: value matrix, of all memories joined, [d_model, Σ d_ff], float64.
+        K: keys, [Σ d_ff, n].
+        V: values that they should give, [d_model, n].
+        moments: second moment of the keys of other text, of each memory.
+        own: that of the spread of the facts' keys over their contexts, by its weight (`algebra.add_context_moment`),
+            [Σ d_ff, Σ d_ff].
+        kept: keys of earlier edits, [Σ d_ff, p].
+        config: weights.
+    """
+
+    W: Tensor
+    K: Tensor
+    V: Tensor
+    moments: Sequence[KeyMoments]
+    own: Moment
+    kept: Tensor
+    config: EditConfig
+
+    @cached_property
+    def C(self) -> Moment:
+        """What a change is measured in: other text and the facts' own together, [Σ d_ff, Σ d_ff]."""
+        pairs = zip(self.moments, blocks_of(self.own), strict=True)
+        return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is made anew each time
+
+    @cached_property
+    def unused(self) -> Moment:
+        """Directions that other text hardly uses, [Σ d_ff, m]."""
+        found = [moments.unused(self.config.null_share).to(self.W.device) for moments in self.moments]
+        return diagonal(found)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How a method solves what one layer is to store.
+
+    Attributes:
+        name: of the method, for the provenance.
+        solve: the smallest change.
+        exact: it exists for independent keys only, so that others are refused before any value is chosen.
+        guarantee: what it promises of a solution, and what came of that, for the provenance, plain JSON.
+    """
+
+    name: str
+    solve: Callable[[Problem], LowRank]
+    exact: bool = False
+    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
+
+
+def write_batch(solver: Solver, job: Job) -> Edit:
+    """Store the facts of `job` in the value matrices of its layers.
+
+    Args:
+        solver: solves each layer.
+        job: what to write; the values are chosen at the highest layer.
+
+    Raises:
+        EditError: there is no solution, or several layers are asked for where they cannot share a value.
+    """
+    editable, config, groups, places = job.editable, job.config, job.groups, job.places
+    record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
+    last, spread = places[-1], len(places) > 1
+    wordings = [without_sinks(editable, last, wording) for wording in word(editable, groups, config)]
+    # A layer that works alone is read once: nothing below it changes.
+    K, own, lengths = read_all(editable, last, wordings, 0.0 if spread else config.context_weight)
+    gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
+    for place in places if solver.exact else ():
+        keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
+        check_exact(keys, record.kept[place.layer].to(keys.device))
+    values = choose_values(editable, last, wordings, K, lengths, config, job.progress)
+    before = _streams(editable, last, wordings) if spread else None
+    V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
+    with restored(job.memories):
+        for i, place in enumerate(places):
+            W = place.matrix
+            if before is not None:
+                check_routes(editable, place, subjects, wordings)
+                K, own, _ = read_all(editable, place, wordings, config.context_weight)
+                reached = (_streams(editable, last, wordings) - before) / gain
+                V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
+            kept = record.kept[place.layer].to(W.device)
+            moments = [job.stats[part.address] for part in place.parts]
+            problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
+            delta = store(record, place, subjects, solver, problem)
+            if place is not last:
+                write_(place, delta)
+            job.progress("solving", i + 1, len(places))
+    return record.edit(how_solved(groups, wordings, values))
+
+
+def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
+    """Solve for one layer and note it: the change, which is not written."""
+    delta = solver.solve(problem)
+    told = divisions(delta, problem.C)
+    record.add(place, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
+    return delta
+
+
+def read_all(
+    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
+) -> tuple[Tensor, Moment, Tensor]:
+    """Read the keys of all wordings in a layer.
+
+    Returns:
+        k* of each, [Σ d_ff, n], where W is; `weight` times the second moment of their spread over contexts, summed,
+        [Σ d_ff, Σ d_ff]; and the norm of the residual stream behind the layer at each subject, [n].
+    """
+    readings = [read(editable, place, wording) for wording in wordings]
+    own = nothing(place)
+    for reading in readings:
+        own = reading.add_context_moment(own, weight)
+    keys = torch.stack([reading.k.to(place.bench) for reading in readings], 1)
+    return keys, own, torch.stack([reading.stream.norm().cpu() for reading in readings])
+
+
+def _streams(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Tensor:
+    """The residual stream behind the layer at each subject, mean over the texts that state its facts, [d_model, n]."""
+    return torch.stack([read(editable, place, wording).stream for wording in wordings], 1)
+
+
+@torch.no_grad()
+def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: Tensor) -> float:
+    """What the layer's output is multiplied by where it is added to the residual stream: 1 but in Granite.
+
+    Raises:
+        EditError: it is normalised on the way (Gemma 2, OLMo 2), so layers cannot share δ.
+    """
+    text = wording.prompts[0]
+    ids, at, block = pad([text.ids]), text.site, {0: editable.layers[place.layer]}
+
+    def stream(added: Tensor) -> Tensor:
+        def add(output: Tensor) -> Tensor:
+            moved = output.reshape(1, -1, output.shape[-1]).clone()
+            moved[0, at] += added.to(moved)
+            return moved.reshape(output.shape)
+
+        with hooks.captured(block) as leaving, hooks.replaced(place.module, add):
+            replay.run_to(editable, ids, place.layer)
+        return double(leaving[0].reshape(*ids.shape, -1)[0, at])
+
+    before = stream(torch.zeros_like(direction))
+    # As large as the stream itself, so that rounding in 16 bits does not hide it.
+    probe = (direction * (before.norm().to(direction.device) / direction.norm())).to(before)
+    moved = stream(probe) - before
+    gain = float(moved @ probe / (probe @ probe))
+    gap = float((moved - gain * probe).norm() / moved.norm().clamp(min=1e-30))
+    near = max(ADDED, 8 * torch.finfo(place.dtype).eps)
+    if not gap <= near:
+        raise EditError(
+            f"layer {place.layer} changes its feed-forward output before it reaches the residual stream (by "
+            f"{gap:.0%}), so several layers cannot share a value; name one layer"
+        )
+    return 1.0 if abs(gain - 1) <= near else gain

@@ -1,0 +1,257 @@
+"""L(δ) for many values at once.
+
+Adding δ to a layer's output at the subject's last token changes nothing below that layer and nothing left of that
+token. So the texts of all wordings are recorded once; a step then runs those that take part on from the layer and from
+their subject's last token, in batches of texts that run about as far (buckets), and reads the unembedding where the
+loss is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from ffedit.editor.config import EditConfig
+from ffedit.editor.prompts import Wording
+from ffedit.inference import replay
+from ffedit.inference.batching import room
+from ffedit.inference.generation import log_softmax
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import replaced
+from ffedit.model.tokenization import Encoded, pad
+
+# How many numbers the recordings of a group of values may hold, or a batch of theirs with its gradients: on a CPU
+# 128 MB in float32; on a GPU, a share of what is free.
+ROOM, SHARES = 2**25, 8
+# What one more batch costs, in tokens: with fewer, the weights are read for nearly nothing.
+BATCH_COST = 32
+# Activations that are kept for the gradient, per token and layer, in widths of the residual stream.
+ACTIVATIONS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """Some texts, recorded.
+
+    Attributes:
+        rows: which of the objective's texts, [r].
+        starts: first position of each that is run again, [r]; no subject ends left of it.
+        recording: of these texts.
+        said: for each token of an answer: row in the bucket, position before it, token; [a, 3].
+        kept: for each position to be kept: row in the bucket, position; [k, 2].
+        before: what is to be kept there, [k, vocabulary].
+        entropy: of `before`, [k], nats.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    recording: replay.Recording
+    said: Tensor
+    kept: Tensor
+    before: Tensor
+    entropy: Tensor
+
+
+class Objective:
+    """The texts of some wordings, recorded once on the unedited model; their loss at any δ.
+
+    Args:
+        editable: the model.
+        place: the layer that δ is added to.
+        wordings: one for each value, n in all.
+        config: weights.
+    """
+
+    def __init__(self, editable: Editable, place: FeedForward, wordings: Sequence[Wording], config: EditConfig) -> None:
+        self.editable, self.place, self.config, self.n = editable, place, config, len(wordings)
+        self._ragged = editable.resumable and editable.ragged
+        self._texts: list[Encoded] = []
+        owners: list[int] = []
+        # Of each text that states a fact: whose value, which of its facts, and which text.
+        self._prompts: list[tuple[int, int, int]] = []
+        for owner, wording in enumerate(wordings):
+            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(wording.fact_of)]
+            self._texts += [*wording.prompts, *wording.essence]
+            owners += [owner] * (len(self._texts) - len(owners))
+        self._owner = torch.tensor(owners)
+        self._at = torch.tensor([text.site for text in self._texts])
+        self._end = torch.tensor([_end(text) for text in self._texts])
+        self._facts = [wording.facts for wording in wordings]
+        self._answers, self._kept = self._weights()
+        self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
+
+    def _cut(self) -> Iterator[Tensor]:
+        """Buckets of least cost: rows × positions that are run, and so much for each; indices of texts.
+
+        A rerun begins where its subject ends. Where the model can begin in each row at another position, texts that run
+        as far go together; else those whose subject ends at about the same place, since all begin at the leftmost.
+        """
+        at, end = self._at.tolist(), self._end.tolist()
+        key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
+        keys = sorted(set(key))
+        of = [[row for row in range(len(key)) if key[row] == one] for one in keys]
+        # best[j]: least cost of all texts whose key is below keys[j], and where its last bucket begins.
+        best: list[tuple[float, int]] = [(0.0, 0)]
+        for j in range(1, len(keys) + 1):
+            longest, weight, options = 0, 0, []
+            for i in range(j - 1, -1, -1):
+                longest = max(longest, *(end[row] for row in of[i]))
+                weight += len(of[i])
+                positions = keys[j - 1] if self._ragged else longest - keys[i]
+                options.append((best[i][0] + weight * positions + BATCH_COST, i))
+            best.append(min(options))
+        last = len(keys)
+        while last:
+            first = best[last][1]
+            # Sorted, so that most parts of a large bucket begin at one position, which needs no mask.
+            yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
+            last = first
+
+    def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
+        """A bucket in parts of which the keys and values of all layers have room, while they are recorded."""
+        longest = max(len(self._texts[row].ids) for row in rows.tolist())
+        each = 2 * longest * len(self.editable.layers) * self.editable.d_model
+        return _parts(rows, room(self.editable, ROOM, SHARES) // each)
+
+    def _record(self, rows: Tensor) -> _Bucket:
+        texts = [self._texts[row] for row in rows.tolist()]
+        at = self._at[rows]
+        starts = at if self._ragged else torch.full_like(at, int(at.min()))
+        said = [
+            (row, text.answer - 1 + i, token)
+            for row, text in enumerate(texts)
+            for i, token in enumerate(text.target_ids)
+        ]
+        kept = [(row, len(text.ids) - 1) for row, text in enumerate(texts) if not text.target_ids]
+        reads = torch.tensor(kept, dtype=torch.long).reshape(-1, 2)
+        layer = self.place.layer
+        ids = pad([text.ids for text in texts])
+        recording = replay.record(self.editable, ids, reads, only=(layer, int(starts.max())))
+        before = log_softmax(recording.logits).exp()
+        entropy = -torch.xlogy(before, before).sum(-1)
+        said_at = torch.tensor(said, dtype=torch.long).reshape(-1, 3)
+        return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """What −log P(answer) and the divergence of each text count, [texts]; a fact's contexts count 1 together."""
+        answers, kept = torch.zeros(len(self._texts)), torch.full((len(self._texts),), self.config.kl_weight)
+        contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
+        for owner, fact, row in self._prompts:
+            answers[row] = 1 / contexts[owner, fact]
+            kept[row] = 0
+        return answers, kept
+
+    def loss_and_gradient(
+        self, delta: Tensor, going: Tensor, penalty: float = 1.0
+    ) -> tuple[Tensor, Tensor, list[list[list[float]]]]:
+        """L without its decay, and its gradient, at those values of `delta` [n, d_model] that are `going` [n].
+
+        Args:
+            delta: δ of each value, in the units of the layer's output.
+            going: which values are asked for; the loss and gradient of the others are 0.
+            penalty: factor on the KL term.
+
+        Returns:
+            the loss, [n], nats; its gradient, [n, d_model]; and by value and fact, the log-probability of the new
+            object in each prompt, nats.
+        """
+        answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
+        loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
+        found = torch.zeros(len(self._texts))
+        for bucket, some in self._batches(going[self._owner]):
+            leaf = delta.detach().clone().requires_grad_()
+            said, moved = self._run(bucket, some, leaf)
+            rows = bucket.rows[some]
+            terms = kept[rows] * moved - answers[rows] * said
+            gradient += torch.autograd.grad(terms.sum(), leaf)[0]
+            loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
+            found[rows] = said.detach().float().cpu()
+        by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
+        for owner, fact, row in self._prompts:
+            by_fact[owner][fact].append(float(found[row]))
+        return loss, gradient, by_fact
+
+    def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
+        """The texts that take part, [texts], as indices within a bucket, no more at once than there is room for."""
+        most = room(self.editable, ROOM, SHARES)
+        layers = len(self.editable.layers) - self.place.layer
+        for bucket in self._buckets:
+            some = taking[bucket.rows].nonzero()[:, 0]
+            if not len(some):
+                continue
+            reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
+            width = int((self._end[bucket.rows] - bucket.starts).max())
+            each = width * layers * ACTIVATIONS * self.place.shape[0] + 3 * reads * bucket.before.shape[1]
+            yield from ((bucket, part) for part in _parts(some, int(most // each)))
+
+    def _run(self, bucket: _Bucket, some: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Run texts `some` of a bucket with δ in place.
+
+        Returns:
+            log-probability of each text's answer (0 without one) and the KL divergence summed along it, [texts], nats.
+        """
+        editable, layer = self.editable, self.place.layer
+        rows, starts = bucket.rows[some], bucket.starts[some]
+        width = int((self._end[rows] - starts).max())
+        each, at = torch.arange(len(some)), self._at[rows]
+        owner = self._owner[rows].to(delta.device)
+
+        def add(output: Tensor) -> Tensor:
+            moved = output.reshape(len(some), -1, output.shape[-1]).clone()
+            # A model that cannot be resumed runs whole rows.
+            moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
+            return moved.reshape(output.shape)
+
+        place = torch.full((len(bucket.rows),), -1)
+        place[some] = each
+        said = bucket.said[place[bucket.said[:, 0]] >= 0]
+        which = place[bucket.kept[:, 0]] >= 0
+        kept = bucket.kept[which]
+        reads = torch.cat([said[:, :2], kept])
+        reads = torch.stack([place[reads[:, 0]], reads[:, 1]], 1)
+        run, from_end = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
+        # Where δ is added to the last layer itself, that one runs whole.
+        last = layer + 1 == len(editable.layers)
+        with replaced(self.place.module, add), nullcontext() if last else replay.narrowed(editable, run, from_end):
+            states = bucket.recording.states[layer]
+            inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
+            given = editable, bucket.recording, layer, states[some[:, None], inside], some
+            if int(starts.min()) < int(starts.max()):
+                logits = replay.resume_each(*given, starts, reads)
+            else:
+                logits = replay.resume(*given, int(starts[0]), reads)
+        log_probs = log_softmax(logits)
+        of_answers, of_kept = log_probs.split([len(said), len(kept)])
+        answers = of_answers.gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
+        which = which.to(log_probs.device)
+        divergence = -bucket.entropy[which] - (bucket.before[which] * of_kept).sum(-1)
+        of = reads[:, 0].to(log_probs.device)
+        zero = log_probs.new_zeros(len(some))
+        return zero.index_add(0, of[: len(said)], answers), zero.index_add(0, of[len(said) :], divergence)
+
+
+def _parts(rows: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Parts of at most so many rows, and of one at least; all about as long, since a short one costs nearly as much."""
+    return rows.tensor_split(ceil(len(rows) / max(1, most)))
+
+
+def _end(text: Encoded) -> int:
+    """One position behind the last that is read."""
+    return len(text.ids) - 1 if text.target_ids else len(text.ids)
+
+
+def size(editable: Editable, place: FeedForward, wording: Wording) -> int:
+    """How many numbers an `Objective` keeps for a wording, about."""
+    width, layers = place.shape[0], len(editable.layers) - place.layer
+    vocabulary = int(editable.model.config.get_text_config().vocab_size)
+    texts = (*wording.prompts, *wording.essence)
+    furthest = max(text.site for text in texts)
+    held = sum(2 * layers * furthest + len(text.ids) for text in texts)
+    return held * width + len(wording.essence) * vocabulary

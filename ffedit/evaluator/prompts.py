@@ -1,0 +1,226 @@
+"""From facts to questions: every prompt of every kind with its answers, in tokens.
+
+The same questions are asked before and after an edit. So what the unedited model has to say is settled here: where a
+fact names no old object, and a probe no answer, its own first word stands in for it, if it says one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ffedit.errors import FactError
+from ffedit.evaluator.edited_prompts import Edited
+from ffedit.facts.fact import Fact, Probe
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded, decode, joined
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two objects after one prompt.
+
+    Attributes:
+        new: the prompt with the new object.
+        true: with the old one, or the true one of another subject or relation.
+        named: whether the true object was given; otherwise it is the model's own.
+        kind: the data set's name for what it tests, or None.
+        new_aliases: the prompt with each other name of the new object.
+        true_aliases: with each of the true one.
+    """
+
+    new: Encoded
+    true: Encoded
+    named: bool = True
+    kind: str | None = None
+    new_aliases: tuple[Encoded, ...] = ()
+    true_aliases: tuple[Encoded, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt with one answer.
+
+    Attributes:
+        text: the prompt with its answer.
+        kind: the data set's name for what it tests, or None.
+        named: whether the answer was given; otherwise it is the model's own.
+        aliases: the prompt with each other name of the answer.
+        answer: the answer as text, where it was given.
+        needs: prompts of the other facts that it follows from.
+    """
+
+    text: Encoded
+    kind: str | None
+    named: bool = True
+    aliases: tuple[Encoded, ...] = ()
+    answer: str | None = None
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """One fact's prompts, by kind; of `generation`, the prompts alone. The rest is counted in `left_out`."""
+
+    fact: Fact
+    own: Pair
+    paraphrases: tuple[Pair, ...]
+    neighbors: tuple[Pair, ...]
+    same_subject: tuple[Pair, ...]
+    with_edit: tuple[Pair, ...]
+    portability: tuple[Asked, ...]
+    locality: tuple[Asked, ...]
+    generation: tuple[Encoded, ...]
+    left_out: Mapping[str, int]
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All prompts with two objects."""
+        return (self.own, *self.paraphrases, *self.neighbors, *self.same_subject, *self.with_edit)
+
+    @property
+    def stay(self) -> tuple[Asked, ...]:
+        """Prompts to be answered as before the edit: unrelated questions, and those of other facts that have a kind."""
+        others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
+        return (*self.locality, *(Asked(pair.true, pair.kind, pair.named) for pair in others))
+
+    @property
+    def texts(self) -> tuple[Encoded, ...]:
+        """All prompts with answers."""
+        both = [text for pair in self.pairs for text in (pair.new, pair.true)]
+        return (*both, *(asked.text for asked in (*self.portability, *self.locality)))
+
+
+def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
+    """The questions of `facts`, which are edited together with all of `batch`.
+
+    A neighbor, a same-subject prompt or an unrelated question whose own fact is edited in the batch is expected to
+    move, and is left out. So is a prompt without an object to hold against the new one, where none is named and the
+    model says none, and one whose answer needs edits that are not in the batch. All are counted.
+
+    Args:
+        editable: the unedited model.
+        facts: whose questions.
+        batch: all facts of the edit.
+        full: also neighbors behind the edit's sentence, where the model has room for them, and prompts to generate
+            from.
+
+    Raises:
+        FactError: a prompt or object does not fit the tokenizer or the model.
+    """
+    edited = Edited(batch)
+    own = _own_answers(editable, facts, edited)
+    return [_questions(editable, fact, edited, own, full) for fact in facts]
+
+
+def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> dict[str, Encoded]:
+    """What the unedited model says where no answer is given, by prompt; nothing where it says no word."""
+    limit, prompts = editable.max_tokens, {}
+    for fact in facts:
+        if fact.previous is None:
+            prompts[fact.text] = editable.encode(fact.text, span=fact.span, max_tokens=limit)
+        for probe in (*fact.same_subject_probes, *fact.locality_probes):
+            if probe.target is None and not edited.states(probe.prompt):
+                prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
+    said = zip(prompts, generation.own_answers(editable, list(prompts.values())), strict=True)
+    return {prompt: answer for prompt, answer in said if answer is not None}
+
+
+def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, Encoded], full: bool) -> Questions:
+    limit, new = editable.max_tokens, fact.new_object
+
+    def text(prompt: str, answer: str) -> Encoded:
+        return editable.encode(prompt, answer, max_tokens=limit)
+
+    def answered(probe: Probe) -> Encoded:
+        return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
+
+    def also(prompt: str, aliases: Sequence[str]) -> tuple[Encoded, ...]:
+        """Other answers; of no use is one that the tokenizer cannot write: the model cannot say it either."""
+        found = []
+        for alias in aliases:
+            try:
+                found.append(text(prompt, alias))
+            except FactError:
+                continue
+        return tuple(found)
+
+    def stated(prompt: str, named: bool = True) -> Pair:
+        return Pair(text(prompt, new), text(prompt, old), named, new_aliases=also(prompt, fact.target_aliases))
+
+    def kept(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
+        """The probes that do not move with the edit and have an answer; the others are counted."""
+        still = [probe for probe in probes if not moves(probe)]
+        found = [probe for probe in still if probe.target is not None or probe.prompt in own]
+        left_out.update({f"{score}/edited": len(probes) - len(still), f"{score}/unsaid": len(still) - len(found)})
+        return found
+
+    left_out: Counter[str] = Counter()
+    stood = fact.previous
+    if stood is None and fact.text in own:
+        stood = decode(editable.tokenizer, own[fact.text].target_ids).strip()
+    old = stood or new  # where there is none, both are one, and are not compared
+    others = [replace(probe, target=probe.target or stood) for probe in fact.neighbor_probes]
+    others = kept("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
+    same_subject = kept("same_subject", fact.same_subject_probes, lambda probe: edited.asks_same_subject(probe, fact))
+    locality = kept("locality", fact.locality_probes, lambda probe: edited.asks_neighbor(probe, None))
+    follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
+    asked = stated(fact.text, fact.previous is not None)
+    paraphrases = tuple(stated(prompt) for prompt in fact.paraphrase_texts)
+    neighbors = tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in others)
+    with_edit = _behind(editable, fact, others) if full else ()
+    why = "one" if stood else "unsaid"
+    left_out[f"efficacy/{why}"] = _of_one_object([asked])
+    left_out[f"paraphrase/{why}"] = _of_one_object(paraphrases)
+    left_out["specificity/one"] = _of_one_object(neighbors)
+    left_out["portability/alone"] = len(fact.portability_probes) - len(follows)
+    left_out["neighbor_with_edit"] = len(neighbors) - len(with_edit) if full else 0
+    return Questions(
+        fact,
+        asked,
+        paraphrases,
+        neighbors,
+        tuple(
+            Pair(
+                text(probe.prompt, new),
+                answered(probe),
+                probe.target is not None,
+                probe.kind,
+                true_aliases=also(probe.prompt, probe.aliases),
+            )
+            for probe in same_subject
+        ),
+        with_edit,
+        tuple(
+            Asked(
+                answered(probe),
+                probe.kind,
+                aliases=also(probe.prompt, probe.aliases),
+                answer=probe.target,
+                needs=probe.needs,
+            )
+            for probe in follows
+        ),
+        tuple(Asked(answered(probe), probe.kind, probe.target is not None) for probe in locality),
+        tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
+        +left_out,
+    )
+
+
+def _of_one_object(pairs: Sequence[Pair]) -> int:
+    """How many of `pairs` have one object on both sides, so that there is nothing to compare."""
+    return sum(pair.new.ids == pair.true.ids for pair in pairs)
+
+
+def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple[Pair, ...]:
+    """The neighbors with the edit's sentence in front (CounterFact+); those that become too long are left out."""
+    sentence = joined(fact.text, fact.new_object) + ". "
+    pairs = []
+    for probe in neighbors:
+        prompt = sentence + probe.prompt
+        pair = Pair(editable.encode(prompt, fact.new_object), editable.encode(prompt, probe.target or ""))
+        if max(len(pair.new.ids), len(pair.true.ids)) <= editable.max_tokens:
+            pairs.append(pair)
+    return tuple(pairs)

@@ -1,0 +1,216 @@
+"""Put given answers to a model: the log-probability of each of their tokens, and what the model would say there.
+
+What a token depends on is its *context*, all tokens before it. Each context is asked once, whoever needs it: both
+objects after a prompt share the prompt's, which gives the first token of either, and the first token of free
+generation. And each token is run once, as far as that is worth a pass of its own:
+
+- a context that another one begins with is read on that one's way and needs no row;
+- rows that share at least half of their tokens (two long objects after one prompt, neighbors behind one sentence) run
+  these once, as a *stem* whose keys and values the rest goes on from. Stems of one length go together, so that no mask
+  and no position is ours to make.
+
+Rows go through in batches, the longest first, padded on the right, where causal attention cannot see.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ffedit.errors import ModelError
+from ffedit.inference import replay
+from ffedit.inference.generation import log_softmax
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded, batches, decode, pad
+from ffedit.progress import Progress, silent
+
+Context: TypeAlias = tuple[int, ...]
+# Called with contexts and the log-probabilities of the token after each, [k, vocabulary], nats.
+Listener: TypeAlias = Callable[[list[Context], Tensor], None]
+
+BUDGET = 4096
+# Tokens that a batch of stems must save, since it takes one pass more.
+WORTH = 256
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a model takes one given answer.
+
+    Attributes:
+        log_probs: of each of its tokens, given those before it; nats.
+        argmax: the token that the model finds likeliest in each one's place, and after the last where it was asked.
+    """
+
+    log_probs: tuple[float, ...]
+    argmax: tuple[int, ...]
+
+    def said(self, target: Sequence[int]) -> tuple[int, ...]:
+        """The beginning of free greedy generation, as far as it is known: to the first token that is not the target's.
+
+        As long as the target's tokens are the argmax, teacher forcing and free generation are the same thing.
+        """
+        wrong = next((i for i, (a, t) in enumerate(zip(self.argmax, target, strict=False)) if a != t), len(target))
+        return self.argmax[: wrong + 1]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Tokens to run, and the lengths of the contexts on their way that are read, in rising order."""
+
+    ids: Context
+    reads: tuple[int, ...]
+
+
+@torch.no_grad()
+def ask(
+    editable: Editable,
+    texts: Iterable[Encoded],
+    budget: int = BUDGET,
+    closed: Collection[Encoded] = (),
+    watched: Collection[Context] = (),
+    listener: Listener | None = None,
+    progress: Progress = silent,
+) -> dict[Encoded, Answer]:
+    """What the model, as it is now, thinks of the answers of `texts`.
+
+    Args:
+        editable: the model.
+        texts: prompts with answers.
+        budget: padded tokens in a batch; a batch has one row at least.
+        closed: those of `texts` after whose last token the argmax is wanted, too.
+        watched: contexts among those of `texts` whose whole distributions are wanted.
+        listener: told of them, batch by batch.
+        progress: told how far it is.
+
+    Raises:
+        ModelError: the model's numbers are not finite.
+    """
+    wanted = {text: [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in closed))] for text in texts}
+    tokens: dict[Context, set[int]] = {}
+    for text, contexts in wanted.items():
+        for context in contexts:
+            tokens.setdefault(context, set()).update(text.ids[len(context) : len(context) + 1])
+    log_prob: dict[tuple[Context, int], float] = {}
+    argmax: dict[Context, int] = {}
+    for contexts, logits in _run(editable, _rows(sorted(tokens)), budget):
+        distribution = log_softmax(logits)
+        top, best = distribution.max(-1)
+        _check(editable, contexts, top)
+        argmax.update(zip(contexts, best.tolist(), strict=True))
+        pairs = [(i, context, token) for i, context in enumerate(contexts) for token in tokens[context]]
+        rows, ids = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2).unbind(1)
+        found = distribution[rows.to(logits.device), ids.to(logits.device)].tolist()
+        log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, found, strict=True)})
+        if listener is not None and (heard := [i for i, context in enumerate(contexts) if context in watched]):
+            listener([contexts[i] for i in heard], distribution[heard])
+        progress("measuring", len(argmax), len(tokens))
+    return {
+        text: Answer(
+            tuple(log_prob[pair] for pair in zip(contexts, text.target_ids, strict=False)),
+            tuple(argmax[context] for context in contexts),
+        )
+        for text, contexts in wanted.items()
+    }
+
+
+def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None:
+    """Refuse NaN: a comparison with it is false, which would pass for a score."""
+    bad = (~top.isfinite()).nonzero()
+    if len(bad):
+        text = decode(editable.tokenizer, contexts[int(bad[0])])
+        edits = len(editable.history.known)
+        edited = f" with {edits} edit{'s' if edits > 1 else ''}" if edits else ""
+        raise ModelError(
+            f"{editable.name}{edited}: the probabilities after {text[-60:]!r} are not finite (NaN); no score can be "
+            "given: a sound checkpoint, or a smaller edit, was expected"
+        )
+
+
+def _rows(contexts: Sequence[Context]) -> list[_Row]:
+    """What has to be run for `contexts`, which are sorted, so that those that begin with one follow it at once."""
+    rows, reads = [], []
+    for i, context in enumerate(contexts):
+        reads.append(len(context))
+        if i + 1 == len(contexts) or contexts[i + 1][: len(context)] != context:
+            rows.append(_Row(context, tuple(reads)))
+            reads = []
+    return rows
+
+
+def _run(editable: Editable, rows: Sequence[_Row], budget: int) -> Iterator[tuple[list[Context], Tensor]]:
+    """Contexts, and the logits after each, [k, vocabulary], batch by batch."""
+    whole: list[_Row] = []
+    stems: dict[int, list[list[_Row]]] = defaultdict(list)
+    for family in _families(rows) if editable.resumable else [[row] for row in rows]:
+        if len(family) == 1:
+            whole += family
+        else:
+            stems[_shared(family)].append(family)
+    for length, families in stems.items():
+        if sum(length * (len(family) - 1) for family in families) < WORTH:
+            whole += [row for family in families for row in family]
+            continue
+        for some in batches([sum(len(row.ids) for row in family) for family in families], budget):
+            yield from _branched(editable, [families[i] for i in some], length)
+    for some in batches([len(row.ids) for row in whole], budget):
+        yield _whole(editable, [whole[i] for i in some])
+
+
+def _families(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Neighbors in order that share at least half of their tokens; a row that shares less is alone."""
+    families: list[list[_Row]] = []
+    longest = 0
+    for row in rows:
+        if families and 2 * _common(families[-1][0].ids, row.ids) >= max(longest, len(row.ids)):
+            families[-1].append(row)
+            longest = max(longest, len(row.ids))
+        else:
+            families.append([row])
+            longest = len(row.ids)
+    return families
+
+
+def _common(a: Context, b: Context) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _shared(family: Sequence[_Row]) -> int:
+    """How many tokens all rows of a family share; rows are in order, so that the first and last share the fewest."""
+    return _common(family[0].ids, family[-1].ids)
+
+
+def _whole(editable: Editable, rows: Sequence[_Row]) -> tuple[list[Context], Tensor]:
+    reads = [(i, length) for i, row in enumerate(rows) for length in row.reads]
+    logits = replay.forward(editable, pad([row.ids for row in rows]), torch.tensor([(i, n - 1) for i, n in reads]))
+    return [rows[i].ids[:n] for i, n in reads], logits
+
+
+def _branched(
+    editable: Editable, families: Sequence[Sequence[_Row]], stem: int
+) -> Iterator[tuple[list[Context], Tensor]]:
+    """The first `stem` tokens of each family once, then the rest of every row from their keys and values."""
+    cache = DynamicCache()
+    rows = [(owner, row) for owner, family in enumerate(families) for row in family]
+    early = [(owner, row, n) for owner, row in rows for n in row.reads if n <= stem]
+    reads = torch.tensor([(owner, n - 1) for owner, _, n in early], dtype=torch.long).reshape(-1, 2)
+    ids = torch.tensor([family[0].ids[:stem] for family in families], device=editable.device)
+    with replay.unembedding(editable, reads):
+        logits = editable.run(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+    if early:
+        yield [row.ids[:n] for _, row, n in early], logits
+    cache.batch_select_indices(torch.tensor([owner for owner, _ in rows]))  # on the CPU: layers may be anywhere
+    late = [(i, row, n) for i, (_, row) in enumerate(rows) for n in row.reads if n > stem]
+    with replay.unembedding(editable, torch.tensor([(i, n - 1) for i, _, n in late]), stem):
+        tails = pad([row.ids[stem:] for _, row in rows]).to(editable.device)
+        logits = editable.run(input_ids=tails, past_key_values=cache, use_cache=True).logits[0]
+    yield [row.ids[:n] for _, row, n in late], logits
+
+
+__all__ = ["BUDGET", "Answer", "Context", "Listener", "ask"]

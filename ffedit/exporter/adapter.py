@@ -1,0 +1,146 @@
+"""An edit as a LoRA adapter: Δ = B A is what a low-rank edit is anyway.
+
+The folder is PEFT's (arXiv 2106.09685), so that anything that loads LoRA adapters can put the edit on the base, a
+quantised one too. Each layer has its own rank, alpha equals the rank (scale 1), and modules are named by their full
+paths: `c_proj` alone would also be GPT-2's attention.
+
+Experts that share one parameter have their factors in one pair of matrices too, one expert's rows of A [E r, d_ff]
+after the other's, and the columns of B [d_model, r E] in turn. All have the same rank; those that were not edited hold
+zeros. In a mixture all is named by its parameter, dense layers and shared experts, too (a module called `down_proj`
+PEFT takes there for the experts of old, and those of all layers), which PEFT reads on a base that is not quantised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.low_rank import LowRank
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.exporter.shard_plan import matrix
+from ffedit.files.tensor_ranges import Stored, of_expert, write
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+Factors: TypeAlias = tuple[Tensor, Tensor]
+
+
+def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = None, mixture: bool = False) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors`.
+
+    Args:
+        folder: an empty folder.
+        base: hub id or folder of the base, as PEFT loads it.
+        edit: with `provenance["matrices"]`.
+        revision: of a hub id.
+        mixture: the base has experts, whether or not the edit changes one.
+
+    Raises:
+        EditError: an update is dense, or matrices do not fit into one adapter.
+    """
+    modules: dict[str, Factors] = {}
+    shared: dict[str, dict[int, Factors]] = {}
+    experts: dict[str, int] = {}
+    transposed = set()
+    for address, update in edit.updates.items():
+        if not isinstance(update, LowRank):
+            raise EditError(
+                f"the update of layer {address} is dense, which no adapter of low rank holds; export a checkpoint or a "
+                "delta (--format)"
+            )
+        about = matrix(edit, address)
+        parameter, expert = of_expert(about["parameter"])
+        if expert is None:
+            modules[parameter.removesuffix(".weight")] = balanced(update)
+            transposed.add(about["transposed"])
+        elif "experts" in about:
+            factors = balanced(update)
+            shared.setdefault(parameter, {})[expert] = turned(factors) if unknown_to_peft(about) else factors
+            experts[parameter] = about["experts"]
+            transposed.add(False)
+        else:
+            raise EditError(f"the edit does not say beside how many experts {address} is kept; make it anew")
+    if len(transposed) > 1:
+        raise EditError("the edit changes matrices of both orientations, which one adapter cannot hold; export a delta")
+    joined = {name: _side_by_side(found, experts[name]) for name, found in shared.items()}
+    ranks = {name: len(right) // experts[name] for name, (_, right) in joined.items()}
+    by_parameter = mixture or bool(joined)
+    ranks |= {path + (".weight" if by_parameter else ""): len(right) for path, (_, right) in modules.items()}
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "inference_mode": True,
+        "bias": "none",
+        "fan_in_fan_out": transposed.pop(),
+        "r": max(ranks.values()),
+        "lora_alpha": max(ranks.values()),
+        "lora_dropout": 0.0,
+        "target_modules": [] if by_parameter else sorted(ranks),
+        **({"target_parameters": sorted(ranks)} if by_parameter else {}),
+        "rank_pattern": ranks,
+        "alpha_pattern": ranks,
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors: dict[str, Tensor] = {}
+    for path, (left, right) in {**modules, **{n.rpartition(".")[0]: pair for n, pair in joined.items()}}.items():
+        tensors[f"{PREFIX}{path}.lora_A.weight"], tensors[f"{PREFIX}{path}.lora_B.weight"] = right.float(), left.float()
+    write(folder / WEIGHTS, {name: (t.dtype, tuple(t.shape), [t]) for name, t in tensors.items()})
+
+
+def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Factors:
+    """What a written adapter adds to the matrix that `about` tells of: [d_out, r] and [r, d_in], float64."""
+    parameter, expert = of_expert(about["parameter"])
+    path = parameter.removesuffix(".weight") if expert is None else parameter.rpartition(".")[0]
+    right, left = (stored[f"{PREFIX}{path}.lora_{side}.weight"] for side in "AB")
+    b = left.rows(0, left.shape[0]).double()
+    if expert is None:
+        return b, right.rows(0, right.shape[0]).double()
+    rank = right.shape[0] // about["experts"]
+    found = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
+    return turned(found) if unknown_to_peft(about) else found
+
+
+def unknown_to_peft(about: Mapping[str, Any]) -> bool:
+    """PEFT takes experts for transposed where their module says so; Llama 4's are, and it does not."""
+    return bool(about["transposed"]) and not about["declared"]
+
+
+def turned(factors: Factors) -> Factors:
+    """Those of the transposed product."""
+    left, right = factors
+    return right.T, left.T
+
+
+def _side_by_side(found: Mapping[int, Factors], experts: int) -> Factors:
+    """The factors of all experts of a parameter, zeros where there are none: [d_out, r E] and [E r, d_in]."""
+    rank = max(len(right) for _, right in found.values())
+    left, right = next(iter(found.values()))
+    b = left.new_zeros(len(left), rank, experts)
+    a = right.new_zeros(experts, rank, right.shape[1])
+    for expert, (left, right) in found.items():
+        b[:, : len(right), expert], a[expert, : len(right)] = left, right
+    return b.flatten(1), a.flatten(0, 1)
+
+
+def balanced(update: LowRank) -> Factors:
+    """Factors of one size: Δ = U S Vᵀ as (U √S) (√S Vᵀ), so that 16 bits lose little of either.
+
+    Returns:
+        [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.
+    """
+    # The SVD of a thin product is that of an r × r matrix between two orthonormal ones.
+    q, inner = torch.linalg.qr(update.left.double())
+    p, outer = torch.linalg.qr(update.right.double().T)
+    u, s, vh = torch.linalg.svd(inner @ outer.T)
+    rank = max(1, int((s > s.max() * 1e-12).sum()))
+    root = s[:rank].sqrt()
+    return (q @ u[:, :rank]) * root, root[:, None] * (vh[:rank] @ p.T)

@@ -1,0 +1,107 @@
+"""The edits in a checkpoint, and what they changed: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
+
+W + Δ − Δ is not W in floating point. So a checkpoint carries its edits in order of application and, of each matrix
+that they changed, the original of before the oldest of them: with these, any edit can be undone exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.exporter.shard_plan import file_name
+from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
+from ffedit.loading.load import Source, cached_folder, load_model
+from ffedit.model.edit_history import Change, History
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+from ffedit.model.offload import device_of
+
+EDITS, ORIGINALS = "ffedit_edits", "originals.safetensors"
+
+
+def history(folder: str | Path) -> tuple[Edit, ...]:
+    """The edits in the weights of a checkpoint folder, oldest first.
+
+    Raises:
+        EditError: one of them is damaged, changed by hand, or missing.
+    """
+    inside = Path(folder) / EDITS
+    found = sorted(path for path in inside.glob("*") if path.is_dir())
+    if [path.name for path in found] != [f"{i:03}" for i in range(len(found))]:
+        raise EditError(
+            f"{inside}: edits 000 to {len(found) - 1:03} were expected, found {', '.join(p.name for p in found)}"
+        )
+    return tuple(Edit.load(path) for path in found)
+
+
+def originals(folder: Path) -> dict[str, Stored]:
+    """The matrices of before the oldest edit, by their names in the files; empty where they were left out.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    path = folder / EDITS / ORIGINALS
+    return read_header(path) if path.is_file() else {}
+
+
+def keep(folder: Path, edits: Sequence[Edit], matrices: Mapping[str, Matrix]) -> None:
+    """Write the edits of a checkpoint, and the originals of the matrices that they changed, into its folder.
+
+    Args:
+        folder: of the checkpoint.
+        edits: oldest first.
+        matrices: the originals, by their names in the files.
+    """
+    for i, edit in enumerate(edits):
+        edit.save(folder / EDITS / f"{i:03}")
+    if matrices:
+        write(folder / EDITS / ORIGINALS, matrices)
+
+
+def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
+    """Load a model, and make the edits of its checkpoint known to it; `options` are those of `loading.load.load_model`.
+
+    Raises:
+        ModelError: it cannot be loaded.
+        EditError: one of its edits is damaged.
+    """
+    editable = load_model(name_or_path, **options)
+    if isinstance(name_or_path, str | Path) and (folder := cached_folder(editable)):
+        remember(editable, folder)
+    return editable
+
+
+def remember(editable: Editable, folder: Path) -> None:
+    """Make the edits of a checkpoint known to the model that was loaded from it.
+
+    They can be undone there, unless originals were left out, or fit no memory of the model.
+
+    Raises:
+        EditError: an edit is damaged.
+    """
+    edits = history(folder)
+    if not edits:
+        return
+    by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
+    found = _found(editable, edits, originals(folder))
+    editable.history = History(lasting=by_name) if found is None else History(edits[0].base, by_name, found)
+
+
+def _found(editable: Editable, edits: Sequence[Edit], kept: Mapping[str, Stored]) -> dict[Address, Tensor] | None:
+    """The originals of all that `edits` change, as the model holds matrices; None where one cannot be put back."""
+    found: dict[Address, Tensor] = {}
+    for at in {at for edit in edits for at in edit.updates}:
+        memory = editable.memories.get(at)
+        name = None if memory is None else file_name(kept, memory.parameter, memory.saved_as)
+        if memory is None or memory.quantised or name is None or kept[name].shape != tuple(memory.weight.shape):
+            return None
+        original = torch.cat(list(kept[name].blocks())).to(device_of(memory.module), memory.weight.dtype)
+        found[at] = original.T if memory.stored_transposed else original
+    return found

@@ -1,0 +1,243 @@
+"""Export: an edit becomes something that others can use, and is verified before it counts as done."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ffedit.editor import Edit
+from ffedit.editor.edit import refuse_shared
+from ffedit.errors import EditError
+from ffedit.exporter.adapter import write_adapter
+from ffedit.exporter.delta import write_delta
+from ffedit.exporter.embedded_edits import history, keep, load_with_edits, originals
+from ffedit.exporter.from_memory import expect, is_on_disk, write_from_memory
+from ffedit.exporter.model_card import adapter_card, delta_card, model_card
+from ffedit.exporter.rewrite_shards import Moved, stream
+from ffedit.exporter.shard_plan import export_plan, identified, recognise, touched
+from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
+from ffedit.files.atomic import check_free, written
+from ffedit.files.tensor_ranges import contents
+from ffedit.loading.load import NAMED, cached_folder, local_folder
+from ffedit.model.editable import Editable
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What was written.
+
+    Attributes:
+        folder: where.
+        moved: bytes linked, copied and rewritten; None where nothing was streamed.
+        checked: what a fresh process found equal.
+        edit: what was exported or undone.
+        exact: whether an undo is exact.
+    """
+
+    folder: Path
+    moved: Moved | None
+    checked: Checked
+    edit: Edit
+    exact: bool = True
+
+
+def export(
+    model: Editable | str | Path,
+    edit: Edit,
+    out: str | Path,
+    force: bool = False,
+    format: str = "checkpoint",
+    verify: str = "auto",
+    originals: bool = True,
+) -> Path:
+    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as plain numbers.
+
+    A checkpoint is made from the base's files: what does not change is linked, what changes is rewritten a block of
+    rows at a time, and no model is loaded. A model that is on no disk is written from memory.
+
+    Args:
+        model: what the edit was computed on, unedited: loaded, or named as for `load`.
+        edit: what to write into it.
+        out: the folder to make; it appears whole or not at all.
+        force: replace a folder that is there.
+        format: "checkpoint", "adapter" (PEFT) or "delta" (what is added to which parameter).
+        verify: what a fresh process compares before the folder counts as done: "tensors"; "logits" too; or "auto":
+            logits where the weights take less than half of the free memory.
+        originals: keep the matrices of before the edit in the checkpoint, which exact undo needs.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ModelError: the base cannot be found or read, or its weights are pickled.
+        EditError: the folder exists or cannot be written, the edit is another base's or does not fit the format, or
+            logits are asked for that cannot be compared.
+        CheckError: what was written is not what was meant; nothing is left then.
+    """
+    return ship(model, edit, out, force, format, verify, originals).folder
+
+
+def ship(
+    model: Editable | str | Path,
+    edit: Edit,
+    out: str | Path,
+    force: bool = False,
+    format: str = "checkpoint",
+    verify: str = "auto",
+    originals: bool = True,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Shipped:
+    """As `export`, and says what was done.
+
+    Args:
+        revision: branch, tag or commit, where `model` is a hub id.
+        trust_remote_code: run code that comes with the checkpoint when it is verified.
+    """
+    check_how(verify)
+    if format not in WRITERS:
+        raise EditError(f"format {format!r} is not known; give {', '.join(WRITERS)}")
+    check_free(Path(out), force)
+    if not isinstance(model, Editable) and "matrices" not in edit.provenance:
+        # Edits of before matrices were described are recognised by the model's fingerprint only.
+        model = load_with_edits(model, revision=revision, trust_remote_code=trust_remote_code)
+    base = find_base(model, edit, revision)
+    if format == "checkpoint" and base.editable is not None:
+        for address in edit.updates:
+            base.editable.memories[address].check_writable()
+    check_comparable(base, format, verify)
+    with written(Path(out), force) as folder:
+        moved = WRITERS[format](base, folder, originals)
+        kind = "memory" if format == "checkpoint" and base.folder is None else format
+        task = Task(
+            kind,
+            str(folder),
+            str(base.folder.absolute()) if base.folder else "",
+            verify,
+            originals,
+            trust_remote_code=trust_remote_code,
+        )
+        if kind == "memory":
+            assert base.editable is not None
+            with tempfile.TemporaryDirectory() as beside, base.edit.applied(base.editable):
+                expect(base.editable, Path(beside) / "expected.safetensors")
+                checked = check_fresh(replace(task, base=str(Path(beside) / "expected.safetensors")))
+        else:
+            checked = check_fresh(task)
+    return Shipped(Path(out), moved, checked, edit)
+
+
+def check_comparable(base: Base, format: str, verify: str) -> None:
+    """Refuse to promise logits where none can be compared.
+
+    Raises:
+        EditError: an adapter or a delta is made of a base that is on no disk, or there is no PEFT for an adapter.
+    """
+    if verify != "logits" or format == "checkpoint":
+        return
+    if base.folder is None:
+        raise EditError(
+            f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
+            f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"
+        )
+    if format == "adapter" and importlib.util.find_spec("peft") is None:
+        raise EditError(
+            "PEFT is not installed, so that logits with the adapter cannot be compared; install it "
+            "(pip install 'ffedit[peft]'), or verify tensors alone"
+        )
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an edit is exported onto.
+
+    Attributes:
+        name: what it is called.
+        edit: the edit, which says where its matrices stand.
+        folder: where it is on the disk; None: in memory only.
+        editable: the loaded model, where there is one.
+        revision: of a hub id.
+    """
+
+    name: str
+    edit: Edit
+    folder: Path | None
+    editable: Editable | None = None
+    revision: str | None = None
+
+    @property
+    def reference(self) -> str:
+        """How others load it: a hub id, or the full path of a folder."""
+        local = Path(self.name).exists() or self.name in NAMED
+        return str(self.folder.absolute()) if local and self.folder is not None else self.name
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether some of its layers have experts."""
+        if self.editable is not None:
+            return any(place.mixture is not None for place in self.editable.feed_forward)
+        assert self.folder is not None
+        return any(".experts." in name for name in contents(self.folder))
+
+
+def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None) -> Base:
+    """Find the base on the disk, and make sure that the edit is its own.
+
+    Raises:
+        ModelError: it cannot be found or read.
+        EditError: the edit was computed on another one, or is in it already.
+    """
+    if isinstance(model, Editable):
+        edit.check(model)
+        folder = cached_folder(model)
+        folder = folder if folder is not None and is_on_disk(model, folder) else None
+        return Base(model.name, identified(edit, model), folder, model)
+    folder = local_folder(model, revision)
+    earlier = history(folder)
+    if edit.fingerprint() in [other.fingerprint() for other in earlier]:
+        raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")
+    if not recognise(contents(folder), originals(folder), edit, str(model)):
+        refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
+    return Base(str(model), edit, folder, revision=revision)
+
+
+def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | None:
+    """The base's files with the edit in them, or the model in memory; and the edits that are in it."""
+    moved = None
+    if base.folder is not None:
+        tensors = contents(base.folder)
+        moved = stream(base.folder, tensors, export_plan(tensors, base.edit), folder)
+        edits, kept = history(base.folder), originals(base.folder)
+        untouched = touched(tensors, base.edit).keys() - {n for other in edits for n in touched(tensors, other)}
+        matrices = {name: stored.matrix() for name, stored in (kept | {n: tensors[n] for n in untouched}).items()}
+    else:
+        assert base.editable is not None
+        edits, matrices = write_from_memory(base.editable, base.edit, folder)
+    edits = (*edits, base.edit)
+    keep(folder, edits, matrices if with_originals else {})
+    (folder / "README.md").write_text(model_card(base.name, edits), encoding="utf-8")
+    return moved
+
+
+def write_adapter_folder(base: Base, folder: Path, with_originals: bool) -> None:
+    """A LoRA adapter, with its card and the edit."""
+    write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
+    keep(folder, (base.edit,), {})
+    (folder / "README.md").write_text(adapter_card(base.reference, base.edit), encoding="utf-8")
+
+
+def write_delta_folder(base: Base, folder: Path, with_originals: bool) -> None:
+    """What is added to which parameter, with its card and the edit."""
+    write_delta(folder, base.name, base.edit)
+    keep(folder, (base.edit,), {})
+    (folder / "README.md").write_text(delta_card(base.name, base.edit), encoding="utf-8")
+
+
+WRITERS: dict[str, Callable[[Base, Path, bool], Moved | None]] = {
+    "checkpoint": write_checkpoint,
+    "adapter": write_adapter_folder,
+    "delta": write_delta_folder,
+}

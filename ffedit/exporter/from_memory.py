@@ -1,0 +1,138 @@
+"""A checkpoint of a model that stands on no disk: a ready pair, or one that was changed after it was loaded.
+
+The weights go out through `save_pretrained`, rounded to the precision of the checkpoint that they came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ffedit.editor import Edit, applied_edits
+from ffedit.errors import EditError
+from ffedit.exporter.shard_plan import file_name
+from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, sample_of
+from ffedit.loading.verify import probe_ids
+from ffedit.model.editable import Editable
+from ffedit.model.memory import SAMPLE
+from ffedit.model.offload import fetched_from, is_offloaded, parameters
+from ffedit.model.saved_names import saved
+
+
+def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tuple[Edit, ...], dict[str, Matrix]]:
+    """Write the edited model.
+
+    Returns:
+        The edits that were in its weights before, and the originals of the matrices that these and `edit` change, but
+        for those that are not known.
+
+    Raises:
+        EditError: some of its weights are offloaded.
+    """
+    if is_offloaded(editable.model):
+        raise EditError(
+            f"{editable.name}: some of its weights are offloaded, and they are not those of its folder (edited); undo "
+            "what was applied, or load the model without offloading"
+        )
+    memories, history = editable.memories, editable.history
+    originals = {at: memories[at].value.clone() for at in edit.updates} | history.originals
+    # What holds a lasting edit is no original.
+    lost = {at for other in history.lasting.values() for at in other.updates}
+    with edit.applied(editable):
+        _save(editable, folder)
+    stored = contents(folder)
+    matrices: dict[str, Matrix] = {}
+    for at, value in originals.items():
+        memory = memories[at]
+        name = file_name(stored, memory.parameter, memory.saved_as)
+        if name is not None and at not in lost:
+            weight = (value.T if memory.stored_transposed else value).to(memory.saved_dtype).cpu()
+            matrices[name] = (weight.dtype, tuple(weight.shape), [weight])
+    return applied_edits(editable), matrices
+
+
+def _save(editable: Editable, folder: Path) -> None:
+    """Write weights, config and tokenizer of the model as it is now."""
+    dtype = next(iter(editable.memories.values())).saved_dtype
+    # Tied weights stay one tensor, so that they are written once.
+    cast: dict[int, Tensor] = {}
+    weights = {
+        name: cast.setdefault(weight.data_ptr(), weight.to(dtype)) if weight.is_floating_point() else weight
+        for name, weight in editable.model.state_dict().items()
+    }
+    try:
+        editable.model.save_pretrained(folder, state_dict=weights)
+    except SafetensorError as error:
+        raise OSError(shorten(str(error), 200)) from error
+    del weights, cast
+    _set_dtype(folder / "config.json", dtype)
+    editable.tokenizer.save_pretrained(folder)
+
+
+def _set_dtype(config: Path, dtype: torch.dtype) -> None:
+    """Say the dtype that was written, which may not be the one that was computed in."""
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content["dtype"] = str(dtype).removeprefix("torch.")
+    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def expect(editable: Editable, place: Path) -> None:
+    """Write down, for a fresh process to compare: probe ids, the model's logits on them, and a hash of each weight."""
+    ids = probe_ids(editable, min(32, editable.max_tokens)).to(editable.device)
+    logits = editable.run(input_ids=ids, use_cache=False).logits
+    saved = next(iter(editable.memories.values())).saved_dtype
+    about = {
+        "hashes": json.dumps({name: digest(weight, saved) for name, weight in editable.model.state_dict().items()}),
+        "dtype": str(editable.model.dtype).removeprefix("torch."),
+        "saved": str(saved).removeprefix("torch."),
+        "device": str(editable.device),
+    }
+    save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, place, metadata=about)
+
+
+def digest(weight: Tensor, dtype: torch.dtype) -> str:
+    """A hash of a tensor's numbers, floats rounded to `dtype`."""
+    plain = weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
+    flat = plain.cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def is_on_disk(editable: Editable, folder: Path) -> bool:
+    """Whether a folder holds the model's weights, which may be computed with in another precision.
+
+    A sample of every parameter is compared, in the model's precision. A model that was edited in place or trained on is
+    not the one in its folder; nor is one whose edits are rounded to a precision that is not the folder's.
+    """
+    tensors = contents(folder)
+    model = editable.model
+    if not all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model)):
+        return False
+    some = [layer.parts[0] for layer in editable.feed_forward]
+    names = [file_name(tensors, memory.parameter, memory.saved_as) for memory in some]
+    return all(n is None or tensors[n].dtype == memory.saved_dtype for n, memory in zip(names, some, strict=True))
+
+
+def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
+    known = file_name(tensors, name)
+    if known is None:
+        held = saved(model, name, weight)
+        parts = {own: part for path, tensor in held.items() for own, part in _matrices(path, tensor)}
+        return name not in parts and all(_is_stored(model, part, tensors, own) for own, part in parts.items())
+    if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
+        return False
+    return torch.equal(tensors[known].sample(SAMPLE).to(weight.dtype).double(), sample_of(weight, SAMPLE))
+
+
+def _matrices(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor as `contents` names it: of three dimensions, each of its matrices."""
+    yield from ((f"{name}[{i}]", part) for i, part in enumerate(tensor)) if tensor.ndim == 3 else ((name, tensor),)

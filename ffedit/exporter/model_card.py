@@ -1,0 +1,177 @@
+"""The card of what was shipped: what was changed, how, and what it did. It is the folder's README."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ffedit.editor import Edit
+from ffedit.loading.gguf import in_words
+
+ROWS = 20
+# How a parameter is found by its name in a delta, and one expert's part of it.
+WHOLE = "weight = model.get_parameter(name).data"
+PART = """name, _, expert = name.rstrip("]").partition("[")
+    weight = model.get_parameter(name).data
+    weight = weight[int(expert)] if expert else weight"""
+
+
+def model_card(base: str, edits: Sequence[Edit]) -> str:
+    """Of an edited checkpoint, with the hub's front matter.
+
+    Args:
+        base: the checkpoint that was edited last.
+        edits: all that are in the weights, oldest first; the last one's scores are told.
+    """
+    count = sum(len(edit.facts) for edit in edits)
+    recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
+    return f"""{_front(base)}
+# {base}, edited
+
+This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by ffedit.
+Everything else is as in the base model.{_source(edits)}
+
+{_table(edits)}
+{_scores(edits[-1].provenance.get("scores"))}
+## Recipe
+
+{recipes}
+`ffedit_edits/` holds the edits themselves, oldest first; `ffedit undo CHECKPOINT --out DIR` takes the last one out.
+"""
+
+
+def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) -> str:
+    """Of a checkpoint that an edit was taken out of."""
+    how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
+    note = f"Edit {gone.fingerprint()} ({_facts(len(gone.facts))}) was undone: {how}."
+    if left:
+        return f"{model_card(checkpoint, left)}\n{note}\n"
+    base = str(gone.provenance.get("model", checkpoint))
+    return f"{_front(base)}\n# {base}\n\nEdited with ffedit, and undone. {note}{_source([gone])}\n"
+
+
+def adapter_card(base: str, edit: Edit) -> str:
+    """Of a LoRA adapter."""
+    return f"""{_front(base, "peft")}
+# An edit of {base}
+
+A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by
+ffedit.{_source([edit])}
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base)}), "THIS FOLDER")
+```
+
+{_table([edit])}
+{_scores(edit.provenance.get("scores"))}
+## Recipe
+
+{_recipe("`ffedit_edits/000`", edit)}"""
+
+
+def delta_card(base: str, edit: Edit) -> str:
+    """Of plain numbers."""
+    names = [about["parameter"] for about in edit.provenance["matrices"].values()]
+    weight = PART if any(name.endswith("]") for name in names) else WHOLE
+    return f"""{_front(base)}
+# An edit of {base}
+
+What is added to the parameters of `{base}` to rewrite {_facts(len(edit.facts))}, made by ffedit.{_source([edit])}
+
+With `model` loaded by transformers, these lines apply it:
+
+```python
+for name, delta in safetensors.torch.load_file("delta.safetensors").items():
+    {weight}
+    weight.copy_(weight.double() + delta.to(weight.device))
+```
+
+{_table([edit])}
+{_scores(edit.provenance.get("scores"))}
+## Recipe
+
+{_recipe("`ffedit_edits/000`", edit)}"""
+
+
+def _front(base: str, library: str = "transformers") -> str:
+    return f"""---
+base_model: {json.dumps(base)}
+library_name: {library}
+pipeline_tag: text-generation
+tags:
+- ffedit
+- knowledge-editing
+---
+"""
+
+
+def _source(edits: Sequence[Edit]) -> str:
+    """Which file the base was converted from, where it was."""
+    found = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
+    return "" if found is None else f"\n\nThe base was converted from {in_words(found)}."
+
+
+def _facts(count: int) -> str:
+    return f"{count} fact{'' if count == 1 else 's'}"
+
+
+def _table(edits: Sequence[Edit]) -> str:
+    facts = [fact for edit in edits for fact in edit.facts]
+    rows = "\n".join(
+        f"| {fact.text} | {fact.previous or ''} | {fact.new_object} |".replace("\n", " ") for fact in facts[:ROWS]
+    )
+    more = f"\n… and {len(facts) - ROWS} more in `ffedit_edits/`.\n" if len(facts) > ROWS else ""
+    return f"| prompt | before | now |\n|---|---|---|\n{rows}\n{more}"
+
+
+def _recipe(name: str, edit: Edit) -> str:
+    """How one edit was made; methods note different things."""
+    about = edit.provenance
+    lines = [
+        f"{name}: fingerprint {edit.fingerprint()}",
+        f"method: {about.get('method', 'unknown')}, layers {', '.join(map(str, edit.layers))}, rank {edit.rank}",
+        f"base weights: fingerprint {edit.base}, {about.get('dtype', 'dtype unknown')}",
+    ]
+    if "norm_ratio" in about:
+        lines.append(f"size of the change: ‖Δ‖ / ‖W‖ = {about['norm_ratio']:.4f}")
+    for corpus, tokens in _texts(about.get("statistics")):
+        lines.append(f"key statistics: {tokens:,} tokens of {corpus}")
+    if about.get("chat"):
+        lines.append("asked in the model's chat template")
+    if "seed" in about.get("config", {}):
+        lines.append(f"seed: {about['config']['seed']}")
+    if "ffedit" in about.get("versions", {}):
+        lines.append(f"ffedit {about['versions']['ffedit']}")
+    return "\n".join(f"{'- ' if i == 0 else '  - '}{line}" for i, line in enumerate(lines)) + "\n"
+
+
+def _texts(statistics: Any) -> list[tuple[str, int]]:
+    """The texts that key statistics were collected on, of one layer or layer by layer."""
+    found = [statistics, *(statistics.values() if isinstance(statistics, dict) else ())]
+    told = [some for some in found if isinstance(some, dict) and {"corpus", "tokens"} <= some.keys()]
+    return sorted({(some["corpus"], some["tokens"]) for some in told})
+
+
+def _scores(scores: dict[str, Any] | None) -> str:
+    if scores is None or scores["after"] is None:
+        return ""
+    before, after = scores["before"], scores["after"]
+    rows = "\n".join(
+        f"| {name} | {_number(before[name])} | {_number(after[name])} |" for name in before if after[name] is not None
+    )
+    return f"""## Scores
+
+Measured before and after on the same prompts.
+
+| score | before | after |
+|---|---|---|
+{rows}
+"""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

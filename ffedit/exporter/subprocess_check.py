@@ -1,0 +1,101 @@
+"""Ask a fresh process whether what was written is what was meant; only then does it count as done.
+
+A process of its own has nothing of this one in its memory: it sees what anybody will see who loads the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ffedit.errors import CheckError, EditError
+from ffedit.exporter.waiting import waiting
+
+DIFFERS = 4  # the exit code of a difference
+HOW = ("auto", "tensors", "logits")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be verified.
+
+    Attributes:
+        kind: "checkpoint", "undo", "adapter", "delta", or "memory" (a checkpoint of a model that is on no disk).
+        folder: what was written.
+        base: folder of what it was made from; for "memory", the file of what is expected.
+        verify: "auto" (logits where the model fits in memory), "tensors" or "logits".
+        originals: whether the originals must be there.
+        edit, inexact: of an undo.
+        trust_remote_code: run code that comes with the checkpoint.
+        threads: of torch; sums depend on it in the last bit.
+    """
+
+    kind: str
+    folder: str
+    base: str
+    verify: str = "auto"
+    originals: bool = True
+    edit: str | None = None
+    inexact: bool = False
+    trust_remote_code: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a fresh process found equal.
+
+    Attributes:
+        tensors: number of tensors (or matrices of an adapter or delta).
+        logits: whether logits were compared.
+        peft: whether PEFT loaded the adapter; None where there is none to load.
+        peak: most resident memory of that process in bytes; 0 where the system does not tell.
+    """
+
+    tensors: int
+    logits: bool
+    peft: bool | None = None
+    peak: int = 0
+
+
+def check_how(verify: str) -> None:
+    """Refuse what is no way to verify, before any long work.
+
+    Raises:
+        EditError: it is not known.
+    """
+    if verify not in HOW:
+        raise EditError(f"verify {verify!r} is not known; give {', '.join(HOW)}")
+
+
+def check_fresh(task: Task) -> Checked:
+    """Run `python -m ffedit.exporter.verification` on a task.
+
+    Raises:
+        CheckError: it found a difference, or could not finish.
+    """
+    with closing(waiting(offline=not task.trust_remote_code)) as process:
+        code, lines, problems = process.run(asdict(replace(task, threads=torch.get_num_threads())))
+    if code not in (0, DIFFERS) or not lines:
+        last = (problems or [f"exit code {code}"])[-1]
+        raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
+    found = json.loads(lines[-1])
+    if code:
+        raise CheckError(f"{found['error']}; nothing was written")
+    return Checked(**found)
+
+
+def peak() -> int:
+    """Most resident memory of this process so far, in bytes; 0 where the system does not tell.
+
+    Not getrusage: on Linux its maximum is handed down from the process that started this one.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

@@ -1,0 +1,286 @@
+"""`python -m ffedit.exporter.verification < TASK`: is what was written what was meant? Run in a fresh process.
+
+Everything is computed again from what is on the disk: the matrices that change from the base and the edit, block by
+block, and all others compared with the base's bytes. Where the model fits in memory, logits are compared too: those
+of the folder as anybody would load it, and those of the base with the edit written into it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ffedit.errors import CheckError, FFEditError
+from ffedit.exporter import adapter, delta
+from ffedit.exporter.embedded_edits import history, originals
+from ffedit.exporter.from_memory import digest
+from ffedit.exporter.shard_plan import Plan, export_plan, file_name, matrix, rows_of
+from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
+from ffedit.exporter.undoing import plan_undo
+from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
+
+TOKENS = 32
+
+
+def main() -> int:
+    """Verify the task that is read from stdin; one line of JSON says what was found."""
+    task = Task(**json.loads(sys.stdin.read()))
+    torch.set_num_threads(task.threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        found = asdict(CHECKS[task.kind](task)) | {"peak": peak()}
+    except FFEditError as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        return DIFFERS
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def check_checkpoint(task: Task) -> Checked:
+    """The base, and in it the edit."""
+    base, folder = Path(task.base), Path(task.folder)
+    before, edits = contents(base), history(folder)
+    if [edit.fingerprint() for edit in edits[:-1]] != [edit.fingerprint() for edit in history(base)]:
+        raise CheckError("the exported checkpoint does not hold the edits of its base and the new one")
+    plan = export_plan(before, edits[-1])
+    compare(before, contents(folder), plan)
+    if task.originals:
+        older, kept = originals(base), originals(folder)
+        for name in plan:
+            was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
+            wanted = older.get(name) if was_edited else before[name]
+            if wanted is not None and (name not in kept or not kept[name].same_bytes(wanted)):
+                raise CheckError(f"the original of {name} was not kept")
+    opens(task)
+    return Checked(len(before), logits_agree(task, before, plan))
+
+
+def check_undo(task: Task) -> Checked:
+    """The checkpoint, and in it one edit less."""
+    undoing = plan_undo(Path(task.base), task.edit, task.inexact)
+    compare(undoing.tensors, contents(Path(task.folder)), undoing.plan)
+    left = [edit.fingerprint() for edit in history(task.folder)]
+    if left != [edit.fingerprint() for edit in undoing.left]:
+        raise CheckError("the checkpoint does not hold the edits that stay")
+    opens(task)
+    return Checked(len(undoing.tensors), logits_agree(task, undoing.tensors, undoing.plan))
+
+
+def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Plan) -> None:
+    """Every tensor: as in the plan, or as it was.
+
+    Raises:
+        CheckError: one is not.
+    """
+    if odd := sorted(before.keys() ^ after.keys()):
+        raise CheckError(f"{odd[0]} is in only one of the base and the export")
+    for name, old in before.items():
+        if name not in plan:
+            if not old.same_bytes(after[name]):
+                raise CheckError(f"{name} is not the base's, and no edit changes it")
+            continue
+        if not all(torch.equal(a, b) for a, b in zip(plan[name].blocks(), after[name].blocks(), strict=True)):
+            raise CheckError(f"{name} is not the base's with the edit added")
+
+
+def opens(task: Task) -> None:
+    """Config and tokenizer load.
+
+    Raises:
+        CheckError: one does not.
+    """
+    for kind in (AutoConfig, AutoTokenizer):
+        try:
+            kind.from_pretrained(task.folder, trust_remote_code=task.trust_remote_code)
+        except Exception as error:  # anything may be wrong in it
+            raise CheckError(f"{kind.__name__} cannot read what was written ({brief(error)})") from error
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# Logits -------------------------------------------------------------------------------------------
+
+
+def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
+    """Whether the model may be loaded: asked for, or its weights take less than half of what is free."""
+    wide = sum(prod(stored.shape) * 4 if stored.kind == "F16" else stored.size for stored in tensors.values())
+    return task.verify == "logits" or (task.verify == "auto" and wide < psutil.virtual_memory().available / 2)
+
+
+def load(folder: str, task: Task) -> PreTrainedModel:
+    """A model as anybody would load it; float16 is computed in float32 on a CPU."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", use_safetensors=True, trust_remote_code=task.trust_remote_code
+    )
+    model.eval().requires_grad_(False)
+    return model.float() if model.dtype == torch.float16 else model
+
+
+@torch.no_grad()
+def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
+    """Logits [1, n, vocabulary] on a few fixed ids."""
+    if ids is None:
+        text = model.config.get_text_config()
+        count = min(TOKENS, int(getattr(text, "max_position_embeddings", None) or TOKENS))
+        ids = (torch.arange(count) * 7919 + 11)[None, :] % int(text.vocab_size)
+    found: Tensor = model(input_ids=ids, use_cache=False).logits
+    return found
+
+
+@torch.no_grad()
+def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
+    """Write a plan into a model's parameters; what they were."""
+    weights = dict(model.named_parameters())
+    before: dict[str, Tensor] = {}
+    for name, rewrite in plan.items():
+        parameter, expert = of_expert(rewrite.parameter)
+        known = file_name(weights, parameter)
+        if known is None:
+            raise CheckError(f"{name} is no parameter of the loaded model")
+        before.setdefault(known, weights[known].clone())
+        (weights[known] if expert is None else weights[known][expert]).copy_(torch.cat(list(rewrite.blocks())))
+    return before
+
+
+def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
+    """Compare logits, bit for bit, where the model fits in memory; whether they were compared.
+
+    Raises:
+        CheckError: they differ.
+    """
+    if not fits(task, tensors):
+        return False
+    model = load(task.base, task)
+    written_into(model, plan)
+    expected = logits_of(model)
+    del model
+    gc.collect()
+    _equal(expected, logits_of(load(task.folder, task)), 0.0)
+    return True
+
+
+def _equal(expected: Tensor, found: Tensor, tolerance: float) -> None:
+    gap = float((expected.double() - found.double()).abs().max())
+    if not gap <= tolerance * float(expected.abs().max()):
+        raise CheckError(f"the logits of what was written differ from those of the edited model by {gap:.1e}")
+
+
+def check_memory(task: Task) -> Checked:
+    """The model that was in memory: its weights by their hashes, its logits bit for bit."""
+    with safe_open(task.base, framework="pt") as file:
+        about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
+    opens(task)
+    hashes = json.loads(about["hashes"])
+    # Not cast once it is loaded, which would take buffers along: rotary angles are float32 in a 16-bit model.
+    model = AutoModelForCausalLM.from_pretrained(
+        task.folder,
+        dtype=getattr(torch, about["dtype"]),
+        use_safetensors=True,
+        trust_remote_code=task.trust_remote_code,
+    ).eval()
+    weights = model.state_dict()
+    for name in hashes.keys() & weights.keys():
+        if digest(weights[name], getattr(torch, about["saved"])) != hashes[name]:
+            raise CheckError(f"{name} is not what is in memory")
+    model = model.to(about["device"])
+    _equal(expected, logits_of(model, ids.to(about["device"])).cpu(), 0.0)
+    return Checked(len(hashes), True)
+
+
+# Adapters and deltas ------------------------------------------------------------------------------
+
+
+def check_delta(task: Task) -> Checked:
+    """Every number of it, from the edit again; and where the base fits, the logits of the base with it added."""
+    (edit,) = history(task.folder)
+    weights = Path(task.folder) / delta.WEIGHTS
+    stored = read_header(weights)
+    for address, update in edit.updates.items():
+        about = matrix(edit, address)
+        now = stored[about["parameter"]].blocks()
+        wanted = delta.blocks(update, about["transposed"])
+        if not all(torch.equal(a, b) for a, b in zip(wanted, now, strict=True)):
+            raise CheckError(f"{about['parameter']} is not the edit's")
+    before = contents(Path(task.base)) if task.base else {}
+    if not before or not fits(task, before):
+        return Checked(len(stored), False)
+    plan = export_plan(before, edit)
+    model, expected = base_and_edited(task, plan)
+    delta.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
+    _equal(expected, logits_of(model), rounding(plan))
+    return Checked(len(stored), True)
+
+
+def check_adapter(task: Task) -> Checked:
+    """Its product is Δ; and where PEFT is there and the model fits, PEFT gives the logits of the edited model."""
+    (edit,) = history(task.folder)
+    stored = read_header(Path(task.folder) / adapter.WEIGHTS)
+    for address, update in edit.updates.items():
+        about = matrix(edit, address)
+        b, a = adapter.read_factors(stored, about)
+        gap = sum(float((rows_of(update, i, i + 1, False) - b[i : i + 1] @ a).square().sum()) for i in range(len(b)))
+        if not gap**0.5 <= 1e-5 * update.norm():
+            raise CheckError(f"the adapter's product for {address} differs from the edit's by {gap**0.5:.1e}")
+    if importlib.util.find_spec("peft") is None:
+        return Checked(len(edit.updates), False, peft=False)
+    before = contents(Path(task.base)) if task.base else {}
+    if not before or not fits(task, before):
+        return Checked(len(edit.updates), False, peft=None)
+    import peft
+
+    plan = export_plan(before, edit)
+    model, expected = base_and_edited(task, plan)
+    try:
+        found = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
+    except Exception as error:  # PEFT may fail on a model in any way
+        raise CheckError(
+            f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
+            "(--format)"
+        ) from error
+    _equal(expected, found, rounding(plan))
+    return Checked(len(edit.updates), True, peft=True)
+
+
+def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
+    """The base as it is, and the logits that it has with a plan written into it."""
+    model: Any = load(task.base, task)
+    was = written_into(model, plan)
+    expected = logits_of(model)
+    model.load_state_dict(was, strict=False)
+    return model, expected
+
+
+def rounding(plan: Plan) -> float:
+    """What logits may differ by, relative to the largest, where W + Δ was rounded in another place."""
+    return max([1e-4, *(6.5 * torch.finfo(rewrite.source.dtype).eps for rewrite in plan.values())])
+
+
+CHECKS = {
+    "checkpoint": check_checkpoint,
+    "undo": check_undo,
+    "adapter": check_adapter,
+    "delta": check_delta,
+    "memory": check_memory,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

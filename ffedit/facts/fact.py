@@ -1,0 +1,307 @@
+"""A fact: what a model should come to say about a subject, and what must not move meanwhile.
+
+An edit is asked for in the field's usual terms (Meng et al. 2022, ROME, arXiv 2202.05262): a *prompt* about
+a *subject* is to be continued by a new object (`target`) in place of the old one (`previous`). Whether it
+worked is measured on other wordings of the same fact (`paraphrases`), on what follows from it (`portability`),
+on other subjects of the same relation (`neighbors`: specificity), on the other facts of the same subject
+(`same_subject`: retention) and on questions that have nothing to do with it (`locality`).
+
+Where the subject stands is a matter of characters, not of tokens: `Fact.text` is the whole prompt and
+`Fact.span` the subject's place in it, so a tokenizer sees the prompt once and as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ffedit.errors import FactError
+from ffedit.facts.mentions import occurrences
+
+SLOT = "{}"
+# The kind of MQuAKE's questions: of several wordings of one, any that is answered counts.
+MULTI_HOP = "multi-hop"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def fill(template: str, subject: str) -> str:
+    """Put `subject` where `template` has `{}`; a template without a slot stays as it is."""
+    return template.replace(SLOT, subject)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A prompt with the answer that it should have after the edit; of all but `portability` the one it had.
+
+    `target` is that answer, the true object. None means, among `neighbors`, the fact's `previous` object (as
+    CounterFact publishes them), and among `same_subject` and `locality`, whatever the model said before the
+    edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
+    `aliases` are other names of the target, or other answers that the data set accepts as well: whoever reads
+    what a model says freely takes any of them. `needs` are prompts of other facts that must be edited together with
+    this one for the answer to follow (MQuAKE). Of a fact's probes of the kind "multi-hop" with one target and the same
+    `needs`, one that is answered counts for all. Raises FactError for an empty prompt, target, kind or alias.
+    """
+
+    prompt: str
+    target: str | None = None
+    kind: str | None = None
+    aliases: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", _text("a probe's prompt", self.prompt, strip=False))
+        object.__setattr__(self, "target", _optional_text("a probe's target", self.target))
+        object.__setattr__(self, "kind", _optional_text("a probe's kind", self.kind))
+        object.__setattr__(self, "aliases", _aliases("a probe's aliases", self.aliases, self.target))
+        object.__setattr__(self, "needs", _texts("a prompt", "a probe's needs", self.needs))
+
+    @classmethod
+    def of(cls, value: ProbeLike) -> Probe:
+        """Read a probe written as itself, as its prompt, or as an object with its fields."""
+        if isinstance(value, Probe):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        names = [field.name for field in dataclasses.fields(cls)]
+        if isinstance(value, Mapping) and "prompt" in value and set(value) <= set(names):
+            return cls(**value)
+        raise FactError(f"a probe must be a prompt or {{{', '.join(names)}}}, found {show(value)}")
+
+    def filled(self, subject: str, target: str | None = None) -> Probe:
+        """Return the probe with `subject` in its slot, if it has one, and `target` if it has no own."""
+        answer = target if self.target is None else self.target
+        return dataclasses.replace(self, prompt=fill(self.prompt, subject), target=answer)
+
+
+ProbeLike: TypeAlias = "Probe | str | Mapping[str, Any]"
+
+
+@dataclass(frozen=True, init=False)
+class Fact:
+    """One fact to write into a model, with the prompts that measure the edit.
+
+    - `subject`, `prompt`: the prompt carries one `{}` or the subject itself. In the second case `occurrence`
+      (from 0) picks among the places where the subject stands as a whole word; the first one by default.
+    - `target`: the new object; None only where nothing is to be written (tracing sets; see `new_object`).
+    - `target_aliases`: its other names. `target` is what is written; any of them counts where the model says it.
+    - `previous`: the object that the model is expected to know now.
+    - `paraphrases`, `generation`: other prompts of the same fact, and prompts for free text about the
+      subject; `{}` stands for the subject.
+    - `neighbors`: probes about other subjects; `same_subject`: probes about other facts of this subject;
+      `locality`: questions about anything else (of zsRE); all three should stay as they were.
+    - `portability`: probes whose new answer follows from the edit; each gives it (KnowEdit, MQuAKE).
+    - `references`: texts about subjects that have the new object, to compare free text with (CounterFact).
+    - `relation`, `case_id`: names from the data set, for reports only.
+
+    White space around subject, target and previous is dropped; prompts stay as they are. How a prompt and
+    its target are joined is decided by the tokenizer. Raises FactError, one line, for what cannot be used.
+    """
+
+    subject: str
+    prompt: str
+    target: str | None = None
+    previous: str | None = None
+    paraphrases: tuple[str, ...] = ()
+    neighbors: tuple[Probe, ...] = ()
+    same_subject: tuple[Probe, ...] = ()
+    generation: tuple[str, ...] = ()
+    relation: str | None = None
+    occurrence: int = 0
+    case_id: str | None = None
+    portability: tuple[Probe, ...] = ()
+    references: tuple[str, ...] = ()
+    locality: tuple[Probe, ...] = ()
+    target_aliases: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        subject: str,
+        prompt: str,
+        target: str | None = None,
+        previous: str | None = None,
+        paraphrases: Iterable[str] = (),
+        neighbors: Iterable[ProbeLike] = (),
+        same_subject: Iterable[ProbeLike] = (),
+        generation: Iterable[str] = (),
+        relation: str | None = None,
+        occurrence: int = 0,
+        case_id: str | int | None = None,
+        portability: Iterable[ProbeLike] = (),
+        references: Iterable[str] = (),
+        locality: Iterable[ProbeLike] = (),
+        target_aliases: Iterable[str] = (),
+    ) -> None:
+        target = _optional_text("target", target)
+        values = {
+            "subject": _text("subject", subject),
+            "prompt": _text("prompt", prompt, strip=False),
+            "target": target,
+            "previous": _optional_text("previous", previous),
+            "paraphrases": _texts("a prompt", "paraphrases", paraphrases),
+            "neighbors": _probes("neighbors", neighbors),
+            "same_subject": _probes("same_subject", same_subject),
+            "generation": _texts("a prompt", "generation", generation),
+            "relation": _optional_text("relation", relation),
+            "occurrence": occurrence,
+            "case_id": _optional_text("case_id", str(case_id) if type(case_id) is int else case_id),
+            "portability": _probes("portability", portability),
+            "references": _texts("a text", "references", references),
+            "locality": _probes("locality", locality),
+            "target_aliases": _aliases("target_aliases", target_aliases, target),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._validate()
+
+    def _validate(self) -> None:
+        if type(self.occurrence) is not int:
+            raise FactError(f"occurrence must be a whole number, found {show(self.occurrence)}")
+        if SLOT in self.subject:
+            raise FactError(f"subject {show(self.subject)} holds {{}}; the slot belongs into the prompt")
+        if self.target is not None and self.target == self.previous:
+            raise FactError(f"target and previous are both {show(self.target)}; expected a new object")
+        if unanswered := [probe.prompt for probe in self.portability if probe.target is None]:
+            raise FactError(f"portability {show(unanswered[0])} has no target; give the answer that follows")
+        _ = self.span
+
+    @property
+    def text(self) -> str:
+        """The prompt with the subject in it."""
+        return fill(self.prompt, self.subject)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Character offsets (start, end) of the subject in `text`."""
+        if self.prompt.count(SLOT) == 1 and not self.occurrence:
+            start = self.prompt.index(SLOT)
+            return start, start + len(self.subject)
+        prompt, subject, slots = show(self.prompt), show(self.subject), self.prompt.count(SLOT)
+        if slots > 1:
+            raise FactError(f"prompt {prompt} has {slots} slots {{}}; expected one: write the others out")
+        if slots == 1:
+            raise FactError(f"prompt {prompt} marks the subject with {{}}; leave occurrence out")
+        spans = list(occurrences(self.prompt, self.subject))
+        if not spans:
+            found = f"holds the subject {subject} only inside another word"
+            if self.subject not in self.prompt:
+                found = f"has neither {{}} nor the subject {subject}"
+            raise FactError(f"prompt {prompt} {found}; put {{}} where the subject stands")
+        if not 0 <= self.occurrence < len(spans):
+            raise FactError(
+                f"occurrence {self.occurrence} of {subject} asked for, but prompt {prompt} has {len(spans)}; "
+                f"expected 0 to {len(spans) - 1}"
+            )
+        return spans[self.occurrence]
+
+    @property
+    def new_object(self) -> str:
+        """The target of a fact that is to be written; FactError where there is none."""
+        if self.target is None:
+            raise FactError(f"{show(self.text)} has no new object; give a target (without one: locate only)")
+        return self.target
+
+    @property
+    def paraphrase_texts(self) -> tuple[str, ...]:
+        """The paraphrases with the subject in them."""
+        return tuple(fill(p, self.subject) for p in self.paraphrases)
+
+    @property
+    def generation_texts(self) -> tuple[str, ...]:
+        """The generation prompts with the subject in them."""
+        return tuple(fill(p, self.subject) for p in self.generation)
+
+    @property
+    def neighbor_probes(self) -> tuple[Probe, ...]:
+        """The neighbors, ready to use: an object left out is `previous`."""
+        return tuple(p.filled(self.subject, self.previous) for p in self.neighbors)
+
+    @property
+    def same_subject_probes(self) -> tuple[Probe, ...]:
+        """The probes about this subject's other facts, with the subject in them."""
+        return tuple(p.filled(self.subject) for p in self.same_subject)
+
+    @property
+    def portability_probes(self) -> tuple[Probe, ...]:
+        """The probes whose answers follow from the edit, with the subject in them."""
+        return tuple(p.filled(self.subject) for p in self.portability)
+
+    @property
+    def locality_probes(self) -> tuple[Probe, ...]:
+        """The probes that have nothing to do with the fact, with the subject in a slot if they have one."""
+        return tuple(p.filled(self.subject) for p in self.locality)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fact in ffedit's own form, ready for JSON, without its empty fields."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: _plain(value) for name, value in values.items() if value not in (None, (), 0)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Fact:
+        """Read ffedit's own form. Raises FactError for a field it does not know: a typo must not pass."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        if unknown := [str(name) for name in record if name not in names]:
+            raise FactError(f"unknown field {', '.join(unknown)}; a fact's fields are {', '.join(names)}")
+        if missing := [name for name in ("subject", "prompt") if name not in record]:
+            raise FactError(f"{' and '.join(missing)} missing; a fact needs subject, prompt and target")
+        return cls(**record)
+
+
+def show(value: object) -> str:
+    """A value as it stands in an error: quoted, on one line, and not too long."""
+    shown = repr(value) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
+    return shown if len(shown) <= 100 else f"{shown[:60]}…{shown[-30:]}"
+
+
+def by_subject(facts: Sequence[Fact]) -> list[list[Fact]]:
+    """Facts that share a subject together, in order of first appearance."""
+    groups: dict[str, list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault(fact.subject, []).append(fact)
+    return list(groups.values())
+
+
+def _text(field: str, value: object, strip: bool = True) -> str:
+    if not isinstance(value, str):
+        raise FactError(f"{field} must be text, found {show(value)}")
+    if not value.strip():
+        raise FactError(f"{field} is empty; expected some text")
+    if not value.isascii() and _SURROGATE.search(value):
+        raise FactError(f"{field} {show(value)} is not valid Unicode text (a lone surrogate)")
+    return value.strip() if strip else value
+
+
+def _optional_text(field: str, value: object) -> str | None:
+    return None if value is None else _text(field, value)
+
+
+def _texts(what: str, field: str, value: object) -> tuple[str, ...]:
+    return tuple(_text(f"{what} in {field}", text, strip=False) for text in _items(field, value))
+
+
+def _aliases(field: str, value: object, target: str | None) -> tuple[str, ...]:
+    """Other names of `target`, each once."""
+    names = dict.fromkeys(_text(f"a name in {field}", text) for text in _items(field, value))
+    if names and target is None:
+        raise FactError(f"{field} are other names of a target, and there is none; give the target")
+    return tuple(name for name in names if name != target)
+
+
+def _probes(field: str, value: object) -> tuple[Probe, ...]:
+    return tuple(Probe.of(probe) for probe in _items(field, value))
+
+
+def _items(field: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise FactError(f"{field} must be a list, found {show(value)}")
+    return tuple(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Probe):
+        said = {name: _plain(part) for name, part in vars(value).items() if part not in (None, ())}
+        return said if len(said) > 1 else value.prompt
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,293 @@
+"""From a record of each known format to its facts: one function for each format.
+
+What some files write as text, others write as a list or as a list of lists of aliases; here all are read alike. Of
+several answers the first is the target, as in the published code, and the others are its aliases.
+A record that cannot be used is a FactError, one line, that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ffedit.errors import FactError
+from ffedit.facts.fact import MULTI_HOP, SLOT, Fact, Probe, show
+
+Record: TypeAlias = Mapping[str, Any]
+
+# What MEND's data have before the questions of Natural Questions.
+NATURAL_QUESTION = "nq question: "
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What one record gives: its facts, and in words what was left out of them."""
+
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...] = ()
+
+
+def rome(record: Record) -> Fact:
+    """ROME and MEMIT: a request, `target_new` and an optional `target_true` as {"str": ...}."""
+    return _request(record, case_id=record.get("case_id"))
+
+
+def _request(record: Record, **more: Any) -> Fact:
+    """The fact of a request, with fields that stand beside it."""
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        target=_need(record, "target_new", "str"),
+        previous=_need(record, "target_true", "str") if record.get("target_true") else None,
+        relation=_first(record.get("relation_id")),
+        **more,
+    )
+
+
+def counterfact(record: Record) -> Fact:
+    """CounterFact: a request with its probes. The answer to a neighborhood prompt is `target_true`.
+
+    `attribute_prompts` are left out: they are about other subjects that have the *new* object already, so
+    their answer neither moves with the edit nor is `previous`. `same_subject` is ffedit's own extension.
+    """
+    return _request(
+        _object("requested_rewrite", record["requested_rewrite"]),
+        paraphrases=_listed(record.get("paraphrase_prompts")),
+        neighbors=_listed(record.get("neighborhood_prompts")),
+        generation=_listed(record.get("generation_prompts")),
+        same_subject=_listed(record.get("same_subject")),
+        references=_listed(record.get("references")),
+        case_id=record.get("case_id"),
+    )
+
+
+def tracing(record: Record) -> Fact:
+    """CounterFact as the hub's `counterfact-tracing` has it: one flat request.
+
+    The subject stands between `relation_prefix` and `relation_suffix`, and takes the space in front of it along.
+    """
+    space = " " if str(_need(record, "subject")).startswith(" ") else ""
+    return Fact(
+        subject=record["subject"],
+        prompt=f"{record['relation_prefix']}{space}{SLOT}{record['relation_suffix']}",
+        target=_need(record, "target_false"),
+        previous=_need(record, "target_true"),
+        relation=_first(record.get("relation_id")),
+        case_id=record.get("case_id"),
+    )
+
+
+def mquake(record: Record) -> Parsed:
+    """MQuAKE (arXiv 2305.14795): the single edits that a multi-hop question needs, each with its own question.
+
+    The new answer to a case's questions follows from its edits: portability of the last one, which needs the others
+    to be edited as well. The questions are three wordings of one, and a case counts once, as answered if any wording
+    is (section 3.3). Aliases of the new answer are `new_answer_alias`; those of an edit's object stand with the single
+    hop that asks for it.
+    """
+    questions, rewrites = _listed(record.get("questions")), _listed(record["requested_rewrite"])
+    if not rewrites:
+        raise FactError("requested_rewrite is empty; expected at least one edit")
+    case, alone = record.get("case_id"), len(rewrites) == 1
+    names = _listed(record.get("new_answer_alias"))
+    hops = [_object("an item of new_single_hops", hop) for hop in _listed(record.get("new_single_hops"))]
+    facts = [
+        _request(
+            _object("an item of requested_rewrite", item),
+            paraphrases=_listed(item.get("question")),
+            target_aliases=_hop_aliases(hops, item),
+            case_id=case if alone or case is None else f"{case}.{number}",
+        )
+        for number, item in enumerate(rewrites, start=1)
+    ]
+    needs = tuple(fact.text for fact in facts[:-1])
+    follows = (Probe(question, _need(record, "new_answer"), MULTI_HOP, names, needs) for question in questions)
+    facts[-1] = dataclasses.replace(facts[-1], portability=tuple(follows))
+    note = f"multi-hop questions are asked where all {len(facts)} edits of their case are made together"
+    return Parsed(tuple(facts), () if alone or not questions else (note,))
+
+
+def _hop_aliases(hops: Iterable[Record], item: Record) -> tuple[Any, ...]:
+    """The other names of an edit's new object, from the hop that has its question and answer."""
+    asked = item.get("question"), _need(item, "target_new", "str")
+    return _listed([hop.get("answer_alias") for hop in hops if (hop.get("question"), hop.get("answer")) == asked])
+
+
+def zsre(record: Record) -> Fact:
+    """zsRE as MEND and EasyEdit use it: write `alt`, or the true answer where there is no other `alt`.
+
+    ROME and MEMIT write the true answer, `answers[0]`, in every record: so does a record without its `alt`. `previous`
+    is the true answer, or for those that write the true answer the `pred` of the record. The locality prompt is that
+    of ROME and MEMIT, its mark "nq question: " included. EasyEdit's copy may have one question of portability.
+    """
+    hop = _object("portability", record.get("portability") or {})
+    answers = _listed(record.get("answers"))
+    true = _first(answers)
+    target = record.get("alt") or true
+    previous = next((old for old in (true, record.get("pred")) if old and old != target), None)
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "src"),
+        target=target,
+        previous=previous,
+        paraphrases=_listed(record.get("rephrase")),
+        locality=[_question("loc", record["loc"], record.get("loc_ans"))] if record.get("loc") else [],
+        portability=[_probe(hop["New Question"], _need(hop, "New Answer"))] if "New Question" in hop else [],
+        case_id=record.get("case_id"),
+        target_aliases=answers if target == true else (),
+    )
+
+
+def _question(field: str, asked: Any, answer: Any) -> Probe:
+    """A question of Natural Questions as ROME and MEMIT ask it: with its mark, "nq question: who sang it?"."""
+    if not isinstance(asked, str):
+        raise FactError(f"{field} must be text, found {show(asked)}")
+    question = asked.rstrip()
+    return _probe(question if question.endswith("?") else question + "?", answer)
+
+
+def easyedit(record: Record) -> Fact:
+    """EasyEdit's flat form: `target_new` is text, and there are locality prompts with one answer, or one for each.
+
+    Those of CounterFact are its neighbors; those of zsRE, known by their mark, have nothing to do with the fact.
+    """
+    asked = [(prompt, answer, str(prompt).startswith(NATURAL_QUESTION)) for prompt, answer in _locality(record)]
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        target=_need(record, "target_new"),
+        previous=_first(record.get("ground_truth")),
+        paraphrases=_listed(record.get("rephrase_prompt") or record.get("rephrase")),
+        neighbors=[_probe(prompt, answer) for prompt, answer, question in asked if not question],
+        locality=[_question("locality_prompt", prompt, answer) for prompt, answer, question in asked if question],
+        relation=_first(record.get("relation_id")),
+        case_id=record.get("case_id"),
+    )
+
+
+def _locality(record: Record) -> list[tuple[Any, Any]]:
+    """EasyEdit's locality prompts, each with the answers that it accepts."""
+    prompts = _listed(record.get("locality_prompt"))
+    count, answers = len(prompts), record.get("locality_ground_truth")
+    if not isinstance(answers, (list, tuple)) or count < 2 or len(answers) < 2:  # a list for one prompt holds aliases
+        return [(prompt, answers) for prompt in prompts]
+    if len(answers) != count:
+        raise FactError(f"locality_ground_truth has {len(answers)} answers; expected 1, or {count} as locality_prompt")
+    return list(zip(prompts, answers, strict=True))
+
+
+def knowedit(record: Record) -> Parsed:
+    """KnowEdit (arXiv 2401.01286): EasyEdit's form with probes by kind, of what follows and of what should stay.
+
+    Relation_Specificity asks for the subject's other relations, Forgetfulness for other objects of the
+    edited one ("..., which is not Rome, is"). Both are about the subject, so both are `same_subject`; one
+    that does not name it is a neighbor, or with no answer given `locality`: as the model said it before.
+    Forgetfulness supposes that an object is added to a list. Where its answer is the very object that this
+    edit replaces, keeping it would be failure, and it is left out. A `ground_truth` is a list of answers, each a
+    list of its names: a model that goes on with any one of them has answered.
+    """
+    notes: list[str] = []
+    fact = easyedit(record)
+    stays = list(_by_kind(record, "locality", fact.subject))
+    replaced = [p for p in stays if p.kind == "Forgetfulness" and p.target and fact.previous in (p.target, *p.aliases)]
+    kept = [p for p in stays if p not in replaced]
+    follows = list(_by_kind(record, "portability", fact.subject))
+    if len(kept) < len(stays):
+        notes.append("Forgetfulness prompts that ask for what the edit replaces were left out")
+    if any(p.target is None for p in follows):
+        notes.append("portability prompts without an answer were left out")
+    others = [p for p in kept if fact.subject not in p.prompt]
+    fact = dataclasses.replace(
+        fact,
+        neighbors=fact.neighbors + tuple(p for p in others if p.target is not None),
+        locality=fact.locality + tuple(p for p in others if p.target is None),
+        same_subject=tuple(p for p in kept if fact.subject in p.prompt),
+        portability=tuple(p for p in follows if p.target is not None),
+    )
+    return Parsed((fact,), tuple(notes))
+
+
+def wikibio(record: Record) -> Parsed:
+    """KnowEdit's WikiBio: the next sentence (`labels`) of a passage (`text`) about `concept`."""
+    names = {"subject": record["concept"], "prompt": record["text"], "target_new": _first(record["labels"])}
+    return knowedit({**record, **names})
+
+
+def _by_kind(record: Record, field: str, subject: str) -> Iterator[Probe]:
+    """Each probe of `field` {kind: [{prompt, ground_truth}]}."""
+    for kind, items in _object(field, record.get(field) or {}).items():
+        for item in _listed(items):
+            prompts = _listed(_need(_object(f"{field}.{kind}", item), "prompt"))
+            answers = item.get("ground_truth")
+            if len(prompts) != 1:  # EasyEdit's requests: lists of prompts and of their answers
+                several = answers if isinstance(answers, (list, tuple)) else []
+                if not prompts or len(prompts) != len(several):
+                    raise FactError(f"{field}.{kind} has {len(prompts)} prompts and {len(several)} answers to them")
+            else:
+                several = [answers]
+            for prompt, answer in zip(prompts, several, strict=True):
+                yield _probe(prompt, answer, kind).filled(subject)
+
+
+def fastedit(record: Record) -> Fact:
+    """FastEdit: `queries` are other wordings of the fact."""
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        target=_need(record, "target"),
+        paraphrases=_listed(record.get("queries")),
+    )
+
+
+def known(record: Record) -> Fact:
+    """ROME's causal-tracing set: true facts without a new object; tracing follows `previous`.
+
+    Its `template` often ends before `prompt` does, and the answer follows `prompt`: that one is read.
+    """
+    return Fact(
+        subject=_need(record, "subject"),
+        prompt=_need(record, "prompt"),
+        previous=_need(record, "attribute"),
+        relation=_first(record.get("relation_id")),
+        case_id=record.get("known_id"),
+    )
+
+
+# How records are looked into ------------------------------------------------------------
+
+
+def _need(record: Record, *path: str) -> Any:
+    """Return the value at `path`, or say which field is missing."""
+    value: Any = record
+    for depth, key in enumerate(path, start=1):
+        if not isinstance(value, Mapping) or key not in value:
+            raise FactError(f"{'.'.join(path[:depth])} is missing")
+        value = value[key]
+    return value
+
+
+def _object(field: str, value: object) -> Record:
+    if not isinstance(value, Mapping):
+        raise FactError(f"{field} must be an object, found {show(value)}")
+    return value
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    """Flatten what some files write as text, some as a list and some as a list of lists of aliases."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, (list, tuple)):
+        return tuple(item for part in value for item in _listed(part))
+    return (value,)
+
+
+def _first(value: Any) -> Any:
+    """Return the first of what is listed; None where nothing is."""
+    return next(iter(_listed(value)), None)
+
+
+def _probe(prompt: Any, answers: Any, kind: str | None = None) -> Probe:
+    """A prompt with its answers: the first is the target, the others its aliases."""
+    return Probe(prompt, _first(answers), kind, _listed(answers)[1:])

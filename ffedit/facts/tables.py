@@ -1,0 +1,118 @@
+"""Tables of records: parquet and arrow files, folders of them, and data sets of the hub, read with `datasets`.
+
+A table is named by its path, or as owner/name on the hub, perhaps with the path of one file in it; #configuration
+and :split may stand behind. A path that exists always wins. The package `datasets` is an extra: it is loaded when
+the first table is read, and it runs no code that comes with a data set.
+
+A column belongs to every row, so what a record does not have is null in a table. The nulls are taken out again.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ffedit.errors import FactError
+
+NAME = re.compile(r"(?P<place>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
+HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
+FILES = {".parquet": "parquet", ".arrow": "arrow"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A named table, of which nothing is read yet; `place` is a path or a name on the hub."""
+
+    name: str
+    place: str
+    configuration: str | None = None
+    split: str | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """All rows, without their nulls. Raises FactError, one line, where they cannot be had."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise FactError(f"{self.name}: to read it, pip install 'ffedit[datasets]'") from error
+        with _explained(self):
+            splits = self._splits(datasets)
+        only = next(iter(splits)) if len(splits) == 1 else ""
+        if (split := self.split or only) not in splits:
+            raise FactError(f"{self.name}: the splits are {', '.join(splits)}; add one behind a colon")
+        with _explained(self):
+            rows = [_without_nulls(row) for row in splits[split]]
+        if not rows:
+            raise FactError(f"{self.name} holds no facts; expected at least one record")
+        return rows
+
+    def _splits(self, datasets: Any) -> Mapping[str, Any]:
+        """The rows of each split, as `datasets` gives them. What is here is streamed: it needs no second copy."""
+        path = Path(self.place)
+        if path.is_file():
+            return dict(datasets.load_dataset(FILES[path.suffix], data_files=glob.escape(self.place), streaming=True))
+        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(self.place)
+            return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+        if path.is_dir():
+            return dict(datasets.load_dataset(os.path.abspath(path), self.configuration, streaming=True))
+        found = HUB.fullmatch(self.place)
+        assert found is not None
+        return dict(datasets.load_dataset(found["set"], self.configuration, data_files=found["file"]))
+
+
+def find(name: str) -> Table | None:
+    """The table that `name` names; None where it is a file of JSON, standard input, or one that is not there.
+
+    Raises:
+        FactError: a folder without tables.
+    """
+    parts = NAME.fullmatch(name)
+    if name == "-" or parts is None:
+        return None
+    table = Table(name, name) if os.path.exists(name) else Table(name, **parts.groupdict())
+    path = Path(table.place)
+    if path.is_dir():
+        if not any(file.suffix in FILES for file in path.rglob("*")):
+            raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
+        return table
+    if path.exists():
+        return table if path.suffix in FILES else None
+    hub = HUB.fullmatch(table.place)
+    # What ends as a file does, or lies in a folder that is here, is a file that is missing.
+    missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
+    return None if missing else table
+
+
+@contextmanager
+def _explained(table: Table) -> Iterator[None]:
+    """Say in one line what `datasets`, the hub or the network could not do, in place of their own logs of it."""
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # what can go wrong there has no common class
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        if Path(table.place).exists():
+            raise FactError(f"{table.name} is no table that can be read: {why}") from error
+        raise FactError(
+            f"{table.name}: no such path, and not to be had as a data set of the hub ({why}); "
+            "download a file of it and give that"
+        ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value if inner is not None] if isinstance(value, list) else value

@@ -1,0 +1,71 @@
+"""How much may go through a model at once, and what to do when it was too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from ffedit.model.editable import Editable
+from ffedit.model.offload import device_of
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def room(editable: Editable, least: int, shares: int) -> int:
+    """How many numbers of one kind a batch may hold: `least`, or one of so many `shares` of what a GPU has free.
+
+    On a CPU `least` should fill the matrix products and leave the machine usable; a GPU wants more.
+    """
+    device = device_of(editable.embedding)
+    if not torch.empty(0, device=device).is_cuda:
+        return least
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(least, free // (shares * editable.feed_forward[0].dtype.itemsize))
+
+
+def halving(work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception) -> Iterator[Result]:
+    """`work` on all `items` at once; where memory fails, on its halves in order, halved as often as it asks for.
+
+    Args:
+        work: what is done with some neighbouring items. It may have begun when it fails, and is then asked again.
+        items: one at least.
+        refusal: what is raised when there is no memory for a single item.
+    """
+    if len(items) == 1:
+        with enough_memory(refusal):
+            done = work(items)
+        yield done
+        return
+    try:
+        done = work(items)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+    else:
+        yield done
+        return
+    # Outside the handler, where the error no longer holds the failed work's tensors.
+    half = len(items) // 2
+    yield from halving(work, items[:half], refusal)
+    yield from halving(work, items[half:], refusal)
+
+
+@contextmanager
+def enough_memory(refusal: Exception) -> Iterator[None]:
+    """Raise `refusal` where memory fails in the block: for what cannot be halved."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise refusal from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory failed; torch has no class of its own for an allocation that fails on a CPU."""
+    failed = any(words in str(error) for words in ("not enough memory", "allocate memory"))
+    return failed or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -1,0 +1,285 @@
+"""What does the model say? Log-probabilities of given answers, and its own continuations.
+
+Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
+continuations are greedy, or drawn: with a generator, or with numbers that each prompt brings along, so that what is
+drawn for it does not depend on the other prompts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from itertools import chain, takewhile
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ffedit.errors import ModelError
+from ffedit.inference import replay
+from ffedit.inference.batching import halving
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded, batches, decode, pad
+
+TOKENS_PER_BATCH = 4096
+NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or another --device"
+
+
+def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
+    """The (row, position) pairs whose next token is an answer's, [k, 2], row by row."""
+    return torch.tensor(
+        [(row, e.answer - 1 + i) for row, e in enumerate(encoded) for i in range(len(e.target_ids))], dtype=torch.long
+    )
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities of the next token [.., vocabulary], nats; in float32, or float64 where the logits are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def answer_tokens(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
+    """Log-probability of each answer token, [k], nats, from the logits [k, vocabulary] at `answer_reads`."""
+    targets = torch.tensor([i for e in encoded for i in e.target_ids], device=logits.device)
+    return log_softmax(logits).gather(-1, targets[:, None])[:, 0]
+
+
+def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
+    """Log-probability of each whole answer, [n], nats, from the logits [k, vocabulary] at `answer_reads`."""
+    rows = answer_reads(encoded)[:, 0].to(logits.device)
+    tokens = answer_tokens(logits, encoded)
+    return tokens.new_zeros(len(encoded)).index_add(0, rows, tokens)
+
+
+@torch.no_grad()
+def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
+    """Log-probability of each token of each answer, given the tokens before it: n tensors [answer tokens], nats.
+
+    Raises:
+        ModelError: there is no memory for a single text.
+    """
+
+    def read(rows: Sequence[int]) -> Sequence[Tensor]:
+        some = [encoded[i] for i in rows]
+        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in some]), answer_reads(some)), some)
+        parts: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in some])
+        return parts
+
+    result: list[Tensor] = [torch.empty(0)] * len(encoded)
+    for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
+        found = chain.from_iterable(halving(read, rows, ModelError(NO_ROOM)))
+        for i, own in zip(rows, found, strict=True):
+            result[i] = own
+    return result
+
+
+def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded | None]:
+    """Each of `prompts` followed by the first word that the model says greedily: the fewest tokens that hold it whole.
+
+    None where it says no word within `count` tokens: it ends the text or its turn, or says blanks only.
+    """
+    said = continuations(editable, [prompt.ids for prompt in prompts], count)
+    return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
+
+
+def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
+    """Each of `prompts` as by `own_answers`; where the model says no word, with the one that begins likeliest instead.
+
+    Raises:
+        ModelError: no token of the vocabulary begins a word.
+    """
+    own = own_answers(editable, prompts, count)
+    return [found or _likeliest_word(editable, prompt, count) for found, prompt in zip(own, prompts, strict=True)]
+
+
+def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
+    silent = _silent(editable)
+    said = list(takewhile(lambda token: token not in silent, said))
+    before = len(decode(editable.tokenizer, prompt.ids))
+    size = 0
+    for size in range(1, len(said) + 1):
+        text = decode(editable.tokenizer, [*prompt.ids, *said[: size + 1]])[before:]
+        if len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum()):
+            break
+    ids = (*prompt.ids, *said[:size])
+    text = decode(editable.tokenizer, ids)
+    return Encoded(text, ids, len(prompt.ids), prompt.subject) if text[before:].strip() else None
+
+
+@torch.no_grad()
+def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
+    """`prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
+    silent = _silent(editable)
+    logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
+    for token in logits.argsort(descending=True).tolist():
+        if token not in silent and decode(editable.tokenizer, [token]).strip():
+            rest = continuations(editable, [(*prompt.ids, token)], count - 1)[0]
+            if (found := _first_word(editable, prompt, [token, *rest])) is not None:
+                return found
+    raise ModelError(
+        f"{editable.name} says nothing after {prompt.text[-60:]!r}, and no token of its vocabulary begins a word; give "
+        "the fact's previous object"
+    )
+
+
+def _silent(editable: Editable) -> set[int]:
+    """Token ids that are no text."""
+    return editable.ends | set(editable.tokenizer.all_special_ids)
+
+
+# Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary]; it is told the step, from 0.
+Chooser: TypeAlias = Callable[[Tensor, int], Tensor]
+
+
+def greedy(logits: Tensor, step: int) -> Tensor:
+    """The likeliest token, [n, 1]."""
+    return logits.argmax(-1, keepdim=True).cpu()
+
+
+def drawn(generator: torch.Generator, count: int) -> Callable[[Sequence[int]], Chooser]:
+    """From the whole distribution, with a generator on the CPU, for some of `count` rows.
+
+    Each row draws what it draws where all go through together: the numbers of the others are drawn, too, and not used.
+    """
+    state = generator.get_state()
+
+    def among(rows: Sequence[int]) -> Chooser:
+        generator.set_state(state)
+
+        def choose(logits: Tensor, step: int) -> Tensor:
+            odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
+            odds[list(rows)] = logits.float().softmax(-1).cpu()
+            return torch.multinomial(odds, 1, generator=generator)[list(rows)]
+
+        return choose
+
+    return among
+
+
+def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
+    """From the `top` likeliest tokens, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
+
+    def choose(logits: Tensor, step: int) -> Tensor:
+        best, ids = logits.double().topk(min(top, logits.shape[-1]), -1)
+        passed = best.softmax(-1).cumsum(-1).cpu() <= numbers[:, step, None]
+        return ids.cpu().gather(-1, passed.sum(-1, keepdim=True).clamp(max=ids.shape[-1] - 1))
+
+    return choose
+
+
+@torch.no_grad()
+def continuations(
+    editable: Editable,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    generator: torch.Generator | None = None,
+    numbers: Tensor | None = None,
+    top: int = 1,
+) -> list[list[int]]:
+    """The next `count` token ids of each prompt.
+
+    Greedy; or drawn from the whole distribution with `generator`; or from the `top` likeliest tokens by `numbers`
+    [prompts, count], uniform in 0 to 1 (both on the CPU).
+
+    Prompts of several lengths go through together where the model allows it (`Editable.ragged`), padded on the left and
+    masked. Where not, and with `generator`, whose numbers go to the prompts in turn, those of one length do. Fewer
+    tokens come where the model's context ends. Where memory fails, fewer go through together, and say the same.
+
+    Raises:
+        ModelError: there is no memory for a single prompt.
+    """
+    lengths = [len(ids) for ids in prompts]
+    mixed = editable.ragged and generator is None
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i, length in enumerate(lengths):
+        groups[0 if mixed and length + count <= editable.max_tokens else length].append(i)
+    result: list[list[int]] = [[] for _ in prompts]
+    for members in groups.values():
+        for some in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
+            rows = [members[i] for i in some]
+            choosing = _choosing(rows, generator, numbers, top)
+            for row, new in zip(rows, _said(editable, [prompts[i] for i in rows], count, choosing), strict=True):
+                result[row] = new
+    return result
+
+
+def _choosing(
+    rows: Sequence[int], generator: torch.Generator | None, numbers: Tensor | None, top: int
+) -> Callable[[Sequence[int]], Chooser]:
+    """How some of a batch choose, counted in it; the batch holds these `rows` of all prompts."""
+    if numbers is not None:
+        own = numbers[list(rows)]
+        return lambda some: drawn_of_top(own[list(some)], top)
+    return (lambda some: greedy) if generator is None else drawn(generator, len(rows))
+
+
+def _said(
+    editable: Editable,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    choosing: Callable[[Sequence[int]], Chooser],
+) -> Iterator[list[int]]:
+    """What one batch says, in parts where memory fails."""
+
+    def part(some: Sequence[int]) -> list[list[int]]:
+        said: list[list[int]] = _continue(editable, [prompts[i] for i in some], count, choosing(some)).tolist()
+        return said
+
+    return chain.from_iterable(halving(part, range(len(prompts)), ModelError(NO_ROOM)))
+
+
+def words(editable: Editable, ids: Sequence[int]) -> str:
+    """What `ids` say up to the end of the text or turn, without special tokens and with white space normalised."""
+    ends = editable.ends
+    said = takewhile(lambda token: token not in ends, ids)
+    return " ".join(decode(editable.tokenizer, said, special=False).split())
+
+
+def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
+    """What the model says greedily after each of `prompts`, as text of `count` tokens."""
+    ids = [editable.encode(prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
+    said = continuations(editable, ids, count)
+    return [words(editable, new) for new in said]
+
+
+def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
+    """The next tokens of prompts that go through together, [prompts, tokens]."""
+    lengths = torch.tensor([len(ids) for ids in prompts])
+    width = int(lengths.max())
+    left = width - lengths[:, None]
+    given = torch.tensor([[*([0] * (width - len(ids))), *ids] for ids in prompts])
+    new = given[:, :0]
+    cache = DynamicCache() if editable.resumable else None
+    last = [(row, -1) for row in range(len(prompts))]
+    for step in range(min(count, editable.max_tokens + 1 - width)):
+        places: dict[str, Tensor] = {}
+        if bool(left.any()):
+            positions = torch.arange(width + step) - left
+            places["attention_mask"] = (positions >= 0).long().to(editable.device)
+            if "position_ids" in signature(editable.model.forward).parameters:
+                places["position_ids"] = positions[:, -given.shape[1] :].clamp(min=0).to(editable.device)
+        with replay.unembedding(editable, torch.tensor(last)):
+            logits = editable.run(
+                input_ids=given.to(editable.device), past_key_values=cache, use_cache=cache is not None, **places
+            ).logits[0]
+        token = choose(logits, step)
+        new = torch.cat([new, token], 1)
+        given = token if cache is not None else torch.cat([given, token], 1)
+    return new
+
+
+def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
+    """Token ids [rows][length] that the model says when nothing is asked, drawn with `seed`.
+
+    Starts from BOS, or EOS where a model has no BOS, or from tokens drawn at random where it has neither.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = editable.model.config.get_text_config()
+    start = editable.tokenizer.bos_token_id
+    start = editable.tokenizer.eos_token_id if start is None else start
+    if start is None:
+        starts = torch.randint(config.vocab_size, (rows, 1), generator=generator).tolist()
+    else:
+        starts = [[int(start)]] * rows
+    return continuations(editable, starts, length, generator)

@@ -1,0 +1,305 @@
+"""Run a model on from a layer: the source of all speed.
+
+Restoring a state or adding δ at a layer's output changes nothing below that layer and nothing left of that token. So a
+real forward pass is recorded once (the residual stream entering every layer, keys and values of every position), and an
+intervention runs the model again *from its layer and its first changed position only*, for many interventions in one
+batch, reading the unembedding only at the positions asked for.
+
+The rerun is the model's own forward with a cache of the earlier positions, exactly as in generation, so that masks,
+rotary angles, sliding windows and position biases are the model's own business; the layers below merely do not run.
+Rows of different lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask
+and no number depends on the tokenizer's padding side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ffedit.model.hooks import captured, fed, only_at, skipped
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One forward pass of a batch, kept.
+
+    Attributes:
+        ids: token ids, right-padded, [batch, tokens].
+        states: `states[l]` is the residual stream entering layer l, `states[L]` what the last layer gave;
+            each [batch, tokens, d_model]. Empty where it was not asked for.
+        outputs: by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's),
+            [batch, tokens, d_model].
+        past: keys and values of each layer, [batch, heads, tokens, d_head].
+        logits: at the (row, position) pairs that were asked for, [k, vocabulary].
+    """
+
+    ids: Tensor
+    states: list[Tensor]
+    outputs: dict[str, list[Tensor]]
+    past: list[tuple[Tensor, Tensor]]
+    logits: Tensor
+
+
+@contextmanager
+def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[None]:
+    """Unembed only the (row, position) pairs `read` [k, 2] of a pass that begins at position `start`."""
+
+    def gather(hidden: Tensor) -> Tensor:
+        rows, positions = read.to(hidden.device).unbind(-1)
+        return hidden[rows, positions - start][None]
+
+    with fed(editable.unembedding, gather):
+        yield
+
+
+def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
+    """Logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at the (row, position) pairs `read` [k, 2]."""
+    with unembedding(editable, read):
+        logits: Tensor = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
+    """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to look at."""
+    with ExitStack() as stack:
+        dtype = editable.feed_forward[0].dtype
+        nothing = torch.zeros(*ids.shape, editable.d_model, dtype=dtype, device=editable.device)
+        for above in editable.layers[layer + 1 :]:
+            stack.enter_context(skipped(above, nothing, editable.layers_return_tuples))
+        stack.enter_context(fed(editable.unembedding, lambda hidden: hidden[:1, :1]))
+        editable.run(input_ids=ids.to(editable.device), use_cache=False)
+
+
+@torch.no_grad()
+def record(
+    editable: Editable,
+    ids: Tensor,
+    read: Tensor,
+    parts: Iterable[str] = (),
+    only: tuple[int, int] | None = None,
+) -> Recording:
+    """Run `ids` [batch, tokens] through the whole model once and keep what a rerun needs.
+
+    Args:
+        editable: the model.
+        ids: token ids [batch, tokens], right-padded.
+        read: the (row, position) pairs [k, 2] at which logits are wanted.
+        parts: whose outputs are to be kept too: "feed_forward", "attention".
+        only: (layer, start): keep what reruns from this layer and this position need, and nothing else.
+    """
+    ids = ids.to(editable.device)
+    cache = DynamicCache()
+    # Layers that keep no keys and values (a recurrence, a convolution) would ask this cache for what it has not.
+    caching: dict[str, Any] = {"use_cache": False}
+    if editable.resumable:
+        caching = {"use_cache": True, "past_key_values": cache}
+    depth = len(editable.layers)
+    wanted = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
+    last_layer = {depth: editable.layers[-1]} if only is None else {}
+    parts = tuple(parts)
+    modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
+    with (
+        captured(wanted, inputs=True) as entering,
+        captured(last_layer) as leaving,
+        captured(modules) as outputs,
+        unembedding(editable, read),
+    ):
+        logits = editable.run(input_ids=ids, **caching).logits[0]
+    shape = (*ids.shape, -1)  # some models (OPT) flatten batch and tokens before the feed-forward layer
+    states, nothing = {**entering, **leaving}, logits.new_empty(0)
+    return Recording(
+        ids=ids,
+        states=[states.get(layer, nothing) for layer in range(depth + 1)],
+        outputs={part: [outputs[part, layer].reshape(shape) for layer in range(depth)] for part in parts},
+        past=_past(cache, only) if editable.resumable else [],
+        logits=logits,
+    )
+
+
+def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer, as the attention left them in the cache."""
+    layers: list[Any] = cache.layers
+    if only is None:
+        return [(layer.keys, layer.values) for layer in layers]
+    # Of the layers that do not run, the cache is only asked how many positions it holds.
+    first, start = only
+    rows = [None if index >= first else 1 for index in range(len(layers))]
+    return [
+        (layer.keys[:some, :, :start].clone(), layer.values[:some, :, :start].clone())
+        for layer, some in zip(layers, rows, strict=True)
+    ]
+
+
+def resume(
+    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, start: int, read: Tensor
+) -> Tensor:
+    """Go on from `layer` with other states.
+
+    Args:
+        editable: the model.
+        recording: the pass that is altered.
+        layer: first layer to run, 0 … L; L reads the unembedding only.
+        states: residual stream entering `layer` at the positions from `start` on, [n, positions, d_model]; what lies
+            right of them does not run.
+        rows: which row of the recording each of the n reruns alters, [n].
+        start: first position that is run; what stands left of it is the recording's.
+        read: pairs (rerun, absolute position >= start) at which logits are wanted, [k, 2].
+
+    Returns:
+        Logits, [k, vocabulary]; gradients flow to `states` and to whatever hooks add on the way.
+    """
+    if not editable.resumable and start:
+        kept = recording.states[layer][rows, :start]
+        return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
+    with ExitStack() as stack:
+        for below in editable.layers[:layer]:
+            stack.enter_context(skipped(below, states, editable.layers_return_tuples))
+        if layer == 0:
+            stack.enter_context(fed(editable.layers[0], lambda _: states))
+        stack.enter_context(unembedding(editable, read, start))
+        logits: Tensor = editable.run(
+            input_ids=recording.ids[rows, start : start + states.shape[1]],
+            past_key_values=_cache(recording, layer, rows, start) if start else None,
+            use_cache=bool(start),
+        ).logits.squeeze(0)  # an index would cost a copy of all logits on the way back
+    return logits
+
+
+def resume_each(
+    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, starts: Tensor, read: Tensor
+) -> Tensor:
+    """As `resume`, but every rerun begins at a position of its own; only for models that are `ragged`.
+
+    What stands left of it is padded on the left and masked, as in the generation from prompts of several lengths.
+
+    Args:
+        editable: the model.
+        recording: the pass that is altered.
+        layer: first layer to run.
+        states: residual stream entering `layer` from each rerun's own start on, [n, positions, d_model].
+        rows: which row of the recording each rerun alters, [n].
+        starts: first position that is run, [n].
+        read: pairs (rerun, absolute position) at which logits are wanted, [k, 2].
+
+    Returns:
+        Logits, [k, vocabulary].
+    """
+    first, width = int(starts.max()), states.shape[1]
+    inside = starts[:, None] + torch.arange(width)
+    left = starts[:, None] - first + torch.arange(first)
+    ids = recording.ids[rows]
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(recording.past):
+        # Of the layers that do not run, the cache is only asked how many positions it holds.
+        some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
+        some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
+        cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
+    places: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
+    if "position_ids" in signature(editable.model.forward).parameters:
+        places["position_ids"] = inside.to(ids.device)
+    with ExitStack() as stack:
+        for below in editable.layers[:layer]:
+            stack.enter_context(skipped(below, states, editable.layers_return_tuples))
+        if layer == 0:
+            stack.enter_context(fed(editable.layers[0], lambda _: states))
+        stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
+        logits: Tensor = editable.run(
+            input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
+            past_key_values=cache,
+            use_cache=True,
+            **places,
+        ).logits.squeeze(0)  # an index would cost a copy of all logits on the way back
+    return logits
+
+
+def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> DynamicCache:
+    """Keys and values of the positions left of `start`."""
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(recording.past):
+        # Of the layers that do not run, the cache is only asked how many positions it holds.
+        some = rows if index >= layer else torch.zeros_like(rows[:1])
+        cache.update(keys[some, :, :start], values[some, :, :start], index)
+    return cache
+
+
+@contextmanager
+def narrowed(editable: Editable, run: Tensor, at: Tensor) -> Iterator[None]:
+    """Let the last feed-forward layer run at what is read only, since nothing reads its other outputs.
+
+    Hooks on it would see another shape.
+
+    Args:
+        editable: the model.
+        run: which rerun is read, [k].
+        at: at which position, [k], negative and counted from the end of the rerun: a model that cannot be resumed runs
+            the positions left of its start, too.
+    """
+    feed_forward = editable.last_feed_forward
+    with nullcontext() if feed_forward is None else only_at(feed_forward, run, at):
+        yield
+
+
+def final_states(
+    editable: Editable,
+    recording: Recording,
+    layer: int,
+    states: Tensor,
+    rows: Tensor,
+    start: int,
+    read: Tensor,
+    narrow: bool = False,
+) -> Tensor:
+    """As `resume`, but what the last layer gives at `read`, [k, d_model]: `logits_of` many such runs is one product.
+
+    With `narrow`, the last feed-forward layer is `narrowed` to `read`.
+    """
+    run, at = read[:, 0], read[:, 1] - start - states.shape[1]
+    with captured({0: editable.layers[-1]}) as last, narrowed(editable, run, at) if narrow else nullcontext():
+        resume(editable, recording, layer, states, rows, start, read[:0])
+    return last[0][run, at]
+
+
+@torch.no_grad()
+def logits_of(editable: Editable, states: Tensor) -> Tensor:
+    """Logits [n, vocabulary] of what the last layer gave, [n, d_model]: the model's own norm, unembedding, scaling."""
+    with ExitStack() as stack:
+        for layer in editable.layers:
+            stack.enter_context(skipped(layer, states[:, None], editable.layers_return_tuples))
+        ids = torch.zeros(len(states), 1, dtype=torch.long, device=editable.device)
+        logits: Tensor = editable.run(input_ids=ids, use_cache=False).logits[:, 0]
+    return logits
+
+
+@torch.no_grad()
+def check(editable: Editable, ids: Tensor) -> float:
+    """How far a rerun from the middle is from the whole pass: largest absolute difference of logits on `ids` [1, n]."""
+    last = torch.tensor([[0, ids.shape[1] - 1]])
+    recording = record(editable, ids, last)
+    layer, start = len(editable.layers) // 2, ids.shape[1] // 2
+    states = recording.states[layer][:, start:]
+    rerun = resume(editable, recording, layer, states, torch.tensor([0]), start, last)
+    return float((rerun - recording.logits).abs().max())
+
+
+@torch.no_grad()
+def check_each(editable: Editable, ids: Tensor) -> float:
+    """As `check`, for two reruns of `ids` [1, n] that begin at different positions."""
+    end, starts = ids.shape[1], torch.tensor([ids.shape[1] // 3, ids.shape[1] // 2])
+    read = torch.tensor([[0, int(end - 1 - starts[1] + starts[0])], [1, end - 1]])
+    recording = record(editable, ids.expand(2, -1), read)
+    layer = len(editable.layers) // 2
+    inside = starts[:, None] + torch.arange(end - int(starts[1]))
+    states = recording.states[layer][torch.arange(2)[:, None], inside]
+    rerun = resume_each(editable, recording, layer, states, torch.arange(2), starts, read)
+    return float((rerun - recording.logits).abs().max())

@@ -1,0 +1,95 @@
+"""Which experts does a token go to? What the router of each mixture chose at a subject's last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ffedit.errors import ModelError
+from ffedit.inference import replay
+from ffedit.inference.batching import halving
+from ffedit.inference.generation import NO_ROOM
+from ffedit.model.editable import Editable
+from ffedit.model.experts import Experts, Routed
+from ffedit.model.tokenization import Encoded, batches, pad
+
+# Tokens in a batch.
+TOKENS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """What one layer's router gives each expert at the subject's last token of some texts.
+
+    Attributes:
+        weights: g, [texts, experts]; 0 where an expert was not chosen.
+    """
+
+    weights: Tensor
+
+    @property
+    def chosen(self) -> Tensor:
+        """Which experts each text's token goes to, [texts, experts]."""
+        return self.weights != 0
+
+    @property
+    def shares(self) -> Tensor:
+        """In what share of the texts an expert is chosen, [experts]."""
+        return self.chosen.double().mean(0)
+
+    @property
+    def mean_weights(self) -> Tensor:
+        """An expert's mean weight in the texts that go to it, [experts]; 0 where none does."""
+        return self.weights.double().sum(0) / self.chosen.sum(0).clamp(min=1)
+
+    def covered(self, experts: Sequence[int]) -> float:
+        """The share of the router's weight that goes to `experts`, mean over texts."""
+        return float((self.weights[:, list(experts)].abs().sum(1) / self.weights.abs().sum(1)).mean())
+
+    def some(self, rows: Tensor) -> Routes:
+        """Of some of the texts."""
+        return Routes(self.weights[rows])
+
+
+def mixtures(editable: Editable) -> list[int]:
+    """The layers that are mixtures of experts."""
+    return [layer.layer for layer in editable.feed_forward if layer.mixture is not None]
+
+
+def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) -> dict[int, Routes]:
+    """Run `texts` and see where the routers of `layers`, all of them mixtures, send each subject's last token.
+
+    Raises:
+        ModelError: there is no memory for a single text.
+    """
+    if not layers or not texts:
+        return {}
+    order = list(batches([len(e.ids) for e in texts], TOKENS))
+    read = partial(_read, editable, layers)
+    found = [part for rows in order for part in halving(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
+    back = torch.tensor([row for rows in order for row in rows]).argsort()
+    return {layer: Routes(torch.cat([part[layer] for part in found])[back]) for layer in layers}
+
+
+@torch.no_grad()
+def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
+    """What the routers give each expert at the subject's last token of texts that go through together."""
+    ids, found = pad([e.ids for e in texts]), dict[int, Tensor]()
+    at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.site for e in texts])
+    with ExitStack() as stack:
+        for layer in layers:
+            mixture = editable.feed_forward[layer].mixture
+            assert mixture is not None
+            stack.enter_context(mixture.watched(routes=partial(_note, mixture.experts, at, found, layer)))
+        replay.run_to(editable, ids, max(layers))
+    return found
+
+
+def _note(experts: Experts, at: Tensor, found: dict[int, Tensor], layer: int, routed: Routed) -> None:
+    """Keep what the router of a layer gave each expert at tokens `at`, [texts, experts]."""
+    found[layer] = experts.weights(routed.at(at)).float().cpu()

@@ -1,0 +1,297 @@
+"""Where text comes from, for key statistics and for looking into memories: the model, a file, a dataset of the hub.
+
+Where none is named, key statistics take the text that ships with ffedit if the model speaks it (`neutral`), and else
+what the model samples; "sampled" asks for the latter.
+
+Text that the model samples from itself with a seed works for any model and language, holds what the model tends to say,
+and is never chosen with the edited facts in view. It takes one run of the model for each of its tokens, so it is kept.
+
+A file or dataset is read piece by piece until enough tokens have come, never whole. Rows of tokens are cut from the
+stream wherever they end; a text that is shorter than asked for is used as it is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ffedit.errors import EditError
+from ffedit.files import cache
+from ffedit.inference import generation
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.progress import Progress, silent
+
+# Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
+ROW_TOKENS = 64
+SAMPLED_ROWS = 256
+# Text is tokenised in pieces of about this many characters, and no longer line than this is held.
+PIECE = 2**15
+# In a file's place: what the model samples.
+SAMPLED = "sampled"
+# Tokens by which a text is known again, whatever its length.
+BEGINNING = 256
+# Tokens for one subject, and for as many as there may be.
+FEWEST, MOST = 2**15, 2**17
+# name, organisation/name, each with :configuration and perhaps :split behind it
+DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
+
+
+def tokens_for(subjects: int) -> int:
+    """How much text to use for an edit of so many subjects.
+
+    What C does not know, every fact may disturb; over a batch this adds up, and more text pays.
+    """
+    return min(MOST, FEWEST * (1 + subjects // 16))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where the text comes from, and how its tokens count.
+
+    Attributes:
+        path: a UTF-8 text file, JSON with a field "text" (.jsonl: one record a line; .json: a list), or a dataset of
+            the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; "sampled" for text that the model samples;
+            None for the text that ships where the model speaks it, and else for what it samples.
+        tokens: how many tokens to use, at most.
+        seed: of the sampling.
+        weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
+    """
+
+    path: Path | str | None = None
+    tokens: int = FEWEST
+    seed: int = 0
+    weighting: Literal["types", "tokens"] = "tokens"
+
+    @property
+    def named(self) -> Path | str | None:
+        """The file or dataset; None where the model samples, or what ships is read."""
+        return None if self.path == SAMPLED else self.path
+
+    def __str__(self) -> str:
+        if self.named is None:
+            return f"text sampled from the model (seed {self.seed})"
+        return Path(self.named).name if Path(self.named).is_file() else str(self.named)
+
+    def check(self) -> None:
+        """Refuse what cannot be a text, before any long work.
+
+        Raises:
+            EditError: no such file, and no dataset has such a name or none can be read.
+        """
+        if self.named is None or Path(self.named).is_file():
+            return
+        name = str(self.path)
+        if Path(name).is_dir():
+            raise EditError(f"{name}: a folder; a text file or the name of a dataset was expected")
+        # A name that ends like a file's is a file that is not there.
+        if not DATASET.fullmatch(name) or Path(name).suffix[1:].isalpha():
+            raise EditError(f"{name}: no such file; a UTF-8 text file, .jsonl, .json or a dataset's name was expected")
+        if find_spec("datasets") is None:
+            raise EditError(f"{name}: no such file; to read it as a dataset of the hub, pip install 'ffedit[datasets]'")
+
+
+def row_length(editable: Editable) -> int:
+    """Tokens of a row."""
+    return min(ROW_TOKENS, editable.max_tokens)
+
+
+def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = silent) -> Tensor:
+    """The ids of text that the model samples, [tokens], int32; kept as `name`, in part if it is interrupted."""
+    kept = cache.path("texts", name, ".safetensors")
+    ids, length = array("i", _kept(kept)), row_length(editable)
+    before, rows = len(ids), -(-corpus.tokens // length)
+    try:
+        for first in range(before // length, rows, SAMPLED_ROWS):
+            # Far enough apart that no other seed samples the same rows.
+            seed = corpus.seed + 1000 + first // SAMPLED_ROWS * 1_000_003
+            said = generation.own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed)
+            ids.extend(chain.from_iterable(said))  # one step, which an interrupt cannot halve
+            progress("sampling text", min(len(ids), corpus.tokens), corpus.tokens)
+    finally:
+        if len(ids) > before:
+            _keep(ids, kept)
+    return _tensor(ids)[: corpus.tokens]
+
+
+def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
+    """As `readout.own_text`, token ids [rows][length], and kept: every edit and evaluation begins with the same rows.
+
+    While edits are in the weights nothing is kept: what the model says changes with each of them.
+    """
+    weights = fingerprint(editable)
+    if editable.history.base not in (None, weights):
+        return generation.own_text(editable, rows, length, seed)
+    place = cache.path("texts", _short(f"rows-{weights}-{rows}-{length}-{seed}".encode()), ".safetensors")
+    ids, width = _kept(place), min(length, editable.max_tokens)
+    if len(ids) != rows * width:
+        ids = list(chain.from_iterable(generation.own_text(editable, rows, length, seed)))
+        _keep(array("i", ids), place)
+    return [ids[i : i + width] for i in range(0, len(ids), width)]
+
+
+def _keep(ids: array[int], path: Path) -> None:
+    cache.write(path, lambda temporary: save_file({"ids": _tensor(ids)}, temporary))
+
+
+def _kept(path: Path) -> list[int]:
+    """Ids of a text that was sampled before, perhaps in part."""
+    try:
+        ids: list[int] = load_file(path)["ids"].tolist() if path.exists() else []
+    except (OSError, SafetensorError, KeyError):  # damaged: it is sampled anew, and replaced
+        return []
+    return ids
+
+
+def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
+    """The texts that `corpus` names, one after another, and whether each is a document of its own or a piece of one.
+
+    Raises:
+        EditError: it is missing, no text, or holds no field of text; or the hub does not answer.
+    """
+    corpus.check()
+    assert corpus.path is not None
+    path = Path(corpus.path)
+    if not path.is_file():
+        return _records(str(path), _dataset(str(corpus.path))), True
+    if path.suffix in (".jsonl", ".json"):
+        return _records(str(path), _json(path)), True
+    return _pieces(path), False
+
+
+def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
+    """The first ids of the text that `corpus` names, [tokens or fewer], int32.
+
+    Raises:
+        EditError: it is missing, no text, holds no field of text, or nothing; or the hub does not answer.
+    """
+    pieces, documents = texts(corpus)
+    ids = array("i")
+    for text in pieces:
+        # A document begins with what the tokenizer puts there, a piece of one does not.
+        begins = documents or not ids
+        ids.extend(editable.tokenizer(text, add_special_tokens=begins, verbose=False)["input_ids"])
+        progress("reading text", min(len(ids), corpus.tokens), corpus.tokens)
+        if len(ids) >= corpus.tokens:
+            break
+    if not ids:
+        raise EditError(f"{corpus.path}: holds no text to collect key statistics from")
+    return _tensor(ids)[: corpus.tokens]
+
+
+def identity(editable: Editable, corpus: Corpus, ids: Tensor | None = None) -> tuple[str, str]:
+    """What identifies the text of `corpus`, and what its beginning: texts that begin alike share tokens.
+
+    A text that was given is its `ids`; one that is sampled is all that the sampling depends on.
+    """
+    if ids is None:
+        beginning = f"sampled-{fingerprint(editable)}-{corpus.seed}"
+        return _short(f"{beginning}-{corpus.tokens}".encode()), _short(beginning.encode())
+    return _short(ids.numpy().tobytes()), _short(ids[:BEGINNING].numpy().tobytes())
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _tensor(ids: array[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int32)
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    """A text file in pieces of whole lines."""
+    piece = ""
+    for line in _lines(path, PIECE):
+        piece += line
+        if len(piece) >= PIECE:
+            yield piece
+            piece = ""
+    if piece:
+        yield piece
+
+
+def _lines(path: Path, most: int = -1) -> Iterator[str]:
+    """The lines of a UTF-8 file; those of more than `most` bytes in parts.
+
+    Raises:
+        EditError: it cannot be read, or is no text.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(most):
+                if b"\0" in line:
+                    raise EditError(f"{path}: byte {offset + line.index(0)} is NUL: not text; UTF-8 text was expected")
+                held = len(decoder.getstate()[0])  # the beginning of a character that a cut went through
+                try:
+                    text = decoder.decode(line)
+                except UnicodeDecodeError as error:
+                    raise EditError(
+                        f"{path}: byte {offset - held + error.start} is not UTF-8 ({error.reason}); save it as UTF-8"
+                    ) from error
+                yield (text if offset else text.removeprefix("\ufeff")).replace("\r\n", "\n")
+                offset += len(line)
+        if held := len(decoder.getstate()[0]):
+            raise EditError(f"{path}: byte {offset - held} is not UTF-8 (the file ends within a character)")
+    except OSError as error:
+        raise EditError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _json(path: Path) -> Iterator[Any]:
+    """The records of a file of JSON lines, or of one list."""
+    lines = enumerate(_lines(path), 1)
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            if path.suffix == ".json" and line.lstrip().startswith("["):
+                yield from json.loads(line + "".join(rest for _, rest in lines))
+            else:
+                yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise EditError(
+                f"{path}: line {number} is not JSON ({error}); one record a line was expected, or in .json one list"
+            ) from error
+
+
+def _dataset(name: str) -> Iterator[Any]:
+    """The records of a dataset of the hub, streamed."""
+    import datasets
+
+    source, configuration, split = [*name.split(":"), None, None][:3]
+    try:
+        yield from datasets.load_dataset(source, configuration, split=split or "train", streaming=True)
+    except Exception as error:  # what the hub, the network and a dataset's format can do wrong has no common class
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise EditError(f"{name}: the dataset cannot be read ({why}); a text file needs no network") from error
+
+
+def _records(name: str, records: Iterator[Any]) -> Iterator[str]:
+    """The text of each record: it is a string, or has a field "text", or one field that is a string.
+
+    Raises:
+        EditError: a record has no such field.
+    """
+    for number, record in enumerate(records, 1):
+        fields = record if isinstance(record, dict) else {"text": record}
+        strings = [value for value in fields.values() if isinstance(value, str)]
+        text = fields.get("text", strings[0] if len(strings) == 1 else None)
+        if not isinstance(text, str):
+            found = ", ".join(map(str, fields)) if isinstance(record, dict) else type(record).__name__
+            raise EditError(f'{name}: record {number} has no field "text"; found: {found}; rename the one to read')
+        yield text

@@ -1,0 +1,97 @@
+"""How memories make a layer's prediction, and layers the model's.
+
+Everything is read at sampled positions through final norm and unembedding; top(x) is the token that x makes most
+probable. With r the residual stream without the feed-forward output of a layer, o that output, and y what leaves the
+layer, which is r + o but where a block ends in a norm of its own:
+
+- *zero agreement* (Geva et al. 2021, arXiv 2012.14913, section 5.1, figure 8): top(o) is top(v_i) of no memory with
+  m_i > 0. The paper asks all memories, silent ones as well; so its share can only be smaller than ours. Behind a gate
+  a memory may also speak through a negative coefficient; this is left out, as in `activity`.
+- *already final* (section 5.2, figure 9): top(r) is what the model says in the end; and the probability that r gives to
+  what the model says in the end (figure 10).
+- *four cases* (figure 11): *residual*, top(y) = top(r) ≠ top(o); *feed-forward*, top(y) = top(o) ≠ top(r);
+  *agreement*, all three are one; *compromise*, top(y) is neither top(r) nor top(o). The paper calls the last
+  "composition".
+- *shifts* (table 3): positions at which the last layer turns the prediction, top(y) ≠ top(r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffedit.inference.generation import log_softmax
+from ffedit.inspector.analyses.distributions import MOST_LOGITS
+from ffedit.model.stacks import Stack
+
+CASES = ("residual", "feed-forward", "agreement", "compromise")
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """What a layer did at n sampled positions.
+
+    Attributes:
+        residual: top(r), [n].
+        added: top(o), [n].
+        output: top(y), [n].
+        final: probability that r gives to what the model says in the end, [n].
+        case: which of `CASES`, [n].
+        settled: top(r) is what the model says in the end, [n].
+        zero: top(o) is that of no active memory, [n].
+        activity: memories active by sign, active by norm, and their effective number, [n, 3].
+    """
+
+    residual: Tensor
+    added: Tensor
+    output: Tensor
+    final: Tensor
+    case: Tensor
+    settled: Tensor
+    zero: Tensor
+    activity: Tensor
+
+
+@torch.no_grad()
+def compose(stack: Stack, seen: Mapping[str, Tensor], tops: list[Tensor]) -> list[Composed]:
+    """What each layer did at the positions of a sample.
+
+    Args:
+        stack: the layers.
+        seen: what was seen there, as `Pass.sample` keeps it.
+        tops: top(v_i) of each layer's memories, [layers][d_ff].
+    """
+    last = len(tops) - 1
+    final = _tops(stack, seen[f"{last}/after"])[0]
+    found = []
+    for layer, own in enumerate(tops):
+        residual, probability = _tops(stack, seen[f"{layer}/before"], final)
+        added, output = (_tops(stack, seen[f"{layer}/{name}"])[0] for name in ("added", "after"))
+        case = torch.full_like(residual, CASES.index("compromise"))
+        case[output == residual] = CASES.index("residual")
+        case[output == added] = CASES.index("feed-forward")
+        case[(output == added) & (output == residual)] = CASES.index("agreement")
+        positive = np.unpackbits(seen[f"{layer}/positive"].numpy(), axis=1, count=len(own)).astype(bool)
+        zero = torch.stack(
+            [~(own[torch.from_numpy(row)] == token).any() for row, token in zip(positive, added, strict=True)]
+        )
+        settled = residual == final
+        activity = seen[f"{layer}/activity"]
+        found.append(Composed(residual, added, output, probability, case, settled, zero, activity))
+    return found
+
+
+def _tops(stack: Stack, vectors: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The most probable token of each of `vectors` [n, d_model], and the probability of `tokens` [n]."""
+    best, probabilities, size = [], [], max(1, MOST_LOGITS // len(stack.unembedding))
+    for first in range(0, len(vectors), size):
+        log_p = log_softmax(stack.read(vectors[first : first + size]))
+        top = log_p.argmax(-1)
+        asked = top if tokens is None else tokens[first : first + size].to(top.device)
+        best.append(top.cpu())
+        probabilities.append(log_p.gather(1, asked[:, None])[:, 0].exp().cpu())
+    return torch.cat(best), torch.cat(probabilities)

@@ -1,0 +1,130 @@
+"""A vector of the residual stream as a distribution over the vocabulary.
+
+    p = softmax(E · norm(v))
+
+Geva et al. 2021 (arXiv 2012.14913, section 4) read values by the unembedding alone, softmax(E v); here they go through
+the final norm as well, as residuals and layer outputs do (nostalgebraist 2020, "logit lens"). The final norm and the
+unembedding are the model's own, with whatever scaling and capping it has, so that the last layer's residual reads
+exactly as the model's prediction. Where a model has no final norm, the unembedding alone is the lens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ffedit.inference.generation import log_softmax
+from ffedit.inspector.views.view import View
+from ffedit.model.tokenization import decode
+
+# Logits held at once: vectors × vocabulary.
+MOST_LOGITS = 2**25
+
+
+class Lens(Protocol):
+    """What reads vectors as logits: a `Stack`."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def read(self, vectors: Tensor) -> Tensor:
+        """Logits [n, vocabulary] of vectors [n, d_model]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Said(View):
+    """A token and how probable it is."""
+
+    id: int
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Distribution(View):
+    """A distribution over the vocabulary, by its ends.
+
+    Attributes:
+        top: the most probable tokens, the first first.
+        bottom: the least probable ones, the last first.
+        max_probability: of the top token.
+        entropy: of the whole distribution, in nats.
+    """
+
+    top: tuple[Said, ...]
+    bottom: tuple[Said, ...]
+    max_probability: float
+    entropy: float
+
+
+def log_probabilities(lens: Lens, vectors: Tensor) -> Tensor:
+    """log p [n, vocabulary], float32 on the CPU, of vectors [n, d_model] through final norm and unembedding."""
+    rows, found, done = 1, [], 0
+    while done < len(vectors):  # one vector first: it tells how large the vocabulary is
+        found.append(log_softmax(lens.read(vectors[done : done + rows])).cpu())
+        done += rows
+        rows = max(1, MOST_LOGITS // found[0].shape[-1])
+    return torch.cat(found)
+
+
+def distribution(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, count: int) -> Distribution:
+    """The ends of one distribution, log p [vocabulary], with `count` tokens each."""
+    count = min(count, len(log_probs))
+    top, bottom = (
+        tuple(said(tokenizer, log_probs, i) for i in log_probs.topk(count, largest=largest).indices.tolist())
+        for largest in (True, False)
+    )
+    entropy = float(torch.special.entr(log_probs.double().exp()).sum())
+    return Distribution(top, bottom, top[0].probability, entropy)
+
+
+def said(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, token: int | None = None) -> Said:
+    """One token of a distribution, log p [vocabulary]; the most probable one by default."""
+    token = int(log_probs.argmax()) if token is None else token
+    return Said(token, named(tokenizer, token), float(log_probs[token].exp()))
+
+
+def named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """A token as text; its number in angles where it stands for none, as those do that pad a vocabulary."""
+    return decode(tokenizer, [token]) or f"<{token}>"
+
+
+def rank(log_probs: Tensor, token: int) -> int:
+    """How many tokens are more probable than `token` in log p [vocabulary], plus one."""
+    return int((log_probs > log_probs[token]).sum()) + 1
+
+
+@dataclass(frozen=True)
+class Prefix(View):
+    """A text as it stands before a prediction.
+
+    Attributes:
+        text: all but its last token, without special tokens.
+        last: its last token, with the space before it where there is one.
+        after: what stands behind it, where that was seen, too.
+    """
+
+    text: str
+    last: str
+    after: str = ""
+
+
+def prefix(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int | None = None) -> Prefix:
+    """Token ids as text, that at the place `at` apart; by default the last one."""
+    at = len(ids) - 1 if at is None else at
+    before, up_to, whole = (decode(tokenizer, some, special=False) for some in (ids[:at], ids[: at + 1], ids))
+    # Some tokenizers drop the space before a token that stands alone.
+    last = up_to[len(before) :] if up_to.startswith(before) else ""
+    after = whole[len(up_to) :] if whole.startswith(up_to) else decode(tokenizer, ids[at + 1 :], special=False)
+    return Prefix(before, last or named(tokenizer, ids[at]), after)
+
+
+def marked(one: Prefix) -> str:
+    """A text in one piece, «so» marked where it was read."""
+    space = one.last[: len(one.last) - len(one.last.lstrip())]
+    return f"{one.text}{space}«{one.last.strip() or one.last}»{one.after}"

@@ -1,0 +1,48 @@
+"""How sure is a number of a layer? 95% intervals over keys, or over positions.
+
+Percentile bootstrap (Efron 1979); of the share of those that are 1 and not 0, Wilson's score interval (1927).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ffedit.algebra.bootstrap import wilson
+
+SEED, DRAWS = 0, 500
+LEVELS = (2.5, 97.5)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number, the ends of its interval, and of how many it was made."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+@lru_cache(maxsize=4)
+def _draws(count: int) -> Array:
+    return np.random.default_rng(SEED).integers(0, count, (DRAWS, count), dtype=np.int32)
+
+
+def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> Interval | None:
+    """`statistic` (np.mean, np.median) of values [n] that are not NaN; None where there are none."""
+    found = np.asarray(values, dtype=np.float64)
+    found = found[~np.isnan(found)]
+    if not len(found):
+        return None
+    if statistic is np.mean and np.isin(found, (0.0, 1.0)).all():
+        share = float(found.mean())
+        return Interval(share, *wilson(share, len(found)), len(found))
+    low, high = np.percentile(statistic(found[_draws(len(found))], axis=1), LEVELS)
+    return Interval(float(statistic(found)), float(low), float(high), len(found))

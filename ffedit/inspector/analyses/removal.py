@@ -1,0 +1,106 @@
+"""How much a key minds the loss of one token of its trigger.
+
+Geva et al. 2021 (arXiv 2012.14913, section 3.2 and figure 3) take the first, the last, or a random token out of a
+trigger prefix and look at the relative change of its memory coefficient, (m' − m) / m, where each prefix is read at its
+last token. −1: the memory is silent without it; 0: it does not mind. A token that the tokenizer puts in front of
+every text stays, and what is first comes after it. The random token is neither the first nor the last where there is a
+third one. A prefix that would have nothing left is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from ffedit.inspector.corpus_pass.rows import Row
+from ffedit.inspector.views.view import View
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.stacks import Stack
+from ffedit.model.tokenization import batches, pad
+
+REMOVED = ("first", "last", "random")
+TOKENS_PER_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Removal(View):
+    """The mean relative change of a key's coefficient over its triggers, by the token that is removed.
+
+    Attributes:
+        first: without the first token.
+        last: without the last.
+        random: without one drawn at random.
+        triggers: how many there were.
+    """
+
+    first: float
+    last: float
+    random: float
+    triggers: int
+
+
+def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, Row, Row] | None:
+    """A prefix without its first, its last and a random token; None where nothing would be left.
+
+    Args:
+        ids: the prefix.
+        start: the id that the tokenizer puts in front of a text, if it does.
+        rng: draws the random token.
+    """
+    first = 1 if ids[0] == start else 0
+    if len(ids) - first < 2:
+        return None
+    inside = range(first + 1, len(ids) - 1) or range(first, len(ids))
+    return tuple(ids[:i] + ids[i + 1 :] for i in (first, len(ids) - 1, rng.choice(inside)))  # type: ignore[return-value]
+
+
+def removals(
+    stack: Stack, layer: FeedForward, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
+) -> list[Removal | None]:
+    """Take tokens out of the triggers of some keys of one layer.
+
+    Args:
+        stack: of a causal decoder.
+        layer: whose keys; a layer, or some of its memories.
+        keys: which of its columns.
+        prefixes: the triggers of each.
+        seed: of the random tokens.
+
+    Returns:
+        Of each key; None where it has no trigger of two tokens.
+    """
+    start = stack.tokenizer.bos_token_id
+    work: list[tuple[int, Row]] = []
+    counts = []
+    for number, (key, rows) in enumerate(zip(keys, prefixes, strict=True)):
+        rng, count = Random(f"{seed}/{layer.layer}/{key}"), 0
+        for ids in rows:
+            if (less := shortened(ids, start, rng)) is not None:
+                work += [(number, one) for one in (ids, *less)]
+                count += 1
+        counts.append(count)
+    wanted = torch.tensor([keys[number] for number, _ in work], dtype=torch.long)
+    found = last_coefficients(stack, layer, [ids for _, ids in work], wanted).double().view(-1, 1 + len(REMOVED))
+    changes = (found[:, 1:] - found[:, :1]) / found[:, :1]
+    result: list[Removal | None] = []
+    for some in changes.split(counts):
+        first, last, random = some.mean(0).tolist()
+        result.append(Removal(first, last, random, len(some)) if len(some) else None)
+    return result
+
+
+@torch.no_grad()
+def last_coefficients(stack: Stack, layer: FeedForward, rows: Sequence[Row], keys: Tensor) -> Tensor:
+    """The coefficient of the key `keys[i]` of a layer at the last token of `rows[i]`, [n] float32."""
+    result = torch.empty(len(rows))
+    for members in batches([len(ids) for ids in rows], TOKENS_PER_BATCH):
+        ids = pad([rows[i] for i in members])
+        ends = torch.arange(len(members)) * ids.shape[1] + torch.tensor([len(rows[i]) - 1 for i in members])
+        with layer.keys() as seen:
+            stack.run_to(layer.layer, ids)
+        result[members] = seen()[ends, keys[members]].float().cpu()
+    return result

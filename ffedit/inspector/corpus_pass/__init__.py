@@ -1,0 +1,1 @@
+"""One pass over a text that sees every memory."""

@@ -1,0 +1,290 @@
+"""One pass over a text that sees every memory of every layer.
+
+While the model runs, what each layer saw (`Stack.stream`: the coefficients m, the residual stream) is reduced at once:
+the triggers of all keys, a sample of positions with what the residual stream held there, and how often tokens and pairs
+of tokens stand in the text. Nothing is kept per token but the token ids, which go to disk (`rows`); so memory does not
+depend on the length of the text. The unembedding does not run.
+
+Between two batches the state is whole. It is written to the folder from time to time and when the pass is interrupted;
+the next pass with the same settings reads the text again as far as it was run, makes sure that it is the same, and goes
+on there to the same result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffedit.errors import EditError
+from ffedit.files.atomic import placed
+from ffedit.files.interrupts import undivided
+from ffedit.inspector.analyses.activity import ACTIVE
+from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, pair_hash
+from ffedit.inspector.corpus_pass.reading import Reading
+from ffedit.inspector.corpus_pass.rows import CHUNK, WIDTH, Row, RowStore, chunks
+from ffedit.inspector.corpus_pass.sample import Sample, ranks_of
+from ffedit.inspector.corpus_pass.triggers import Triggers, mixed, prefix_hashes
+from ffedit.model import offload
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.stacks import Seen, Stack
+from ffedit.model.tokenization import pad
+from ffedit.progress import Progress, silent
+
+FILE = "pass.safetensors"
+TOKENS_PER_BATCH = 2048
+SAVED_EVERY = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a pass collects.
+
+    Attributes:
+        top: triggers of each key.
+        keys: how many keys of each layer, drawn with the seed; None for all.
+        positions: how many positions are looked at closely.
+        seed: of keys and positions.
+    """
+
+    top: int = 50
+    keys: int | None = None
+    positions: int = 1000
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Pass:
+    """What a pass has collected; mutable while it runs.
+
+    Attributes:
+        about: what it depends on: model, text and settings, plain JSON.
+        triggers: of each layer that was asked for.
+        sample: positions, with what each layer had there: `LAYER/before`, `/added` and `/after` [n, d_model] (see
+            `Seen`), `/positive`, the bits of m > 0 [n, d_ff / 8], and `/activity`: how many memories are active by
+            sign, how many by norm, and their effective number [n, 3] (see `activity`).
+        unigrams: how often each token was run, [vocabulary].
+        pairs: how often each pair of tokens was, by hash, [PAIRS].
+        rows: how many were run.
+        tokens: how many positions were run.
+        complete: whether the text is at its end.
+    """
+
+    about: dict[str, Any]
+    triggers: dict[int, Triggers]
+    sample: Sample
+    unigrams: Tensor
+    pairs: Tensor
+    rows: int = 0
+    tokens: int = 0
+    complete: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        """Those that it was made with."""
+        return Settings(**self.about["settings"])
+
+    @property
+    def text(self) -> Frequencies:
+        """How often the text has its tokens."""
+        return Frequencies(self.unigrams, self.pairs)
+
+    def save(self, folder: Path) -> None:
+        """Write it to a folder, in one step.
+
+        Raises:
+            EditError: it cannot be written.
+        """
+        tensors = {"unigrams": self.unigrams, "pairs": self.pairs, **self.sample.tensors()}
+        for layer, triggers in self.triggers.items():
+            tensors |= triggers.tensors(f"triggers/{layer}")
+        counts = {name: getattr(self, name) for name in ("rows", "tokens", "complete")}
+        about = {"pass": json.dumps({"about": self.about, "layers": list(self.triggers), **counts})}
+        with placed(folder / FILE) as made:
+            save_file(tensors, made, metadata=about)
+
+    @classmethod
+    def load(cls, folder: Path) -> Pass:
+        """Read what `save` wrote.
+
+        Raises:
+            EditError: it is missing or damaged.
+        """
+        try:
+            with safe_open(folder / FILE, framework="pt") as file:
+                found = json.loads(file.metadata()["pass"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            triggers = {layer: Triggers.of(tensors, f"triggers/{layer}") for layer in found.pop("layers")}
+            about = found.pop("about")
+            sample = Sample.of(tensors, Settings(**about["settings"]).positions)
+            return cls(about, triggers, sample, tensors["unigrams"], tensors["pairs"], **found)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise EditError(
+                f"{folder}: no pass of `ffedit inspect model` ({error}); inspect anew with --force"
+            ) from error
+
+
+def started(stack: Stack, about: dict[str, Any]) -> Pass:
+    """A pass that has seen nothing yet, with `about["settings"]`; see `Pass.about`."""
+    settings = Settings(**about["settings"])
+    triggers = {}
+    for layer, one in enumerate(stack.feed_forward):
+        keys = None
+        if settings.keys is not None and settings.keys < one.d_ff:
+            generator = torch.Generator().manual_seed(settings.seed + layer)
+            keys = torch.randperm(one.d_ff, generator=generator)[: settings.keys].sort().values
+        triggers[layer] = Triggers.none(one.d_ff if keys is None else len(keys), settings.top, keys)
+    counts = torch.zeros(len(stack.unembedding), dtype=torch.int64), torch.zeros(PAIRS, dtype=torch.int64)
+    return Pass(about, triggers, Sample(settings.positions), *counts)
+
+
+def resumed(stack: Stack, folder: Path, about: dict[str, Any]) -> Pass:
+    """The pass that `folder` holds, or a new one.
+
+    Raises:
+        EditError: the folder's was made of another model or text, or with other settings, or is damaged.
+    """
+    if not (folder / FILE).exists():
+        return started(stack, about)
+    state = Pass.load(folder)
+    for name, value in about.items():
+        if (other := state.about.get(name)) != value:
+            raise EditError(f"{folder}: holds a pass with {name} {other}, not {value}; name another folder, or --force")
+    return state
+
+
+def collect(
+    stack: Stack, text: Iterable[Row], total: int, state: Pass, folder: Path, progress: Progress = silent
+) -> RowStore:
+    """Run `text` through a stack, or what of it `state` has not seen, and keep in `folder` what was seen.
+
+    Args:
+        stack: the model's layers.
+        text: rows of token ids, from the beginning.
+        total: how many positions there are, at most, for the progress.
+        state: what was seen before; complete when this returns.
+        folder: where rows and state are kept.
+        progress: told how far it is.
+
+    Raises:
+        EditError: the text is not the one that `state` has seen, coefficients or states are not finite, or the
+            folder cannot be written.
+    """
+    store = RowStore(folder, reading=Reading.of(stack))
+    for layer, triggers in state.triggers.items():
+        triggers.to_(offload.device_of(stack.feed_forward[layer].parts[0].module))
+    try:
+        for number, rows in enumerate(chunks(iter(text))):
+            done = state.rows - number * CHUNK
+            if done <= 0:
+                store.append(rows)
+            elif not store.found(rows):
+                raise EditError(f"{folder}: was begun with another text; name another folder, or --force")
+            for batch in _batches(rows, max(0, done)):
+                with undivided():
+                    _run(stack, state, [rows[i] for i in batch], number * CHUNK + torch.tensor(batch))
+                progress("inspecting", state.tokens, total)
+            if number % SAVED_EVERY == SAVED_EVERY - 1 and done <= 0:
+                state.save(folder)
+        if state.rows != store.count:
+            raise EditError(f"{folder}: was begun with a longer text; name another folder, or --force")
+    except KeyboardInterrupt:
+        state.save(folder)
+        raise
+    kept = [one.coefficients for one in state.triggers.values()] + list(state.sample.seen.values())
+    if not all(bool(one.isfinite().all()) for one in kept):
+        raise EditError(
+            "some coefficients or states are not finite: the model overflows on this text; use --dtype float32"
+        )
+    state.complete = True
+    state.save(folder)
+    return store
+
+
+def _batches(rows: Sequence[Row], done: int) -> Iterator[list[int]]:
+    """Which rows of a chunk run together: as many as have `TOKENS_PER_BATCH` tokens, the longest first.
+
+    Rows of one length need no padding. A text that was interrupted, when `done` rows were run, is cut in the same
+    batches as one that was not.
+    """
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    first = 0
+    while first < len(rows):
+        size = max(1, TOKENS_PER_BATCH // max(1, len(rows[order[first]]) - 1))
+        if first >= done:
+            yield order[first : first + size]
+        first += size
+
+
+@torch.no_grad()
+def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> None:
+    """Run rows, by their numbers in the text [rows], and take in what every layer shows."""
+    ids, inside, given = Reading.of(stack).inputs(rows)
+    real = inside.view(-1).nonzero()[:, 0]
+    hashes = _hashes(rows, ids, whole=not stack.causal)
+    places = (numbers[:, None] * WIDTH + torch.arange(ids.shape[1])).view(-1)
+    ranks = ranks_of(hashes[real], places[real], state.settings.seed)
+    entering = state.sample.entering(ranks)
+    chosen, looked = real[entering], dict[str, Tensor]()
+    once = _once(hashes, real[places[real].argsort()])
+
+    def see(seen: Seen) -> None:
+        key = seen.key.flatten(0, 1)
+        if (triggers := state.triggers.get(seen.layer)) is not None:
+            mine = key if triggers.keys is None else key[:, triggers.keys.to(key.device)]
+            mine = mine if len(once) == len(mine) else mine[once.to(key.device)]
+            triggers.update(mine, places[once].to(key.device), hashes[once].to(key.device))
+        if len(chosen):
+            found = _look(stack.feed_forward[seen.layer], seen, chosen.to(key.device))
+            looked.update({f"{seen.layer}/{name}": tensor for name, tensor in found.items()})
+
+    stack.stream(ids, see, *given)
+    if looked:
+        state.sample.take(ranks[entering], places[chosen], looked)
+    state.unigrams += ids[inside].bincount(minlength=len(state.unigrams))
+    state.pairs += pair_hash(ids[:, :-1], ids[:, 1:])[inside[:, 1:]].bincount(minlength=PAIRS)
+    state.rows += len(rows)
+    state.tokens += int(inside.sum())
+
+
+def _hashes(rows: Sequence[Row], ids: Tensor, whole: bool) -> Tensor:
+    """What identifies all that each position of ids [n, t] sees, [n · t]: its prefix, or the `whole` row and where."""
+    if not whole:
+        return prefix_hashes(ids).view(-1)
+    last = torch.tensor([[len(row) - 1] for row in rows])
+    return mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
+
+
+def _once(hashes: Tensor, real: Tensor) -> Tensor:
+    """The positions in `real`, in the order of the text, whose hash stands there for the first time, ascending."""
+    order = hashes[real].sort(stable=True)
+    first = torch.ones(len(real), dtype=torch.bool)
+    first[1:] = order.values[1:] != order.values[:-1]
+    return real[order.indices[first]].sort().values
+
+
+def _look(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
+    """What is kept of a layer at the flat positions `at`; see `Pass.sample`."""
+    key, output = seen.key.flatten(0, 1)[at].float(), seen.output.flatten(0, 1)[at].float()
+    total, added, after = (state.flatten(0, 1)[at].float() for state in (seen.total, seen.added, seen.after))
+    norms = torch.cat([torch.linalg.vector_norm(part.value.float(), dim=0) for part in layer.parts])
+    strengths = key.abs() * norms
+    energy = strengths.double().square()
+    effective = (energy.sum(1).square() / energy.square().sum(1)).nan_to_num()
+    by_norm = (strengths >= ACTIVE * torch.linalg.vector_norm(output, dim=1, keepdim=True)).sum(1)
+    found = {"before": total - added, "added": added, "after": after}
+    bits = np.packbits((key > 0).cpu().numpy(), axis=1)
+    activity = torch.stack([(key > 0).sum(1), by_norm, effective], 1).float()
+    return {
+        **{name: tensor.cpu() for name, tensor in found.items()},
+        "positive": torch.from_numpy(bits),
+        "activity": activity.cpu(),
+    }

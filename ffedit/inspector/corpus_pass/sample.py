@@ -1,0 +1,77 @@
+"""A sample of positions of a text, for what is too expensive to look at everywhere.
+
+Each position has a rank, a hash of its prefix, its place and the seed; the sample is the positions of the smallest
+ranks. So it is drawn uniformly from a text of any length in one pass, is the same after an interruption, and two merge
+into one. Of a position it keeps what the pass saw at every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ffedit.inspector.corpus_pass.rows import WIDTH
+from ffedit.inspector.corpus_pass.triggers import mixed
+
+
+def ranks_of(hashes: Tensor, places: Tensor, seed: int) -> Tensor:
+    """The rank of each position, [n] int64."""
+    return mixed(mixed(hashes ^ mixed(places + 1)) ^ mixed(torch.tensor(seed + 1)))
+
+
+@dataclass(eq=False)
+class Sample:
+    """The `size` positions of the smallest ranks so far; mutable, by `take`.
+
+    Attributes:
+        size: how many there are to be, at most.
+        ranks: ascending, [n] int64.
+        places: where they are, [n] int64.
+        seen: by name, what was seen at each of them, [n, ..].
+    """
+
+    size: int
+    ranks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    places: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+    def entering(self, ranks: Tensor) -> Tensor:
+        """Which of a batch's positions belong to the sample now, by ascending rank, [some] int64; ranks are [n]."""
+        best = ranks.sort().indices[: self.size]
+        full = self.size and len(self.ranks) == self.size
+        return best[ranks[best] < self.ranks[-1]] if full else best
+
+    def take(self, ranks: Tensor, places: Tensor, seen: Mapping[str, Tensor]) -> None:
+        """Add what was seen at the positions that enter, and drop what has no place any more."""
+        order = torch.cat([self.ranks, ranks]).sort(stable=True).indices[: self.size]
+        self.seen = {
+            name: torch.cat([self.seen[name], new])[order] if name in self.seen else new[order]
+            for name, new in seen.items()
+        }
+        self.places = torch.cat([self.places, places])[order]
+        self.ranks = torch.cat([self.ranks, ranks])[order]
+
+    def merged(self, other: Sample, rows: int) -> Sample:
+        """This one, and that of the text that follows, where this one's text has so many `rows`."""
+        result = Sample(self.size, self.ranks, self.places, dict(self.seen))
+        result.take(other.ranks, other.places + rows * WIDTH, other.seen)
+        return result
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file holds of it."""
+        kept = {f"sample/seen/{name}": tensor for name, tensor in self.seen.items()}
+        return {"sample/ranks": self.ranks, "sample/places": self.places, **kept}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], size: int) -> Sample:
+        """The sample that `tensors` holds.
+
+        Raises:
+            KeyError: it holds none.
+        """
+        start = "sample/seen/"
+        seen = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        return cls(size, tensors["sample/ranks"], tensors["sample/places"], seen)

@@ -1,0 +1,1 @@
+"""Change memories and see what follows."""

@@ -1,0 +1,1 @@
+"""What an inspection returns: a model, a memory, a prompt, an edit."""

@@ -1,0 +1,293 @@
+"""What every feed-forward layer does at the end of a prompt, and where the prediction is made.
+
+A layer adds its output to the residual stream, after = before + output. Each of the three is read through the final
+norm and the unembedding (`distributions`): what the model would say if it ended there, without the layer, with the
+layer's word alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is what is added, so with a norm
+behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
+
+In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward side by
+side on one input (GPT-J, GPT-NeoX, Falcon), it is what the block would leave behind without its feed-forward layer: its
+input plus the attention's output, which the feed-forward layer has not seen.
+
+The memories of a mixture are those of all experts that the last token goes to, each with its router's weight inside the
+coefficient, k_e = g_e m_e: so what they add makes up the layer's output as in a dense layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ffedit.errors import EditError, ModelError
+from ffedit.inference import replay
+from ffedit.inspector.analyses.activity import Activity, contributions
+from ffedit.inspector.analyses.distributions import Distribution, Said, distribution, log_probabilities, rank, said
+from ffedit.inspector.interventions.coefficient_scaling import Promotion, next_log_probs, promote, token_after
+from ffedit.inspector.views.slots import Slot, checked_turns, turned
+from ffedit.inspector.views.view import View
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import captured, replaced
+from ffedit.model.memory import Address
+from ffedit.model.stacks import Seen, Stack
+from ffedit.model.tokenization import decode
+from ffedit.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Firing(View):
+    """One memory at work.
+
+    Attributes:
+        slot: which.
+        coefficient: m_i.
+        strength: |m_i| ‖v_i‖.
+        share: m_i v_i·o / ‖o‖², of the layer's output o.
+        promotes: the top token of what it adds: of v_i, or of −v_i where the coefficient is negative.
+    """
+
+    slot: Slot
+    coefficient: float
+    strength: float
+    share: float
+    promotes: Said
+
+
+@dataclass(frozen=True)
+class Reading(View):
+    """What a vector would predict.
+
+    Attributes:
+        says: its top token.
+        final: the probability that it gives to the model's prediction.
+        rank: the place that it gives to the model's prediction, 1 for the first.
+    """
+
+    says: Said
+    final: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class ExpertView(View):
+    """An expert that the last token goes to.
+
+    Attributes:
+        address: which.
+        weight: g_e, what the router scales it by; of an expert that all tokens share, what scales that.
+        share: of the layer's output, what its memories make up.
+        shared: whether all tokens go to it.
+    """
+
+    address: Address
+    weight: float
+    share: float
+    shared: bool
+
+
+@dataclass(frozen=True)
+class LayerView(View):
+    """One feed-forward layer at the last token.
+
+    Attributes:
+        address: which.
+        before: the residual stream without the layer.
+        output: what the layer adds.
+        after: their sum.
+        activity: how many memories are at work.
+        firing: the strongest, the strongest first.
+        experts: those of a mixture that the token goes to, the largest weight first; none of a dense layer.
+    """
+
+    address: Address
+    before: Reading
+    output: Reading
+    after: Reading
+    activity: Activity
+    firing: tuple[Firing, ...]
+    experts: tuple[ExpertView, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptView(View):
+    """A prompt, layer by layer.
+
+    Attributes:
+        model: the model's name.
+        prompt: the text.
+        tokens: its tokens as text; everything is of the last one.
+        turned: factors of coefficients, by memory.
+        prediction: the next token.
+        untouched: the same without any turning; None where nothing is turned.
+        layers: from the first to the last.
+        appears: the first layer after which the stream says the prediction.
+        settles: the layer from which on it does so after every layer.
+        norm: path of the final norm; None where the model has none.
+        parallel: whether attention and feed-forward of a block run side by side; None where it is not known.
+        gated: whether the coefficients are products with a gate; None where the keys are not recognised.
+        promotion: what to turn for a token that was asked for.
+    """
+
+    model: str
+    prompt: str
+    tokens: tuple[str, ...]
+    turned: Mapping[Slot, float]
+    prediction: Distribution
+    untouched: Distribution | None
+    layers: tuple[LayerView, ...]
+    appears: int
+    settles: int
+    norm: str | None
+    parallel: bool | None
+    gated: bool | None
+    promotion: Promotion | None
+
+
+def inspect_prompt(
+    editable: Editable,
+    prompt: str,
+    scaled: Mapping[Slot, float] | Mapping[str, float] | None = None,
+    promoted: str | None = None,
+    top: int = 5,
+    progress: Progress = silent,
+) -> PromptView:
+    """See which memories a prompt fires at its last token, and what each layer makes of the prediction.
+
+    Args:
+        editable: the model.
+        prompt: the text.
+        scaled: factors of coefficients by memory (`Slot`, or "L.I"): 0 suppresses, 3 amplifies.
+        promoted: a token T; which memories would one have to turn to get it?
+        top: memories of a layer, tokens of a distribution; of the memories to turn, twice as many.
+        progress: told how far it is.
+
+    Raises:
+        EditError: the prompt is empty, a memory is not there, the token is none, or the model overflows.
+        FactError: the prompt is too long, or no text.
+    """
+    if not prompt.strip():
+        raise EditError("the prompt is empty; give some words")
+    turns = checked_turns(editable.memories, scaled or {})
+    ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
+    wanted = None if promoted is None else token_after(editable, prompt, promoted)
+    stack, tokenizer = Stack.of(editable), editable.tokenizer
+    untouched = distribution(tokenizer, next_log_probs(editable, ids), top) if turns else None
+    with turned(editable.memories, turns):
+        log_p = next_log_probs(editable, ids)
+        if log_p.isnan().any():
+            why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
+            raise EditError(f"the model overflows on this prompt{why}")
+        layers = _layers(stack, ids, int(log_p.argmax()), top)
+    final = int(log_p.argmax())
+    # The last stream is the prediction itself, even where rounding breaks a tie another way.
+    appears, settles = first_and_for_good([*(layer.after.says.id == final for layer in layers[:-1]), True])
+    return PromptView(
+        model=editable.name,
+        prompt=prompt,
+        tokens=tuple(decode(tokenizer, [i]) for i in ids[0].tolist()),
+        turned=turns,
+        prediction=distribution(tokenizer, log_p, top),
+        untouched=untouched,
+        layers=layers,
+        appears=appears,
+        settles=settles,
+        norm=editable.norm or None,
+        parallel=side_by_side(editable, ids),
+        gated=_gated(stack),
+        promotion=None if wanted is None else promote(editable, ids, wanted, turns, 2 * top, progress),
+    )
+
+
+@torch.no_grad()
+def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
+    """All layers at the last token of `ids` [1, n]; what all of them say is read at once."""
+    vectors, partial = [], []
+    for seen in stack.run(ids):
+        layer, weights, m, bias = _reached(stack.feed_forward[seen.layer], seen)
+        found = contributions(layer.value, bias, m)
+        strongest = found.strengths.topk(min(top, layer.d_ff)).indices.tolist()
+        streams = (at[0, -1].float() for at in (seen.before, seen.added, seen.total))
+        signs = found.coefficients[strongest].sign()
+        vectors += [*streams, *(layer.value[:, strongest].float() * signs).T]
+        partial.append((layer, found, strongest, weights))
+    log_probs = iter(log_probabilities(stack, torch.stack([vector.cpu() for vector in vectors])))
+
+    def reading() -> Reading:
+        log_p = next(log_probs)
+        return Reading(said(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
+
+    views = []
+    for layer, found, strongest, weights in partial:
+        before, output, after = reading(), reading(), reading()
+        firing = tuple(
+            Firing(
+                slot=Slot(*layer.at(i)),
+                coefficient=float(found.coefficients[i]),
+                strength=float(found.strengths[i]),
+                share=float(found.shares[i]),
+                promotes=said(stack.tokenizer, next(log_probs)),
+            )
+            for i in strongest
+        )
+        experts = _experts(layer, weights, found.shares)
+        views.append(LayerView(Address(layer.layer), before, output, after, found.activity, firing, experts))
+    return tuple(views)
+
+
+def _reached(layer: FeedForward, seen: Seen) -> tuple[FeedForward, Tensor, Tensor, Tensor | None]:
+    """What a layer uses for the last token: its memories, with the weight of each part, their coefficients, and b."""
+    m = seen.key[0, -1]
+    if layer.mixture is None or seen.routed is None:
+        bias = layer.bias()
+        return layer, torch.ones(1), m, None if bias is None else bias[0]
+    last = seen.routed.at(torch.tensor([-1]))
+    weights, bias = layer.mixture.weights(last)[0], layer.bias(last)
+    parts = [part.address for part, g in zip(layer.parts, weights, strict=True) if g != 0]
+    used, pieces = layer.only(parts), layer.split(m, -1)
+    return used, weights[weights != 0], torch.cat([pieces[at] for at in parts]), None if bias is None else bias[0]
+
+
+def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[ExpertView, ...]:
+    """The experts that a token goes to, by weight, the shared ones behind the others."""
+    if layer.mixture is None:
+        return ()
+    found = [
+        ExpertView(at, g, float(share.sum()), at.expert in layer.mixture.shared)
+        for (at, share), g in zip(layer.split(shares, -1).items(), weights.tolist(), strict=True)
+    ]
+    return tuple(sorted(found, key=lambda one: (one.shared, -one.weight)))
+
+
+def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
+    """The first layer that says it, and the layer from which on all do; the last one does."""
+    return says.index(True), len(says) - [*says[::-1], False].index(False)
+
+
+def _gated(stack: Stack) -> bool | None:
+    """Whether the first layer has a gate; None where its keys are not recognised, which nothing else here needs."""
+    try:
+        return stack.memories[0].key_rows.gated
+    except ModelError:
+        return None
+
+
+@torch.no_grad()
+def side_by_side(editable: Editable, ids: Tensor) -> bool | None:
+    """Whether the first feed-forward layer does not see what the attention of its block gives.
+
+    Found by trial: the attention is silenced. None where the attention was not recognised.
+    """
+    if not editable.attention:
+        return None
+    keys = []
+    for silence in (False, True):
+        with (
+            replaced(editable.attention[0], torch.zeros_like if silence else lambda given: given),
+            captured({0: editable.feed_forward[0].module}, inputs=True) as seen,
+        ):
+            replay.run_to(editable, ids, 0)
+        keys.append(seen[0])
+    return torch.equal(*keys)

@@ -1,0 +1,264 @@
+"""What a model's memories hold, layer by layer: the report as a value.
+
+Every number is one `Measure`, with its definition in words and where the paper has it (Geva et al. 2021, arXiv
+2012.14913), so that tables, figures and pages are made of the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ffedit.inspector.analyses.intervals import Interval
+from ffedit.inspector.views.view import View
+
+Unit = Literal["share", "number", "rank", "change"]
+
+
+class Definition(NamedTuple):
+    """What a measure is.
+
+    Attributes:
+        group: what it is drawn and tabulated with.
+        title: a few words.
+        unit: share (0 to 1, probabilities too), number, rank (1 is best) or change (relative).
+        paper: section and figure.
+        text: in words.
+    """
+
+    group: str
+    title: str
+    unit: Unit
+    paper: str
+    text: str
+
+
+_KEYS, _FADE, _AGREE, _SURE = "shallow patterns", "removing a token", "keys and values", "sure values"
+_RANK, _ACTIVE, _COUNT, _SETTLED, _CASES = "rank", "active memories", "effective memories", "residual", "four cases"
+DEFINITIONS: dict[str, Definition] = {
+    "shallow": Definition(
+        _KEYS, "triggers covered", "share", "3.2, figure 2",
+        "Triggers of a key that end in a token, or a pair of tokens, in which at least three of them end and which "
+        "chance does not explain; mean over keys. Stands in for the shallow patterns that people find.",
+    ),
+    "shallow_last": Definition(
+        _KEYS, "by last token", "share", "3.2, figure 2", "The same, by a last token only; mean over keys."
+    ),
+    "shallow_pair": Definition(
+        _KEYS, "by last two", "share", "3.2, figure 2", "The same, by the last two tokens only; mean over keys."
+    ),
+    "shallow_keys": Definition(
+        _KEYS, "shallow keys", "share", "3.2, figure 2", "Keys half of whose triggers, or more, are covered."
+    ),
+    "shallow_chance": Definition(
+        _KEYS, "covered by chance", "share", "none", "Triggers covered, were they positions drawn at random."
+    ),
+    "removed_first": Definition(
+        _FADE, "first token", "change", "3.2, figure 3",
+        "(m' − m) / m of a trigger's coefficient without its first token; mean over triggers, then keys.",
+    ),
+    "removed_last": Definition(_FADE, "last token", "change", "3.2, figure 3", "The same without its last token."),
+    "removed_random": Definition(
+        _FADE, "random token", "change", "3.2, figure 3", "The same without a token drawn at random from between them."
+    ),
+    "agreement": Definition(
+        _AGREE, "agreement", "share", "4.1, figure 4", "Keys whose value's top token is what follows the top trigger."
+    ),
+    "agreement_dealt": Definition(
+        _AGREE, "by chance", "share", "4.1, figure 4", "The same with what follows another key's top trigger."
+    ),
+    "rank": Definition(
+        _RANK, "next token", "rank", "4.1, figure 5",
+        "Rank of what follows the top trigger in the value's distribution, 1 the best; median over keys.",
+    ),
+    "rank_dealt": Definition(
+        _RANK, "random token", "rank", "4.1, figure 5", "The same of what follows another key's top trigger; median."
+    ),
+    "sure": Definition(
+        _SURE, "max probability", "share", "4.2", "Probability of a value's top token; mean over all values."
+    ),
+    "surest_here": Definition(
+        _SURE, "of the surest", "share", "4.2, table 2", "Share of the model's surest values that stand in this layer."
+    ),
+    "active_sign": Definition(
+        _ACTIVE, "by sign", "share", "5.1, figure 7", "Memories with a positive coefficient; mean over positions."
+    ),
+    "active_norm": Definition(
+        _ACTIVE, "by norm", "share", "none",
+        "Memories with |m_i| ‖v_i‖ of at least 1% of the output's norm; mean over positions.",
+    ),
+    "effective": Definition(
+        _COUNT, "effective number", "number", "none",
+        "Participation ratio (Σ s_i²)² / Σ s_i⁴ of the strengths s_i = |m_i| ‖v_i‖; mean over positions.",
+    ),
+    "zero_agreement": Definition(
+        _ACTIVE, "zero agreement", "share", "5.1, figure 8",
+        "Positions at which the layer's top token is that of none of its memories with a positive coefficient; the "
+        "paper asks silent ones, too.",
+    ),
+    "settled": Definition(
+        _SETTLED, "already final", "share", "5.2, figure 9",
+        "Positions at which the residual stream ahead of the layer's output predicts what the model says in the end.",
+    ),
+    "final": Definition(
+        _SETTLED, "probability of it", "share", "5.2, figure 10",
+        "Probability that it gives to what the model says in the end; mean over positions.",
+    ),
+    "case_residual": Definition(
+        _CASES, "residual", "share", "5.2, figure 11", "The layer's prediction is that of the residual stream alone."
+    ),
+    "case_feed_forward": Definition(
+        _CASES, "feed-forward", "share", "5.2, figure 11", "It is that of the feed-forward output alone."
+    ),
+    "case_agreement": Definition(_CASES, "agreement", "share", "5.2, figure 11", "It is that of both."),
+    "case_compromise": Definition(
+        _CASES, "compromise", "share", "5.2, figure 11", "It is that of neither (the paper's composition)."
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measure(View):
+    """One number of every layer, with 95% intervals: Wilson's of shares, otherwise the bootstrap's.
+
+    Attributes:
+        name: one of `DEFINITIONS`.
+        values: by layer; None where nothing could be measured.
+        low: lower ends.
+        high: upper ends.
+        counts: of how many keys or positions each is made.
+    """
+
+    name: str
+    values: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, intervals: Sequence[Interval | None]) -> Measure:
+        """A measure of the layers' intervals."""
+        columns = (
+            [None if one is None else getattr(one, end) for one in intervals] for end in ("value", "low", "high")
+        )
+        values, low, high = map(tuple, columns)
+        return cls(name, values, low, high, tuple(0 if one is None else one.count for one in intervals))
+
+    @property
+    def definition(self) -> Definition:
+        """What it is."""
+        return DEFINITIONS[self.name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, with the definition."""
+        return {**self.definition._asdict(), **super().to_dict()}
+
+
+@dataclass(frozen=True)
+class Sureness(View):
+    """Agreement among values of about the same maximum probability (figure 6): a tenth of all.
+
+    Attributes:
+        least: lowest maximum probability among them.
+        most: highest.
+        agreement: share whose top token is what follows the key's top trigger.
+        low: lower end of the interval.
+        high: upper end.
+        count: how many values.
+    """
+
+    least: float
+    most: float
+    agreement: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Surest(View):
+    """The surest values of the model (section 4.2, table 2).
+
+    Attributes:
+        count: how many.
+        agrees: how many of them say what follows the key's top trigger; None where nothing is predicted to follow.
+        any_agrees: how many say what follows one of its triggers; None likewise.
+        examples: memory, top token, probability, and the prefix of the trigger that agrees, if any.
+    """
+
+    count: int
+    agrees: int | None
+    any_agrees: int | None
+    examples: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Shift(View):
+    """A position at which the last layer turns the prediction (section 5.2, table 3).
+
+    Attributes:
+        prefix: the text up to there.
+        residual: what was predicted without the layer.
+        added: what the layer's feed-forward output predicts.
+        output: what is predicted with it.
+        next: what follows in the text; None where nothing is predicted to follow.
+        case: "feed-forward" or "compromise".
+    """
+
+    prefix: str
+    residual: str
+    added: str
+    output: str
+    next: str | None
+    case: str
+
+
+@dataclass(frozen=True)
+class ModelReport(View):
+    """What a model's memories hold.
+
+    Attributes:
+        model: its name.
+        corpus: the text, in words.
+        tokens: how many positions were run.
+        rows: in how many rows.
+        layers: how many layers.
+        memories: of each layer, d_ff; of a mixture, of all its experts together.
+        vocabulary: how many tokens there are.
+        settings: of the pass and the analyses.
+        measures: by layer.
+        sureness: agreement by how sure a value is.
+        surest: the surest values.
+        shifted: share of the positions at which the last layer turns the prediction.
+        shifts: some of them.
+        stack: "decoder" or "encoder".
+        note: what was read in another way than a causal decoder is, and what could not be measured (null); None of one.
+    """
+
+    model: str
+    corpus: str
+    tokens: int
+    rows: int
+    layers: int
+    memories: tuple[int, ...]
+    vocabulary: int
+    settings: dict[str, Any]
+    measures: tuple[Measure, ...]
+    sureness: tuple[Sureness, ...]
+    surest: Surest
+    shifted: float
+    shifts: tuple[Shift, ...]
+    stack: str = "decoder"
+    note: str | None = None
+
+    def __getitem__(self, name: str) -> Measure:
+        """The measure of a name."""
+        return next(measure for measure in self.measures if measure.name == name)
+
+    def groups(self) -> dict[str, list[Measure]]:
+        """The measures by what they are shown with, in order."""
+        found: dict[str, list[Measure]] = {}
+        for measure in self.measures:
+            found.setdefault(measure.definition.group, []).append(measure)
+        return found

@@ -1,0 +1,336 @@
+"""Choose the layer to edit in a model, once, by editing facts that the model knows.
+
+Where a fact is recalled is not always where it is best changed (Hase et al. 2023, arXiv 2301.04213), and one fact's
+trace says little about a model. So a small set of facts that ships with ffedit is asked; those that the model knows are
+traced at the subject's last token, where the key is read; and a few of them are written at each of a few candidate
+layers: where the trace finds most, what was published for such a model, and early ones, where most models edit best.
+The best harmonic mean of efficacy, paraphrase and specificity wins.
+
+All of it is counted and not timed, so that the same model gives the same layer; it is kept under the fingerprint of the
+unedited weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from statistics import fmean, harmonic_mean
+from typing import Any
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor import METHODS, Corpus, EditConfig, check_method, collect, preset, tokens_for, write
+from ffedit.errors import FactError
+from ffedit.evaluator.evaluate import Evaluation
+from ffedit.evaluator.metrics import exact_match
+from ffedit.evaluator.prompts import questions
+from ffedit.evaluator.scores import Scores, mean_scores
+from ffedit.facts.fact import Fact, by_subject
+from ffedit.facts.reading import read_facts
+from ffedit.files import cache
+from ffedit.inference import generation
+from ffedit.layer_choice.published import published
+from ffedit.locator import TraceSet, locate
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address
+from ffedit.progress import Progress, silent
+from ffedit.version import __version__
+
+FACTS = Path(__file__).with_name("calibration.json")
+# A model that knows fewer of the facts cannot be calibrated on them.
+LEAST = 3
+# How many known facts are traced, in how many corrupted runs each, and how many of them are written at each candidate.
+TRACED, SAMPLES, WRITTEN = 4, 2, 6
+# Up to so many layers all are tried; of more, those at these shares of the depth, beside the traced and the published.
+SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4)
+# Tokens of an own answer: those of an object, and one that shows that it is whole.
+OWN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class LayerScore:
+    """What tracing and editing say about one layer.
+
+    Attributes:
+        layer: the layer.
+        effect: average indirect effect at the subject's last token, window of layers around this one, or None.
+        efficacy: after editing the facts in this layer; so are the others. None where it was not measured.
+        paraphrase: None where no fact has paraphrases.
+        specificity: None where no fact has neighbors.
+        score: harmonic mean of efficacy and of those of the other two that there are; None without efficacy.
+        magnitude: mean of the same rates' magnitudes, differences of probability: it decides between equal scores.
+    """
+
+    layer: int
+    effect: float | None
+    efficacy: float | None
+    paraphrase: float | None
+    specificity: float | None
+    score: float | None
+    magnitude: float | None = None
+
+    @classmethod
+    def of(cls, layer: int, effect: float | None, scores: Scores) -> LayerScore:
+        """The row of a layer whose edits scored so."""
+        names = ("efficacy", "paraphrase", "specificity")
+        rates = {name: getattr(scores, name) for name in names}
+        there = [name for name in names if rates[name] is not None]
+        if scores.efficacy is None:
+            return cls(layer, effect, **rates, score=None)
+        sizes = [size for name in there if (size := getattr(scores, f"{name}_magnitude")) is not None]
+        score = harmonic_mean([rates[name] for name in there])
+        return cls(layer, effect, **rates, score=score, magnitude=fmean(sizes) if sizes else None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The layer to edit in a model, and what it was chosen by.
+
+    Attributes:
+        layer: the layer; None where the model knows too few of the calibration facts.
+        method: that the candidates were edited with.
+        asked: how many facts the model was asked.
+        known: how many of them it knows.
+        written: how many were written at each candidate.
+        rows: the candidates.
+        effects: average indirect effect at the subject's last token over the traced facts, [layers]; none were traced
+            where `layer` is None.
+        total: average total effect.
+        traced: the layer that the trace finds, or None where it shows no site.
+        prior: the published layer, or None.
+        source: of the prior.
+        seconds: that the choice took.
+        made: the day, YYYY-MM-DD.
+    """
+
+    layer: int | None
+    method: str
+    asked: int
+    known: int
+    written: int = 0
+    rows: tuple[LayerScore, ...] = ()
+    effects: tuple[float, ...] = ()
+    total: float | None = None
+    traced: int | None = None
+    prior: int | None = None
+    source: str | None = None
+    seconds: float = 0.0
+    made: str = ""
+
+    def within(self, allowed: range) -> int | None:
+        """The layer among those `allowed`: the best of the candidates there, or the nearest to the one chosen."""
+        if self.layer is None or self.layer in allowed:
+            return self.layer
+        there = [row for row in self.rows if row.layer in allowed]
+        return best(there, self.prior) if there else min(allowed, key=lambda i: abs(i - (self.layer or 0)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Choice:
+        """What `to_dict` gave, read back."""
+        rows = tuple(LayerScore(**row) for row in values["rows"])
+        return cls(**{**values, "rows": rows, "effects": tuple(values["effects"])})
+
+
+def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
+    """The layer of the best score; among equals the published one, then the one where objects are told apart furthest,
+    then the one that tracing finds strongest."""
+
+    def rank(row: LayerScore) -> tuple[float, ...]:
+        score, magnitude = (-1.0 if value is None else value for value in (row.score, row.magnitude))
+        return score, row.layer == prior, magnitude, row.effect or 0.0
+
+    return max(rows, key=rank).layer
+
+
+def choose_layer(
+    editable: Editable,
+    method: str = "memit",
+    facts: Sequence[Fact] | None = None,
+    config: EditConfig | None = None,
+    stats: Corpus | None = None,
+    progress: Progress = silent,
+) -> Choice:
+    """Choose the layer to edit in this model, or take what was chosen before for the same arguments.
+
+    Args:
+        editable: the model; as before afterwards. Edits that are applied do not ask for another choice.
+        method: that the candidates are edited with.
+        facts: with previous objects and targets, and with paraphrases and neighbors; None for those that ship.
+        config: of the edits; None for the method's defaults, whatever the edit that follows is made with.
+        stats: the text to collect key statistics on; None for the usual one (`editor.collect`).
+        progress: told how far it is.
+
+    Raises:
+        EditError: an unknown method, or statistics that cannot be collected.
+    """
+    config = config or preset("default", check_method(method).name)
+    asked = read_facts(FACTS) if facts is None else list(facts)
+    place = _place(editable, method, asked, config, stats)
+    if (kept := _read(place, len(editable.layers))) is not None:
+        return kept
+    started = time.perf_counter()
+    choice = _calibrate(editable, method, asked, config, stats, progress)
+    choice = replace(choice, seconds=round(time.perf_counter() - started, 1), made=date.today().isoformat())
+    text = json.dumps(choice.to_dict())
+    cache.write(place, lambda path: _write(path, text))
+    return choice
+
+
+def remembered(editable: Editable, method: str = "memit") -> Choice | None:
+    """What was chosen for this model with the method's defaults; None if nothing was."""
+    return _read(_place(editable, method, read_facts(FACTS), preset("default", method), None), len(editable.layers))
+
+
+def _calibrate(
+    editable: Editable,
+    method: str,
+    asked: Sequence[Fact],
+    config: EditConfig,
+    stats: Corpus | None,
+    progress: Progress,
+) -> Choice:
+    known = known_facts(editable, asked)
+    if len(known) < LEAST:
+        return Choice(None, method, len(asked), len(known))
+    some = in_turn(known)
+    traces = locate(
+        editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token=config.fact_token, progress=progress
+    )
+    row = published(editable.model.config.get_text_config())
+    prior = None if row is None else row.layer(method)
+    layers = candidates(len(editable.layers), traces.site, prior)
+    written = some[:WRITTEN]
+    rows = edit_at(editable, written, layers, method, config, stats, traces, progress)
+    return Choice(
+        layer=best(rows, prior),
+        method=method,
+        asked=len(asked),
+        known=len(known),
+        written=len(written),
+        rows=rows,
+        effects=tuple(float(effect) for effect in traces.at_subject),
+        total=traces.total,
+        traced=traces.site,
+        prior=prior,
+        source=None if row is None else f"{row.name}: {row.source}",
+    )
+
+
+def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
+    """Those of `facts` whose previous object the model says by itself, whole: greedily, to the prompt as it is.
+
+    A fact with a prompt or an object that does not fit the tokenizer or the model it does not know.
+    """
+    asked: list[tuple[Fact, str]] = []
+    for fact in facts:
+        try:
+            encoded = editable.encode(fact.text, fact.previous or "", fact.span, editable.max_tokens - OWN_TOKENS)
+            questions(editable, [fact], facts)
+        except FactError:
+            continue
+        if fact.previous is not None and fact.target is not None:
+            asked.append((fact, generation.words(editable, encoded.target_ids)))
+    said = generation.completions(editable, [fact.text for fact, _ in asked], OWN_TOKENS)
+    return [fact for (fact, old), text in zip(asked, said, strict=True) if exact_match(text, old, fact.new_object)]
+
+
+def in_turn(facts: Sequence[Fact]) -> list[Fact]:
+    """One fact of each subject, the relations in turn: the first few are of as many kinds as there are."""
+    ones = [group[0] for group in by_subject(facts)]
+    seen: Counter[str | None] = Counter()
+    numbers = []
+    for fact in ones:
+        numbers.append(seen[fact.relation])
+        seen[fact.relation] += 1
+    return [ones[i] for i in sorted(range(len(ones)), key=numbers.__getitem__)]
+
+
+def candidates(depth: int, traced: int | None, prior: int | None) -> list[int]:
+    """The layers to try in a model of so many.
+
+    The last one is none: what it writes at the subject, no later layer carries to the prompt's end.
+    """
+    if depth <= SHALLOW:
+        return list(range(max(1, depth - 1)))
+    some = {round(share * depth) for share in SHARES} | {layer for layer in (traced, prior) if layer is not None}
+    return sorted(layer for layer in some if layer < depth - 1)
+
+
+def edit_at(
+    editable: Editable,
+    facts: Sequence[Fact],
+    layers: Sequence[int],
+    method: str,
+    config: EditConfig,
+    stats: Corpus | Mapping[Address, KeyMoments] | None,
+    traces: TraceSet,
+    progress: Progress = silent,
+) -> tuple[LayerScore, ...]:
+    """Write all `facts` into each of `layers` in turn, and measure.
+
+    Args:
+        editable: the model; as before afterwards.
+        facts: with targets, and with paraphrases and neighbors for the scores to say something.
+        layers: where.
+        method: a name in `METHODS`.
+        config: of the edits.
+        stats: second moments of the keys of all these layers, or the text to collect them on in one pass.
+        traces: of feed-forward outputs, for comparison.
+        progress: told how far it is.
+
+    Raises:
+        FactError: a fact has no target.
+    """
+    evaluation, effects = Evaluation(editable, facts, progress), traces.at_subject
+    if METHODS[method].statistics and (stats is None or isinstance(stats, Corpus)):
+        memories = [part for layer in layers for part in editable.feed_forward[layer].parts]
+        text = stats or Corpus(tokens=tokens_for(len(by_subject(facts))), seed=config.seed)
+        stats = collect(editable, memories, text, progress)
+    rows = []
+    for layer in layers:
+        edit = write(editable, facts, method, [layer], config, stats, progress=progress)
+        with edit.applied(editable):
+            scores = mean_scores(one.scores for one in evaluation.scores())
+        rows.append(LayerScore.of(layer, float(effects[layer]), scores))
+    return tuple(rows)
+
+
+def _place(editable: Editable, method: str, facts: Sequence[Fact], config: EditConfig, stats: Corpus | None) -> Path:
+    """Where a choice is kept: under the unedited weights and all that it depends on."""
+    numbers = (LEAST, TRACED, SAMPLES, WRITTEN, SHALLOW, SHARES)
+    about = [
+        __version__,
+        editable.chat,
+        method,
+        asdict(config),
+        str(stats),
+        numbers,
+        [fact.to_dict() for fact in facts],
+    ]
+    digest = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:8]
+    weights = editable.history.base or fingerprint(editable)
+    return cache.path("layers", f"{weights}-{digest}", ".json")
+
+
+def _read(place: Path, depth: int) -> Choice | None:
+    """A choice that was kept; None where there is none, or it is damaged."""
+    try:
+        found = Choice.from_dict(json.loads(place.read_text(encoding="utf-8")))
+        return found if found.layer is None or found.layer in range(depth) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,233 @@
+"""Choose the layer to edit: the model's, the one that tracing finds, the one where editing works best, or the user's.
+
+`auto` is the model's, found once by editing facts that it knows (`calibration`). A fact's own trace is shown beside it,
+and decides where it is asked for, or where the model knows too few of the calibration facts. A layer is never taken
+from a trace that shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and
+measures; side by side with the trace it says how far to trust the trace for this model (Hase et al. 2023, arXiv
+2301.04213).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor import Corpus, EditConfig, preset
+from ffedit.errors import EditError
+from ffedit.facts.fact import Fact
+from ffedit.files import cache
+from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at
+from ffedit.layer_choice.published import usual_layer
+from ffedit.locator import TraceSet, locate, site_of
+from ffedit.locator.aggregate import rank_correlation
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address
+from ffedit.progress import Progress, silent
+
+By: TypeAlias = Literal["model", "trace", "sweep", "request", "depth"]
+# A sweep of fewer facts speaks for these facts, not for the model.
+MANY = 10
+# Corrupted runs of a trace that is shown and decides nothing; of a deep model its effects are estimated by their
+# gradient, which costs a fraction.
+SHOWN_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Edits at each layer.
+
+    Attributes:
+        rows: one for each layer.
+        traced: the layer that tracing chooses, or None where it shows no site.
+        correlation: Spearman's rank correlation of effect and score over the layers; None where one is constant.
+        method: that all edits were made with.
+        facts: how many were written.
+    """
+
+    rows: tuple[LayerScore, ...]
+    traced: int | None
+    correlation: float | None
+    method: str = "memit"
+    facts: int = 0
+
+    @property
+    def layer(self) -> int:
+        """The layer of the best score: see `calibration.best`."""
+        return best(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return {**found, "layer": self.layer}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The layer to edit, and why this one.
+
+    Attributes:
+        traces: of feed-forward outputs; of all facts where they decide, else of the first.
+        layer: the layer.
+        by: what decided: the "model"'s choice, the facts' "trace", a "sweep", the user's "request"; or, where neither
+            trace nor calibration tells anything, the usual "depth" of published layers.
+        choice: the model's, where it was asked for.
+        sweep: a sweep, where it decided.
+        kept: whether the sweep is an earlier one.
+    """
+
+    traces: TraceSet
+    layer: int
+    by: By
+    choice: Choice | None = None
+    sweep: Sweep | None = None
+    kept: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON: the layer, what decided, the model's choice and the sweep."""
+        choice, sweep = (None if one is None else one.to_dict() for one in (self.choice, self.sweep))
+        return {"layer": self.layer, "by": self.by, "choice": choice, "sweep": sweep}
+
+
+def find_layer(
+    editable: Editable,
+    facts: Sequence[Fact],
+    asked: str,
+    allowed: range,
+    method: str = "memit",
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    progress: Progress = silent,
+) -> Found:
+    """Take the model's layer, or trace, or sweep.
+
+    Args:
+        editable: the model.
+        facts: to be written.
+        asked: "auto", "trace" or "sweep", where all layers are allowed; anything else traces among those `allowed`.
+        allowed: the layers to choose among.
+        method: of the edits that are tried.
+        config: of a sweep's edits, and the trace's seed.
+        stats: for a sweep.
+        progress: told how far it is.
+
+    Raises:
+        FactError: nothing to trace, or a fact of a sweep has no target.
+    """
+    config = config or EditConfig()
+    if asked == "sweep":
+        if (kept := remembered_sweep(editable, method)) is not None:
+            return Found(shown(editable, facts, config.seed, progress), kept.layer, "sweep", sweep=kept, kept=True)
+        traces = locate(editable, facts, seed=config.seed, progress=progress)
+        sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
+        return Found(traces, sweep.layer, "sweep", sweep=sweep)
+    if len(allowed) == 1 and asked not in ("auto", "trace"):
+        return Found(shown(editable, facts, config.seed, progress), allowed[0], "request")
+    choice = None
+    if asked == "auto":
+        choice = choose_layer(editable, method, config=_usual(method, config), progress=progress)
+        if choice.layer is not None:
+            return Found(shown(editable, facts, config.seed, progress), choice.layer, "model", choice)
+    traces = locate(editable, facts, seed=config.seed, progress=progress)
+    if (site := site_of(traces, allowed=allowed)) is not None:
+        return Found(traces, site, "trace", choice)
+    choice = choice or choose_layer(editable, method, config=_usual(method, config), progress=progress)
+    if (layer := choice.within(allowed)) is not None:
+        return Found(traces, layer, "model", choice)
+    return Found(traces, min(allowed, key=lambda i: abs(i - usual_layer(len(editable.layers)))), "depth", choice)
+
+
+def layer_for(
+    editable: Editable,
+    facts: Sequence[Fact],
+    method: str = "memit",
+    config: EditConfig | None = None,
+    progress: Progress = silent,
+) -> int:
+    """The layer that `auto` takes, without a trace to be shown."""
+    config = config or EditConfig()
+    chosen = choose_layer(editable, method, config=_usual(method, config), progress=progress).layer
+    if chosen is not None:
+        return chosen
+    site = locate(editable, list(facts), seed=config.seed, progress=progress).site
+    return usual_layer(len(editable.layers)) if site is None else site
+
+
+def _usual(method: str, config: EditConfig) -> EditConfig:
+    """The method's default numbers, with the key read where `config` says."""
+    return replace(preset("default", method), fact_token=config.fact_token)
+
+
+def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
+    """The trace of the first fact, of a deep model to first order: it is shown, and decides nothing."""
+    deep = len(editable.layers) > SHALLOW
+    return locate(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=deep, progress=progress)
+
+
+def spread_below(layer: int, count: int) -> range:
+    """`count` layers that share the work, the highest of which is `layer`.
+
+    Raises:
+        EditError: there are fewer.
+    """
+    if count > layer + 1:
+        raise EditError(f"--spread {count} was asked for, but layer {layer} has only {layer} below it; spread less")
+    return range(layer + 1 - count, layer + 1)
+
+
+def by_sweep(
+    editable: Editable,
+    facts: Sequence[Fact],
+    traces: TraceSet,
+    method: str = "memit",
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    progress: Progress = silent,
+) -> Sweep:
+    """Write all `facts` into each layer in turn and measure; what `MANY` facts say is remembered for the model.
+
+    Args:
+        editable: the model; as before afterwards.
+        facts: with targets, and with paraphrases and neighbors for the scores to say something.
+        traces: of feed-forward outputs, for comparison.
+        method: of the edits.
+        config: of the edits.
+        stats: second moments of the keys of all layers, or the text to collect them on.
+        progress: told how far it is.
+
+    Raises:
+        FactError: a fact has no target.
+    """
+    layers = range(len(editable.layers))
+    rows = edit_at(editable, facts, layers, method, config or EditConfig(), stats, traces, progress)
+    correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
+    sweep = Sweep(rows, traces.site, correlation, method, len(facts))
+    if len(facts) >= MANY:
+        text = json.dumps(sweep.to_dict())
+        cache.write(_place(editable, method), lambda path: _write(path, text))
+    return sweep
+
+
+def remembered_sweep(editable: Editable, method: str = "memit") -> Sweep | None:
+    """The sweep over many facts that was kept for this model and method."""
+    try:
+        values = json.loads(_place(editable, method).read_text(encoding="utf-8"))
+        del values["layer"]
+        found = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
+        return found if found.layer in range(len(editable.layers)) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _place(editable: Editable, method: str) -> Path:
+    asked = hashlib.sha256(json.dumps([editable.chat, method]).encode()).hexdigest()[:8]
+    return cache.path("layers", f"{fingerprint(editable)}-{asked}-sweep", ".json")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

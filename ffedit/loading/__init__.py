@@ -1,0 +1,1 @@
+"""Load a model by name, find its parts and verify them."""

@@ -1,0 +1,107 @@
+"""The stacks of any model that reads text: a causal decoder, an encoder, or the two halves of an encoder–decoder.
+
+As with a causal decoder (`anatomy`): the layers and memories are recognised by role, and one pass verifies that the
+parts found give what the model computes. What is not recognised is refused with what was seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ffedit.errors import EditError, ModelError
+from ffedit.loading.verify import dissect, product_error
+from ffedit.model import offload
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import calls, captured, leaves, returned
+from ffedit.model.roles import Layer, find_memory
+from ffedit.model.stacks import Stack
+
+
+def stacks(
+    model: Any, tokenizer: PreTrainedTokenizerBase, name: str = "model", value_matrix: str | None = None
+) -> list[Stack]:
+    """The stacks of any transformers model that reads text, the encoder first.
+
+    Args:
+        model: a causal decoder, an encoder, or an encoder–decoder, in evaluation mode.
+        tokenizer: its tokenizer.
+        name: how messages call it.
+        value_matrix: path of the value matrix, where no known role fits, as of `dissect`.
+
+    Raises:
+        ModelError: a part cannot be recognised or verified.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
+    if model.config.is_encoder_decoder:
+        return [_stack(model, tokenizer, name, half, value_matrix) for half in ("encoder", "decoder")]
+    if model.can_generate():
+        return [Stack.of(dissect(model, tokenizer, name, value_matrix))]
+    return [_stack(model, tokenizer, name, "encoder", value_matrix)]
+
+
+def chosen(some: list[Stack], name: str | None) -> Stack:
+    """The stack of a model that is called `name`; its only one where none is asked for.
+
+    Raises:
+        EditError: there is none of this name, or several and none is asked for.
+    """
+    there = " and ".join(f"{'an' if one.name == 'encoder' else 'a'} {one.name}" for one in some)
+    if name is None and len(some) > 1:
+        raise EditError(f"{some[0].called} has {there}; say which one with --stack encoder or --stack decoder")
+    found = next((one for one in some if name in (None, one.name)), None)
+    if found is None:
+        raise EditError(f"{some[0].called} has {there} and no other stack; leave --stack {name} out")
+    return found
+
+
+def _stack(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, half: str, value_matrix: str | None
+) -> Stack:
+    """Recognise and verify the one list of layers in an encoder, or in one half of a pair."""
+    if not offload.is_loaded(model):
+        raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
+    pair = model.config.is_encoder_decoder
+    body = model.base_model if not pair else model.get_encoder() if half == "encoder" else model.get_decoder()
+    lists = {path: module for path, module in body.named_modules() if isinstance(module, nn.ModuleList)}
+    outermost = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    if len(outermost) != 1:
+        raise ModelError(
+            f"{name}: one list of layers was expected in {type(body).__name__}, found {', '.join(outermost) or 'none'}"
+        )
+    layers = list(lists[outermost[0]])
+    made = Stack(half, model, tokenizer, layers, [], None, _max_tokens(body), called=name)
+    for i, layer in enumerate(layers):
+        memory = find_memory(Layer(model, layer, i, name, made.probe, value_matrix))
+        made.feed_forward.append(FeedForward(i, memory.module, (memory,)))
+    values = {memory.address: memory.module for memory in made.memories}
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    outside = [module for module in leaves(body) if id(module) not in inside]
+    with (
+        captured(values, inputs=True) as keys,
+        captured(values) as outputs,
+        captured({0: layers[-1]}) as last,
+        returned(layers[-1]) as whole,
+        calls(outside) as around,
+    ):
+        made.probe()
+    if not torch.isfinite(last[0]).all():
+        raise ModelError(f"{name}: the numbers of its {half} are not finite; a sound checkpoint was expected")
+    for memory in made.memories:
+        product_error(memory, keys[memory.address], outputs[memory.address], last[0].shape[-1], name)
+    made.entries = len(whole[0]) if isinstance(whole[0], tuple) else 0
+    made.norm = next((module for module, x, _ in around if torch.equal(x, last[0])), None)
+    return made
+
+
+def _max_tokens(body: nn.Module) -> int:
+    """The longest input; where padding has a position of its own (RoBERTa), positions begin behind it."""
+    config: Any = body.config
+    longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
+    positions = (module for path, module in body.named_modules() if path.endswith("position_embeddings"))
+    offsets = (module.padding_idx + 1 for module in positions if getattr(module, "padding_idx", None) is not None)
+    return longest - next(offsets, 0)

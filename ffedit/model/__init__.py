@@ -1,0 +1,1 @@
+"""A transformers model seen as key-value memories."""

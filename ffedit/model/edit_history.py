@@ -1,0 +1,97 @@
+"""Which edits are in a model's weights, and what these were before: undo without subtracting.
+
+W + Δ − Δ is not W in floating point. So the first edit of a matrix keeps the original, once, and undoing rebuilds the
+matrix from it: the original plus the edits that remain, in their order, each rounded once as it was when it was
+applied. Undone in any order, the weights are bit for bit those of a model that the undone edit never touched.
+
+Of edits that came with a checkpoint the originals may be missing. These are in the weights for good: known, never
+undone, and part of what the later ones count as original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from ffedit.algebra.low_rank import Update
+from ffedit.facts.fact import Fact
+from ffedit.model.memory import Address, KeyValueMemory
+
+
+class Change(Protocol):
+    """What history needs to know of an edit."""
+
+    @property
+    def updates(self) -> Mapping[Address, Update]:
+        """Δ per memory."""
+        ...
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What it stores."""
+        ...
+
+
+@dataclass(eq=False)
+class History:
+    """The edits in a model's weights.
+
+    Attributes:
+        base: fingerprint of the weights before the oldest of `edits`; None while there is none.
+        edits: what is applied and can be undone, by fingerprint, in order.
+        originals: the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype.
+        lasting: what was in the weights before all these and cannot be undone, by fingerprint, in order.
+    """
+
+    base: str | None = None
+    edits: dict[str, Change] = field(default_factory=dict)
+    originals: dict[Address, Tensor] = field(default_factory=dict)
+    lasting: dict[str, Change] = field(default_factory=dict)
+
+    @property
+    def known(self) -> dict[str, Change]:
+        """All edits in the weights, by fingerprint, the oldest first."""
+        return self.lasting | self.edits
+
+    def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Change, found: str) -> None:
+        """Write `edit` called `name` on top of the others; if that fails, all is as before.
+
+        Args:
+            memories: of the model.
+            name: the edit's fingerprint.
+            edit: what to write.
+            found: fingerprint of the weights as they are now.
+        """
+        self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
+        self.base = found if self.base is None else self.base
+        self.edits[name] = edit
+        try:
+            for at, delta in edit.updates.items():
+                memories[at].write_(delta)
+        except BaseException:
+            self.undo_(memories, name)
+            raise
+
+    def undo_(self, memories: Mapping[Address, KeyValueMemory], name: str) -> None:
+        """Rebuild the matrices that the edit called `name` changed, without it."""
+        others = [edit for other, edit in self.edits.items() if other != name]
+        touched = self.edits[name].updates
+        for at in touched:
+            self.rebuild_(memories[at], {name})
+        # Forgotten only now: interrupted before, undo can be called again.
+        del self.edits[name]
+        for at in touched:
+            if not any(at in edit.updates for edit in others):
+                del self.originals[at]
+        if not self.edits:
+            self.base = None
+
+    def rebuild_(self, memory: KeyValueMemory, without: Container[str]) -> None:
+        """Put back the original of a matrix, with its edits but for those called as in `without`."""
+        memory.set_(self.originals[memory.address])
+        for name, edit in self.edits.items():
+            if name not in without and memory.address in edit.updates:
+                memory.write_(edit.updates[memory.address])

@@ -1,0 +1,99 @@
+"""What exactly was this computed on? A short hash of a model's config, tokenizer and weights.
+
+Statistics and edits carry it, so that those of another model, layer or precision are never picked up. Of each weight
+the hash takes name, shape, dtype, sum and a strided sample of at most 4,096 entries: enough to notice any edit (a
+rank-one update moves nearly every entry and the sum) and quick for large models. Sums are kept on the `Editable`, so
+that each weight is read whole once for each state that it has been in, however often the hash is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ffedit.model import offload
+from ffedit.model.editable import Editable, Hashed
+from ffedit.model.stacks import Stack
+
+SAMPLE = 4096
+PART = 2**22
+WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京 Zürich\t"
+
+
+@torch.no_grad()
+def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
+    """16 hexadecimal digits.
+
+    Args:
+        editable: the model.
+        below: only weights that a key of this layer depends on: outside the layers, in layers below and in this one
+            except its value matrix. None: all weights.
+    """
+    digest = hashlib.sha256()
+    config = editable.model.config.get_text_config().to_dict()
+    for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+        config.pop(name, None)
+    # A config may say another class, or none, until the model is saved for the first time.
+    config["architectures"] = [type(editable.model).__name__]
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    tokenizer = editable.tokenizer
+    owner = editable.editable if isinstance(editable, Stack) else editable
+    hashed = Hashed() if owner is None else owner.hashed
+    digest.update(_vocabulary(hashed, tokenizer))
+    # One vocabulary may still be used in several ways: with and without a BOS, another normaliser, other merges.
+    used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
+    digest.update(json.dumps(used).encode())
+    left_out: set[int] = set()
+    if below is not None:
+        above = editable.layers[below + 1 :]
+        left_out = {id(p) for layer in above for p in layer.parameters()}
+        left_out |= {id(one) for part in editable.feed_forward[below].parts for one in part.held}
+    for name, weight in sorted(offload.parameters(editable.model)):
+        if id(weight) not in left_out:
+            flat = offload.fetched_from(editable.model, name).reshape(-1)
+            sample = flat[:: max(1, -(-len(flat) // SAMPLE))].cpu().double().numpy().tobytes()
+            total = _total(hashed, name, weight, flat, sample)
+            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{total}".encode())
+            digest.update(sample)
+    return digest.hexdigest()[:16]
+
+
+def forget(editable: Editable) -> None:
+    """Make the next fingerprint read everything anew: after a write through `.data` that the sample may miss."""
+    editable.hashed = Hashed()
+
+
+def _vocabulary(hashed: Hashed, tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """The tokens with their ids as JSON; written once for a tokenizer, and again when it was given more tokens."""
+    found, size = hashed.vocabulary, len(tokenizer)
+    if found is None or found[0] is not tokenizer or found[1] != size:
+        written = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+        found = hashed.vocabulary = tokenizer, size, written
+    return found[2]
+
+
+def _total(hashed: Hashed, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
+    """Sum of a weight's entries as whole numbers, kept while the weight is the same.
+
+    That is: the same tensor, at the same address, of the version that torch counts up at every write in place, with the
+    same sample. A write through `.data` is not counted: one that leaves every sampled entry as it was goes unnoticed
+    until `forget`. Offloaded and quantised weights are read each time.
+    """
+    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
+        return _summed(flat)
+    state = weight.data_ptr(), weight._version, hashlib.sha256(sample).digest()
+    found = hashed.totals.get(name)
+    if found is None or found[0] is not weight or found[1] != state:
+        found = hashed.totals[name] = weight, state, _summed(flat)
+    return found[2]
+
+
+def _summed(flat: Tensor) -> int:
+    """Sum of the entries as whole numbers: the same in any order, on any device and with any number of threads."""
+    whole = flat.view(WHOLE[flat.element_size()])
+    return sum(int(part.sum(dtype=torch.int64)) for part in whole.split(PART))  # a sum widens what it adds up

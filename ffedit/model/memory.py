@@ -1,0 +1,295 @@
+"""A feed-forward layer as a key-value memory.
+
+    FF(x) = W m        m_i = f(x · k_i)        W = Vᵀ = [v_1 … v_d_ff]
+
+Geva et al. 2021 (arXiv 2012.14913) call the rows of the first matrix *keys* and the rows of V *values*; m are the
+memory coefficients. ROME (Meng et al. 2022, arXiv 2202.05262) reads the same layer as a linear associative memory in
+which m itself is the key k* of a fact and W maps it to the value v* = W k*. An edit changes W, the *value matrix*, and
+needs only to see its input (the key) and its output (the value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import LowRank, Update
+from ffedit.errors import EditError, ModelError
+from ffedit.model import first_layer, offload, quantized
+from ffedit.model.expert_key_rows import ExpertRows
+from ffedit.model.experts import Experts
+from ffedit.model.hooks import fed
+
+# Entries of a matrix that are written down to recognise it by.
+SAMPLE = 64
+
+
+@dataclass(frozen=True, order=True)
+class Address:
+    """Where a memory stands: its layer, counted from 0 at the embedding's side, and its expert where it has one."""
+
+    layer: int
+    expert: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.layer}" if self.expert is None else f"{self.layer}.{self.expert}"
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValueMemory:
+    """One feed-forward layer's value matrix, whatever its storage.
+
+    Attributes:
+        address: where it stands.
+        name: the module's path in the model.
+        module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias. Of a
+            routed expert, the module that holds the matrices of all experts.
+        stored_transposed: the weight is kept as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
+        saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be another
+            (float16 checkpoints are computed in float32 on a CPU).
+        block: the model's layer, in which the key rows are looked for.
+        probe: runs the model over a few tokens, to check what is found.
+        own: what the module calls the parameter.
+        slot: which matrix of it this is, where it holds one for each expert.
+        saved_as: what the files of a checkpoint call this matrix, where they keep experts apart.
+    """
+
+    address: Address
+    name: str
+    module: nn.Module
+    stored_transposed: bool
+    saved_dtype: torch.dtype
+    block: nn.Module | None = None
+    probe: Callable[[], object] | None = None
+    own: str = "weight"
+    slot: int | None = None
+    saved_as: str = ""
+
+    @property
+    def leaf(self) -> Tensor:
+        """The stored parameter, of all experts where they share one; empty (meta device) where it is offloaded."""
+        parameter = getattr(self.module, self.own)
+        assert isinstance(parameter, Tensor)
+        return parameter
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The tensors that W is kept in: its parameter, or all that a quantised module holds."""
+        return offload.packed_in(self.module) if self.quantised else [self.leaf]
+
+    @property
+    def weight(self) -> Tensor:
+        """The stored matrix, in its own orientation and dtype; empty (on the meta device) where it is offloaded."""
+        return self.part(self.leaf)
+
+    def part(self, parameter: Tensor) -> Tensor:
+        """This memory's matrix of a tensor that is shaped as its parameter."""
+        return parameter if self.slot is None else parameter[self.slot]
+
+    @property
+    def stored(self) -> Tensor:
+        """The stored matrix as the next forward would use it; to be read only."""
+        return self.part(offload.fetched(self.module, self.own))
+
+    @property
+    def parameter(self) -> str:
+        """The parameter's name in the model's state dict; `name[3]` is the fourth matrix of one that holds several."""
+        return f"{self.name}.{self.own}" + ("" if self.slot is None else f"[{self.slot}]")
+
+    @property
+    def value(self) -> Tensor:
+        """W, always seen as [d_model, d_ff]; to be read only, since it is a copy where the weight is offloaded."""
+        return self.stored.T if self.stored_transposed else self.stored
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the weight is packed, so that W can be read and not be written."""
+        return quantized.is_quantised(self.module)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision that the layer computes in."""
+        return self.saved_dtype if self.quantised else self.weight.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """[d_model, d_ff]."""
+        if self.quantised:
+            module: Any = self.module
+            return torch.Size((module.out_features, module.in_features))
+        return (self.weight.T if self.stored_transposed else self.weight).shape
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b [d_model]; it is no part of the algebra."""
+        name = "bias" if self.slot is None else f"{self.own}_bias"
+        found = isinstance(getattr(self.module, name, None), Tensor)
+        return self.part(offload.fetched(self.module, name)) if found else None
+
+    @property
+    def d_ff(self) -> int:
+        """Number of memories: the length of a key."""
+        return self.shape[1]
+
+    @cached_property
+    def key_rows(self) -> first_layer.KeyRows | ExpertRows:
+        """K, the first matrix; found and checked when it is first asked for. That of an expert is declared.
+
+        Raises:
+            ModelError: it was not recognised, or does not give the coefficients that were observed.
+        """
+        if self.slot is not None:
+            return ExpertRows(Experts(self.module), self.slot, self.name)
+        if self.block is None or self.probe is None:
+            raise ModelError(f"{self.name}: this memory stands in no model; its keys are read from a loaded model")
+        found = first_layer.find(self.block, self.module, self.d_ff, self.name)
+        first_layer.check(found, self.module, self.name, self.probe)
+        return found
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        """m [.., d_ff] for what the layer receives, behind its norm, `x` [.., d_model].
+
+        Of an expert, what it computes itself: the router's weight has no part in it.
+        """
+        return self.key_rows.coefficients(x)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """The layer as attention over d_ff static keys and values, f in the place of softmax.
+
+        Sukhbaatar et al. 2019 (arXiv 1907.01470): a feed-forward layer as persistent memory vectors.
+
+        Args:
+            x: the queries: what the layer receives, behind its norm, [.., d_model].
+
+        Returns:
+            Σ_i m_i v_i + b [.., d_model], the layer's own output; of an expert its own, not weighed by the router.
+        """
+        return linear(self.coefficients(x), self.value, self.bias)
+
+    @contextmanager
+    def scaled(self, factors: Mapping[int, float]) -> Iterator[None]:
+        """Turn memories up or down: coefficient i times `factors[i]` in every forward pass inside the block.
+
+        Geva et al. 2022 (arXiv 2203.14680). No module stands around a single expert, whose coefficients could be
+        turned there: of an expert v_i is turned in the weights instead, and put back bit for bit.
+
+        Raises:
+            EditError: the matrix of an expert is quantised.
+            ModelError: there is no memory of this number.
+        """
+        outside = [i for i in factors if not 0 <= i < self.d_ff]
+        if outside:
+            raise ModelError(f"{self.name}: its memories are 0 … {self.d_ff - 1}, found {outside[0]}; name one of them")
+        scale = torch.ones(self.d_ff)
+        for i, factor in factors.items():
+            scale[i] = factor
+        if self.slot is None:
+            with fed(self.module, lambda m: m * scale.to(m)):
+                yield
+            return
+        before = self.value.clone()
+        self.set_(before * scale.to(before))
+        try:
+            yield
+        finally:
+            self.set_(before)
+
+    def set_(self, value: Tensor) -> None:
+        """W ← `value` [d_model, d_ff], rounded to the weight's dtype; it lands where the weight is.
+
+        Raises:
+            EditError: it is quantised.
+        """
+        self.check_writable()
+        offload.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
+
+    def write_(self, delta: Update) -> None:
+        """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype, and the weight's if coarser."""
+        total = double(self.value)
+        total = total + delta.dense.to(total.device)
+        self.set_(total.to(self.saved_dtype))
+
+    def check_writable(self) -> None:
+        """Refuse a quantised weight.
+
+        Raises:
+            EditError: it is one.
+        """
+        if self.quantised:
+            raise EditError(
+                f"{self.name} is quantised and is not written to; export the edit as an adapter (--format adapter), "
+                "which stands beside it, or edit the model in 16 or 32 bits and quantise the result"
+            )
+
+    @contextmanager
+    def beside(self, delta: Update) -> Iterator[None]:
+        """W k + Δ k in every forward pass inside the block, W untouched: what a LoRA adapter gives."""
+        factors = (delta.right, delta.left) if isinstance(delta, LowRank) else (delta.dense,)
+        device = offload.device_of(self.module)
+        some = [factor.to(device, torch.float32) for factor in factors]
+
+        def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+            change = args[0].float()
+            for factor in some:
+                change = linear(change, factor)
+            return output + change.to(output)
+
+        handle = self.module.register_forward_hook(add)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+def identity(memory: KeyValueMemory) -> dict[str, Any]:
+    """What tells one stored matrix from all others, in another precision too, without loading the model.
+
+    Returns:
+        Plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how many
+        share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
+        it is stored, and `sample`: up to `SAMPLE` entries at a fixed stride of max(1, entries // SAMPLE) in the stored
+        order.
+    """
+    weight = memory.stored
+    return {
+        "parameter": memory.parameter,
+        **({"saved_as": memory.saved_as} if memory.saved_as else {}),
+        **({} if memory.slot is None else _experts(memory)),
+        "transposed": memory.stored_transposed,
+        "shape": list(weight.shape),
+        "sample": sample_of(weight).float().tolist(),
+    }
+
+
+def sample_of(stored: Tensor) -> Tensor:
+    """The entries that a matrix is recognised by, given in its stored orientation."""
+    flat = stored.reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
+
+
+def _experts(memory: KeyValueMemory) -> dict[str, Any]:
+    return {"experts": len(memory.leaf), "declared": bool(getattr(memory.module, "is_transposed", False))}
+
+
+class Memories(Mapping[Address, KeyValueMemory]):
+    """The memories of a model, by `Address`; where a layer has one memory only, by its number too."""
+
+    def __init__(self, memories: list[KeyValueMemory]) -> None:
+        self._at = {memory.address: memory for memory in memories}
+
+    def __getitem__(self, at: Address | int) -> KeyValueMemory:
+        return self._at[Address(at) if isinstance(at, int) else at]
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)

@@ -1,0 +1,95 @@
+"""Where a block joins its feed-forward output to the residual stream, and how.
+
+Blocks differ: some normalise the output before they add it (Gemma 2, OLMo 2), some normalise the sum (BERT, BART), some
+weigh it (Granite), some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is found by
+looking: which modules run behind the value matrix, or a mixture's block, in a probe pass, and what the stream is
+without what they give. The latter is measured, in a second pass in which the last layer adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ffedit.errors import ModelError
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import calls, captured, leaves, replaced
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """How one block's feed-forward output reaches the residual stream.
+
+    Attributes:
+        added: the module that gives what is added: the value matrix or a mixture's block, or a norm behind it.
+        norm: the module that receives the sum, where the block ends in one.
+        factor: what the addend is multiplied by.
+    """
+
+    added: nn.Module
+    norm: nn.Module | None
+    factor: float = 1.0
+
+
+@torch.no_grad()
+def find_joints(
+    layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
+) -> list[Joint]:
+    """The joint of every layer, from two passes of `probe`.
+
+    Raises:
+        ModelError: with the last layer's addend taken out, its residual stream is not what was left of it.
+    """
+    with ExitStack() as stack:
+        seen = [
+            stack.enter_context(calls(_steps(layer, one.module)))
+            for layer, one in zip(layers, feed_forward, strict=True)
+        ]
+        probe()
+    joints = [_joint(one.module, inside) for one, inside in zip(feed_forward, seen, strict=True)]
+    factor = _factor(layers[-1], joints[-1], feed_forward[-1].parts[-1].name, probe)
+    return [Joint(joint.added, joint.norm, factor) for joint in joints]
+
+
+def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
+    """The modules of a layer that have none inside them, what gives the feed-forward output taken as one."""
+    inside = set(value.modules())
+    return [value, *(module for module in leaves(layer) if module not in inside)]
+
+
+def _joint(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> Joint:
+    """Follow the feed-forward output through the modules that receive just it; one that comes last gets the sum."""
+    start = next(i for i, (module, _, _) in enumerate(seen) if module is value)
+    added, part = value, seen[start][2]
+    rest = seen[start + 1 :]
+    while rest and torch.equal(rest[0][1], part):
+        module, _, given = rest.pop(0)
+        if not torch.equal(given, part):  # not a dropout, which does nothing here
+            added, part = module, given
+    return Joint(added, rest[0][0] if len(rest) == 1 else None)
+
+
+def _factor(layer: nn.Module, joint: Joint, name: str, probe: Callable[[], object]) -> float:
+    """What the addend is multiplied by: how far the sum moves when it is taken out."""
+
+    def total() -> tuple[Tensor, Tensor]:
+        ends = {"total": layer if joint.norm is None else joint.norm}
+        with captured(ends, inputs=joint.norm is not None) as sums, captured({"added": joint.added}) as parts:
+            probe()
+        return sums["total"].double().flatten(), parts["added"].double().flatten()
+
+    whole, part = total()
+    with replaced(joint.added, torch.zeros_like):
+        moved = whole - total()[0]
+    factor = float(moved @ part / (part @ part).clamp(min=1e-30))
+    error = float((moved - factor * part).abs().max() / moved.abs().max().clamp(min=1e-30))
+    if not error < 5e-2:
+        raise ModelError(
+            f"{name}: what it gives is not added to the residual stream (off by {error:.1e}); a block that adds its "
+            "feed-forward output to the stream was expected"
+        )
+    return 1.0 if abs(factor - 1) < 1e-2 else factor

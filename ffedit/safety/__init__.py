@@ -1,0 +1,1 @@
+"""What should stop an edit from being shipped: guardrails, required scores, the verdict."""

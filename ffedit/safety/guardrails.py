@@ -1,0 +1,249 @@
+"""What should make one stop before an edit is shipped: signs that it is not needed, not safe, or not written.
+
+Each sign is a number with a limit. A breach is a sentence that says the number, the limit and what to do; the command
+warns, or with `--strict` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from rich.text import Text
+from torch import Tensor
+
+from ffedit.algebra.key_moments import CONVERGED
+from ffedit.algebra.linalg import double
+from ffedit.editor import Edit, applied_edits, by_subject
+from ffedit.errors import RequirementError
+from ffedit.evaluator import Report
+from ffedit.model.editable import Editable
+from ffedit.safety.verdict import DRIFTED, knew_previous, took
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a sign becomes a breach.
+
+    Attributes:
+        believed: share of facts whose new object is likelier than the old before the edit.
+        unknown: share of facts whose old object the model does not say before the edit.
+        alike: cosine between the keys of two subjects, of this edit or of an earlier one in the model.
+        norm_ratio: ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written.
+        division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
+        keys: how many keys C was collected from, relative to d_ff. With fewer than 1 it is singular but for its ridge,
+            which alone then says what an edit may disturb.
+        convergence: how far two halves of the text for C are from solving alike (`KeyMoments.convergence`).
+        drift: KL divergence on generic text, nats per token.
+        perplexity: its factor on the same text.
+        rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
+        covered: of a mixture, share of the router's weight that the written experts hold over contexts.
+        moved: share of the facts' texts that go to other experts, in some layer, once the edit is in the model.
+    """
+
+    believed: float = 0.0
+    unknown: float = 0.0
+    alike: float = 0.95
+    norm_ratio: float = 3.0
+    division: float = 0.01
+    keys: float = 1.0
+    convergence: float = CONVERGED
+    drift: float = DRIFTED
+    perplexity: float = 1.1
+    rounding: float = 0.1
+    covered: float = 0.8
+    moved: float = 0.1
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A limit that an edit breaks.
+
+    Attributes:
+        limit: its name, a field of `Limits`.
+        value: what was found.
+        words: what that means, and what to do.
+    """
+
+    limit: str
+    value: float
+    words: str
+
+
+def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
+    """Every limit that an edit breaks; empty where all is well.
+
+    Args:
+        editable: the model that the edit was computed on, without it.
+        edit: the edit.
+        report: what was measured before and after it.
+        limits: where a sign becomes a breach.
+    """
+    limits = limits or Limits()
+    return [
+        *_before(report, limits),
+        *_solution(editable, edit, limits),
+        *_routing(edit, limits),
+        *_after(report, limits),
+    ]
+
+
+def warnings(broken: Sequence[Breach]) -> Text | None:
+    """What to show of `broken`: that of which the verdict does not speak."""
+    some = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
+    return Text("\n".join(f"Guardrail: {words}." for words in some), style="yellow") if some else None
+
+
+def refusal(broken: Sequence[Breach]) -> RequirementError | None:
+    """The error of `--strict`."""
+    words = "; ".join(breach.words for breach in broken)
+    return RequirementError(f"--strict: {words}; no edit was saved") if broken else None
+
+
+def _before(report: Report, limits: Limits) -> Iterator[Breach]:
+    facts = report.facts_before
+    believed = sum(one.scores.efficacy == 1 or took(one) for one in facts) / len(facts)
+    if believed > limits.believed:
+        yield Breach("believed", believed, f"{believed:.0%} of the new objects were believed before the edit")
+    unknown = sum(not knew_previous(one) for one in facts) / len(facts)
+    if unknown > limits.unknown:
+        yield Breach(
+            "unknown", unknown, f"{unknown:.0%} of the old objects were not what the model said before the edit"
+        )
+
+
+def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach]:
+    about, subjects = edit.provenance, len(by_subject(edit.facts))
+    sinks = [solved["subject"] for solved in about.get("solved", ()) if solved.get("sinks")]
+    if sinks:
+        yield Breach(
+            "sinks",
+            len(sinks),
+            f"{sinks[0]!r}{f' and {len(sinks) - 1} more subjects' if len(sinks) > 1 else ''}: one token, which is an "
+            "attention sink where it begins a text, so that a change there would reach every text; it is written only "
+            "where something stands before it. Put words before it in the prompt, or take --layers 0",
+        )
+    for at, delta in edit.updates.items():
+        memory = editable.memories[at]
+        W, change = double(memory.value), double(delta.dense).to(double(memory.value).device)
+        ratio = float(change.norm() / W.norm()) / subjects**0.5
+        if not ratio <= limits.norm_ratio:
+            yield Breach(
+                "norm_ratio",
+                ratio,
+                f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
+                "will suffer; try another layer, or more weight_decay",
+            )
+        lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
+        if not lost <= limits.rounding:
+            kind = str(memory.saved_dtype).removeprefix("torch.")
+            yield Breach(
+                "rounding",
+                lost,
+                f"in layer {at} {lost:.0%} of Δ is lost in {kind} (limit {limits.rounding:.0%}): export it as an "
+                "adapter (--format adapter), which keeps all of it, or onto a float32 base",
+            )
+        division = min(about.get("division", {}).get(str(at), [memory.d_ff])) / memory.d_ff
+        if not division >= limits.division:
+            yield Breach(
+                "division",
+                division,
+                f"in layer {at} a key has the division factor {division:.2g} of d_ff (limit {limits.division:g}): it "
+                "is nearly a key of ordinary text; try another layer",
+            )
+        statistics = about.get("statistics", {}).get(str(at), {})
+        # Edits of early versions tell the tokens only, of which a dense layer has a key each.
+        keys = statistics.get("keys", statistics.get("tokens"))
+        if keys is not None and not keys / memory.d_ff >= limits.keys:
+            enough = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
+            yield Breach(
+                "keys",
+                keys / memory.d_ff,
+                f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
+                f"few to tell which directions text uses; collect more (`ffedit stats --tokens {enough} --out DIR`) "
+                "and give them (--stats DIR)",
+            )
+        convergence = statistics.get("convergence")
+        if convergence is not None and not convergence <= limits.convergence:
+            enough = 2 * statistics["tokens"]
+            yield Breach(
+                "convergence",
+                convergence,
+                f"in layer {at} two halves of the text for C solve {convergence:.2g} apart (limit "
+                f"{limits.convergence:g}): other text is disturbed more than it had to be; collect more "
+                f"(`ffedit stats --tokens {enough} --out DIR`) and give them (--stats DIR)",
+            )
+    alike, pair = _most_alike(editable, edit)
+    if alike > limits.alike:
+        yield Breach(
+            "alike",
+            alike,
+            f"the keys of {pair[0]!r} and {pair[1]!r} have the cosine {alike:.2f} (limit {limits.alike:g}): what is "
+            "written for one reaches the other; check both",
+        )
+
+
+def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
+    """Share of Δ (Frobenius norm) that is not in the weights once W + Δ is rounded to `dtype`."""
+    size = float(change.norm())
+    return float((double((W + change).to(dtype)) - W - change).norm()) / size if size else 0.0
+
+
+def _routing(edit: Edit, limits: Limits) -> Iterator[Breach]:
+    for layer, found in edit.provenance.get("routing", {}).items():
+        if not found.get("covered", 1.0) >= limits.covered:
+            yield Breach(
+                "covered",
+                found["covered"],
+                f"in layer {layer} the written experts hold {found['covered']:.0%} of the router's weight over "
+                f"contexts (limit {limits.covered:.0%}): elsewhere the edit may not be read; try another layer",
+            )
+        if not found["moved"] <= limits.moved:
+            yield Breach(
+                "moved",
+                found["moved"],
+                f"in layer {layer} {found['moved']:.0%} of the facts' texts go to other experts after the edit (limit "
+                f"{limits.moved:.0%}): look at what else changed, or try another layer",
+            )
+
+
+def _most_alike(editable: Editable, edit: Edit) -> tuple[float, tuple[str, str]]:
+    """The largest cosine between a key of this edit and another, of it or of one in the model, and whose they are."""
+    most, pair = 0.0, ("", "")
+    earlier = applied_edits(editable)
+    for at, keys in edit.keys.items():
+        own = edit.subjects(at)
+        if not own:
+            continue  # fine-tuned: no keys
+        some = [other for other in earlier if other.subjects(at)]
+        columns = [keys, *(other.keys[at] for other in some)]
+        names = own + [subject for other in some for subject in other.subjects(at)]
+        unit = torch.nn.functional.normalize(double(torch.cat(columns, 1)), dim=0)
+        cosine = unit[:, : len(own)].T @ unit
+        for i, name in enumerate(own):
+            cosine[i, [j for j, other_name in enumerate(names) if other_name == name]] = 0
+        value, where = cosine.flatten().max(0)
+        if float(value) > most:
+            row, column = divmod(int(where), len(names))
+            most, pair = float(value), (own[row], names[column])
+    return most, pair
+
+
+def _after(report: Report, limits: Limits) -> Iterator[Breach]:
+    after, before = report.after, report.before
+    if after is None:
+        return
+    if after.drift is not None and not after.drift <= limits.drift:
+        yield Breach(
+            "drift", after.drift, f"generic text drifts by {after.drift:.2g} nats per token (limit {limits.drift:g})"
+        )
+    if after.perplexity is not None and before.perplexity is not None:
+        factor = after.perplexity / before.perplexity
+        if not factor <= limits.perplexity:
+            yield Breach(
+                "perplexity",
+                factor,
+                f"perplexity of generic text rises by the factor {factor:.2f} (limit {limits.perplexity:g})",
+            )
