@@ -37,7 +37,7 @@ from transformers import GPT2Config
 import ffedit
 from ffedit.editor.config import EditConfig
 from ffedit.editor.key import read
-from ffedit.editor.prompts import Wording
+from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value import choose_values
 from ffedit.model.tokenization import Encoded
 
@@ -49,16 +49,16 @@ TOLERANCE = 1e-3
 
 
 # Everything that depends on the editor's interface is here.
-def ours(editable: ffedit.Editable, wordings: Sequence[Wording], config: EditConfig) -> list[Tensor]:
-    """v* of each of `wordings`, as `ffedit.edit` finds it: k* first, then all values together."""
+def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: EditConfig) -> list[Tensor]:
+    """v* of each of `prompt_sets`, as `ffedit.edit` finds it: k* first, then all values together."""
     place = editable.feed_forward[LAYER]
-    readings = [read(editable, place, wording) for wording in wordings]
+    readings = [read(editable, place, prompt_set) for prompt_set in prompt_sets]
     keys = torch.stack([reading.k for reading in readings], 1)
     lengths = torch.stack([reading.stream.norm() for reading in readings])
-    return [value.v for value in choose_values(editable, place, wordings, keys, lengths, config)]
+    return [value.v for value in choose_values(editable, place, prompt_sets, keys, lengths, config)]
 
 
-def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> PlainValue:
+def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: EditConfig) -> PlainValue:
     """The reference's v* for the same texts and numbers."""
     memory = editable.memories[LAYER]
     return plain_value(
@@ -66,8 +66,8 @@ def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> P
         editable.layers[LAYER],
         memory.module,
         memory.value,
-        [Text(text.ids, text.answer, text.subject_last) for text in wording.prompts],
-        [Text(text.ids, text.answer, text.subject_last) for text in wording.essence],
+        [Text(text.ids, text.answer, text.subject_last) for text in prompt_set.prompts],
+        [Text(text.ids, text.answer, text.subject_last) for text in prompt_set.essence],
         optimizer=config.optimizer,
         steps=config.steps,
         step_size=config.step_size,
@@ -80,7 +80,7 @@ def theirs(editable: ffedit.Editable, wording: Wording, config: EditConfig) -> P
     )
 
 
-def worded(vocabulary: int, facts: int) -> list[Wording]:
+def worded(vocabulary: int, facts: int) -> list[PromptSet]:
     """The texts of so many random facts."""
     generator = torch.Generator().manual_seed(SEED)
 
@@ -98,11 +98,11 @@ def worded(vocabulary: int, facts: int) -> list[Wording]:
             for context in contexts
         )
         essence = Encoded("", subject + drawn(ESSENCE - len(subject)), ESSENCE, (0, len(subject)))
-        found.append(Wording(prompts, (0,) * len(prompts), (essence,), ()))
+        found.append(PromptSet(prompts, (0,) * len(prompts), (essence,), ()))
     return found
 
 
-def products(editable: ffedit.Editable, wording: Wording, steps: int) -> tuple[int, int]:
+def products(editable: ffedit.Editable, prompt_set: PromptSet, steps: int) -> tuple[int, int]:
     """Multiply-accumulates of the reference and of what the task needs, for one fact.
 
     A token costs the entries of a layer's matrices in each layer that it passes, and the unembedding's entries once for
@@ -119,13 +119,13 @@ def products(editable: ffedit.Editable, wording: Wording, steps: int) -> tuple[i
     assert editable.last_feed_forward is not None
     last = sum(p.numel() for p in editable.last_feed_forward.parameters() if p.ndim == 2)
     above = sum(layers[LAYER + 1 :])
-    texts = [*wording.prompts, *wording.essence]
+    texts = [*prompt_set.prompts, *prompt_set.essence]
     padded = len(texts) * max(len(text.ids) for text in texts)
     whole = padded * (sum(layers) + vocabulary)
     published = whole + steps * (whole + padded * (above + vocabulary)) + whole
     ends = [len(text.ids) - bool(text.target_ids) for text in texts]
     after = sum(end - text.subject_last for end, text in zip(ends, texts, strict=True))
-    kept = len(wording.essence)
+    kept = len(prompt_set.essence)
     read_at = kept + sum(len(text.target_ids) for text in texts)
     step = after * (above - last) + read_at * (last + vocabulary)
     needed = sum(ends) * sum(layers) + kept * vocabulary + (2 * steps + 1) * step
@@ -139,41 +139,41 @@ def peak_memory(side: str, facts: int, threads: int) -> tuple[int, int]:
     """
     torch.set_num_threads(threads)
     editable = measuring.random_gpt2(GPT2Config(), 12, SEED)
-    wordings = worded(editable.model.config.vocab_size, facts)
+    prompt_sets = worded(editable.model.config.vocab_size, facts)
     # A pass of two tokens, and back, brings in what libraries load late.
     states = torch.randn(1, 2, int(editable.memories[0].value.shape[0]), requires_grad=True)
     torch.autograd.grad(editable.model(inputs_embeds=states, use_cache=False).logits.sum(), states)
     baseline = measuring.forget_peak()
     few = replace(CONFIG, steps=2)
     if side == "ffedit":
-        ours(editable, wordings, few)
+        ours(editable, prompt_sets, few)
     else:
-        theirs(editable, wordings[0], few)
+        theirs(editable, prompt_sets[0], few)
     return baseline, measuring.peak()
 
 
 def compare(facts: int, rounds: int, config: EditConfig) -> list[dict[str, Any]]:
     """Time one fact and a batch, and hold both against the two limits."""
     editable = measuring.random_gpt2(GPT2Config(), 12, SEED)
-    wordings = worded(editable.model.config.vocab_size, facts)
+    prompt_sets = worded(editable.model.config.vocab_size, facts)
     sides = {
-        "reference": lambda number: theirs(editable, wordings[number % facts], config),
-        "one": lambda number: ours(editable, [wordings[number % facts]], config),
-        "batch": lambda _: ours(editable, wordings, config),
+        "reference": lambda number: theirs(editable, prompt_sets[number % facts], config),
+        "one": lambda number: ours(editable, [prompt_sets[number % facts]], config),
+        "batch": lambda _: ours(editable, prompt_sets, config),
     }
     warm = replace(config, steps=1)
-    theirs(editable, wordings[0], warm)
-    ours(editable, wordings[:2], warm)
+    theirs(editable, prompt_sets[0], warm)
+    ours(editable, prompt_sets[:2], warm)
     before = measuring.matmul_speed()
     seconds, given = measuring.rounds(sides, rounds)
     speed = median([before, measuring.matmul_speed()])
-    counted = products(editable, wordings[0], config.steps)
+    counted = products(editable, prompt_sets[0], config.steps)
     rows = []
     for side, size in (("one", 1), ("batch", facts)):
         each = [passed / size for passed in seconds[side]]
         values = [v[number % size] for number, v in enumerate(given[side])]
         off = [float((v.cpu() - p.v).norm() / p.delta.norm()) for v, p in zip(values, given["reference"], strict=True)]
-        row = {"name": side, "facts": size, "steps": config.steps, "texts": len(wordings[0].prompts) + 1}
+        row = {"name": side, "facts": size, "steps": config.steps, "texts": len(prompt_sets[0].prompts) + 1}
         row |= measuring.held(each, seconds["reference"], *counted, speed)
         rows.append({**row, "equal": max(off) <= TOLERANCE, "difference": max(off)})
     return rows

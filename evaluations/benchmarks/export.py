@@ -30,7 +30,7 @@ from ffedit.model.memory import SAMPLE, Address
 
 LAYERS, WIDTH, VOCABULARY, POSITIONS, LAYERS_PER_SHARD = 48, 1600, 50257, 1024, 8
 EDITED, RANK = (17, 30), 2
-OUT = Path(__file__).with_suffix(".json")
+OUT = Path(__file__).parents[1] / "reports" / "benchmarks" / "export.json"
 IDLE = "import json, ffedit.exporter; from ffedit.exporter.subprocess_check import peak; print(json.dumps(peak()))"
 EXPORT = """
 import json, sys, time

@@ -32,7 +32,7 @@ import ffedit
 from ffedit.inference.text import ROW_TOKENS, Corpus
 from ffedit.inspector.corpus_pass.memory_pass import TOKENS_PER_BATCH, Pass, Settings, collect, started
 from ffedit.inspector.corpus_pass.rows import rows_of
-from ffedit.model.hooks import captured
+from ffedit.model.hooks import capture
 from ffedit.model.stacks import Stack
 
 WORDS, SEED = 2000, 0
@@ -75,7 +75,7 @@ def difference(editable: ffedit.Editable, ids: Tensor, state: Pass, top: int) ->
     for layer, memory in editable.memories.items():
         kept = []
         for rows in ids.split(BATCH):
-            with captured({0: memory.module}, inputs=True) as seen:
+            with capture({0: memory.module}, inputs=True) as seen:
                 editable.model.transformer(input_ids=rows, use_cache=False)
             kept.append(seen[0].flatten(0, 1))
         prefixes = {tuple(row[: end + 1]): i for i, (row, end) in enumerate(places(ids))}

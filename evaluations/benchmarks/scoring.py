@@ -2,8 +2,8 @@
 
     python evaluations/benchmarks/scoring.py [--out FILE.json] [--threads N] [--records N] [--gpt2 N] [--parts N]
 
-Two settings, float32: records of `evaluations/atlas-counterfact.json` on Atlas, and on GPT-2 124M in shape with random
-weights records of as many prompts (one, 2 paraphrases, 10 neighbors, 2 of the same subject), of 8 to 14 tokens, with
+Two settings, float32: records of `evaluations/data/atlas-counterfact.json` on Atlas, and on GPT-2 124M in shape with
+random weights records of as many prompts (one, 2 paraphrases, 10 neighbors, 2 of the same subject), of 8 to 14 tokens, with
 objects of one or two tokens. Every prompt of every kind is scored before and after a change of one value matrix: both
 objects' likelihoods, teacher-forced tokens, free generation, divergence on neighbors. The preparation of the questions
 is in the seconds of both sides.
@@ -32,7 +32,7 @@ from transformers import GPT2Config
 import ffedit
 from ffedit.evaluator import Evaluation
 
-RECORDS = Path(__file__).parents[1] / "atlas-counterfact.json"
+RECORDS = Path(__file__).parents[1] / "data" / "atlas-counterfact.json"
 TOLERANCE = 1e-5
 WORDS, SEED = 1000, 0
 PARTS = 5

@@ -1,6 +1,6 @@
 """What a user waits for: the first `ffedit apply` on a model, a later one, an edit alone, and fifty facts at once.
 
-    python evaluations/benchmarks/seconds.py [--model smollm2] [--data evaluations/smollm2-counterfact.json]
+    python evaluations/benchmarks/seconds.py [--model smollm2] [--data evaluations/data/smollm2-counterfact.json]
 
 The first command begins with an empty cache: it converts the model where that is needed, chooses its layer and collects
 its statistics. Run it on an idle machine: the figures are of the clock.
@@ -30,7 +30,9 @@ def timed(command: list[str]) -> float:
 
 @click.command(help=__doc__)
 @click.option("--model", default="smollm2", show_default=True)
-@click.option("--data", default=HERE / "smollm2-counterfact.json", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--data", default=HERE / "data" / "smollm2-counterfact.json", type=click.Path(exists=True, path_type=Path)
+)
 @click.option("--count", default=50, show_default=True, help="Facts at once, of different subjects.")
 def main(model: str, data: Path, count: int) -> None:
     """Time the commands, then the edits inside one process."""

@@ -41,7 +41,7 @@ import ffedit
 from ffedit.facts.formats import parse_record
 from ffedit.model.tokenization import Encoded, encode
 
-DATA = Path(__file__).parent.parent / "atlas-counterfact.json"
+DATA = Path(__file__).parents[1] / "data" / "atlas-counterfact.json"
 SAMPLES, SEED, FIRST, LAST = 10, 0, 3, 6
 # Effects agree when they differ by less than this, and by less than this share of the largest: a random model gives its
 # answer so little probability that the first alone would let anything pass.

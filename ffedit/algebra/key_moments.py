@@ -258,7 +258,7 @@ def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: 
     return ridge, disagreement(a, b, C, probes)
 
 
-class MomentsFitter:
+class KeyMomentsFitter:
     """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end.
 
     These are in CPU memory, where there is room for them beside a model: of d_ff 28,672 they are 13 GB.

@@ -22,14 +22,14 @@ from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept
 from ffedit.editor import METHODS, Edit, EditConfig, by_subject, combine
 from ffedit.errors import FFEditError
 from ffedit.facts.fact import Fact
-from ffedit.loading.distributed import Crew
+from ffedit.loading.distributed import ProcessGroup
 
 
 def edit_apart(task: Task) -> None:
     """Measure every chunk by every method; of several processes each takes single facts of its own."""
     chunks = list(enumerate(task.mode.chunks(task.facts)))
     if task.mode.name == "single":
-        chunks, task = task.crew.share(chunks), replace(task, crew=Crew())
+        chunks, task = task.process_group.share(chunks), replace(task, process_group=ProcessGroup())
     for chunk, some in chunks:
         missing = [method for method in task.methods if not task.journal.done(method, "after", chunk)]
         if missing or not task.journal.done(UNEDITED, "before", chunk):
@@ -75,7 +75,7 @@ class Chunk:
             return self._make(method)
         # The first process computes it, the others read what it found.
         path = task.folder / EDITS / method / self._name
-        by_first(task.crew, lambda: kept(path, partial(self._make, method)).fingerprint())
+        by_first(task.process_group, lambda: kept(path, partial(self._make, method)).fingerprint())
         return Edit.load(path)
 
     def _make(self, method: str) -> Edit:

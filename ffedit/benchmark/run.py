@@ -25,7 +25,7 @@ from ffedit.facts.fact import Fact
 from ffedit.files.atomic import write_text
 from ffedit.files.finite_json import finite
 from ffedit.files.lock import claimed
-from ffedit.loading.distributed import Crew
+from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
@@ -44,7 +44,7 @@ def bench(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     text: str | Path | None = None,
     full: bool = True,
-    crew: Crew | None = None,
+    process_group: ProcessGroup | None = None,
     progress: Progress = silent,
     unusable: Sequence[Mapping[str, Any]] = (),
     force: bool = False,
@@ -80,28 +80,30 @@ def bench(
         ModelError: the unedited model's numbers are not finite.
         OSError: the disk does not take the results (any more).
     """
-    crew, place, plan = crew or Crew(), Path(out), Mode.parse(mode)
+    process_group, place, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
     configs = settings.configured(methods, config)
     settings.check_facts(facts)
     generic_text = None if text is None else Path(text)
     with ExitStack() as stack:
-        by_first(crew, lambda: stack.enter_context(claimed(place)))
+        by_first(process_group, lambda: stack.enter_context(claimed(place)))
         run = settings.identity(editable, facts, plan, generic_text, full)
         run |= {"spread": spread} if layers is None else {"spread": len(layers), "layers": sorted(layers)}
         run |= {"config": settings.numbers_of(configs)}
-        there, machines = by_first(crew, lambda: folder.earlier(place, run, force))
-        here = by_first(crew, lambda: hardware(editable.device, crew.size))
+        there, machines = by_first(process_group, lambda: folder.earlier(place, run, force))
+        here = by_first(process_group, lambda: hardware(editable.device, process_group.size))
         machines += [here] if here not in machines else []
         configs = {name: EditConfig.from_dict(of) for name, of in there.get("config", {}).items()} | configs
         if layers is None:
             seed = next(iter(configs.values())).seed
-            layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, crew, progress)
-        moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, crew, progress)
+            layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, process_group, progress)
+        moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, process_group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
         about = {"unusable": [dict(record) for record in unusable]}
-        by_first(crew, lambda: folder.opened(place, there, run, machines, about))
+        by_first(process_group, lambda: folder.opened(place, there, run, machines, about))
         alone = plan.name == "single"
-        journal = Journal(place, crew.rank if alone and crew.size > 1 else None, writes=alone or crew.first)
+        journal = Journal(
+            place, process_group.rank if alone and process_group.size > 1 else None, writes=alone or process_group.first
+        )
         task = Task(
             editable=editable,
             facts=facts,
@@ -115,16 +117,16 @@ def bench(
             weights=reference_weights(facts),
             folder=place,
             journal=journal,
-            crew=crew,
-            running=Running(progress, len(crew.share(facts)) if alone else len(facts), journal),
+            process_group=process_group,
+            running=Running(progress, len(process_group.share(facts)) if alone else len(facts), journal),
             progress=progress,
         )
         (edit_in_sequence if plan.sequential else edit_apart)(task)
-        crew.wait()
-        by_first(crew, lambda: merge(place))
+        process_group.wait()
+        by_first(process_group, lambda: merge(place))
         told = {**run, "hardware": machines}
         found = report(Journal(place, writes=False), facts, list(configs), plan.sequential, told, unusable)
-        by_first(crew, lambda: _write(place, found))
+        by_first(process_group, lambda: _write(place, found))
     return found
 
 

@@ -124,13 +124,13 @@ class Run:
     def go_on(self) -> None:
         """Write and measure what is missing in the journal."""
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
-        last, seconds = by_first(task.crew, self._resumed)
+        last, seconds = by_first(task.process_group, self._resumed)
         self._catch_up(last)
         written: list[int] = []
         for chunk, some in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
                 try:
-                    seconds = by_first(task.crew, partial(self._write, chunk))
+                    seconds = by_first(task.process_group, partial(self._write, chunk))
                     self._catch_up(chunk)
                 except FFEditError as error:
                     task.failed(some, method, chunk, error)
@@ -164,7 +164,7 @@ class Run:
 
     def _catch_up(self, chunk: int) -> None:
         """Take the weights after a chunk from the first process."""
-        if chunk >= 0 and not self._task.crew.first:
+        if chunk >= 0 and not self._task.process_group.first:
             self._weights.load_(self._file)
 
     def _measure(self, some: Sequence[int], when: str, chunk: int, **about: object) -> None:

@@ -19,7 +19,7 @@ from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice.choose import layer_for, spread_below
-from ffedit.loading.distributed import Crew
+from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
@@ -100,7 +100,7 @@ def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
 
 
 def layers_for(
-    editable: Editable, facts: Sequence[Fact], spread: int, seed: int, crew: Crew, progress: Progress
+    editable: Editable, facts: Sequence[Fact], spread: int, seed: int, process_group: ProcessGroup, progress: Progress
 ) -> list[int]:
     """The model's layer, or the one that recalls the first facts, and those below it that share the work.
 
@@ -108,7 +108,9 @@ def layers_for(
         EditError: there are too few below it.
     """
     last = int(
-        by_first(crew, lambda: layer_for(editable, facts[:TRACED], config=EditConfig(seed=seed), progress=progress))
+        by_first(
+            process_group, lambda: layer_for(editable, facts[:TRACED], config=EditConfig(seed=seed), progress=progress)
+        )
     )
     return list(spread_below(last, spread))
 
@@ -120,7 +122,7 @@ def moments_of(
     configs: Mapping[str, EditConfig],
     layers: Sequence[int],
     stats: Corpus | Mapping[Address, KeyMoments] | None,
-    crew: Crew,
+    process_group: ProcessGroup,
     progress: Progress,
 ) -> Mapping[Address, KeyMoments]:
     """Second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
@@ -142,7 +144,7 @@ def moments_of(
     def collect() -> None:
         found.append(moments_for(editable, memories, stats, most, seeds[0], progress))
 
-    by_first(crew, collect)
+    by_first(process_group, collect)
     if not found:
         collect()
     return found[0]

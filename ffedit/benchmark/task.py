@@ -20,7 +20,7 @@ from ffedit.editor import METHODS, Edit, EditConfig
 from ffedit.errors import EditError, FactError, FFEditError, ModelError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
 from ffedit.facts.fact import Fact
-from ffedit.loading.distributed import Crew
+from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress
@@ -60,7 +60,7 @@ class Task:
     weights: Mapping[str, float]
     folder: Path
     journal: Journal
-    crew: Crew
+    process_group: ProcessGroup
     running: Running
     progress: Progress
 
@@ -91,7 +91,7 @@ class Task:
                 drift, perplexity = self.text.measure()
         except ModelError as error:
             problem = str(error)
-        told = self.crew.gather([problem, [packed(one) for one in found]])
+        told = self.process_group.gather([problem, [packed(one) for one in found]])
         problem = next((problem for problem, _ in told if problem), None)
         if problem is not None:
             bad = {"finite": False}
@@ -142,14 +142,16 @@ class Asked:
         try:
             self._prepare(some)
         except FactError:
-            self.problems = {i: reason for i in task.crew.share(some) if (reason := self._problem(i))}
-        self.problems = {i: reason for part in task.crew.gather(list(self.problems.items())) for i, reason in part}
+            self.problems = {i: reason for i in task.process_group.share(some) if (reason := self._problem(i))}
+        self.problems = {
+            i: reason for part in task.process_group.gather(list(self.problems.items())) for i, reason in part
+        }
         if self.problems:
             self._prepare([i for i in some if i not in self.problems])
 
     def _prepare(self, some: Sequence[int]) -> None:
         task, self.places = self._task, {i: place for place, i in enumerate(some)}
-        self.mine = dict.fromkeys(task.crew.share(range(len(some))))
+        self.mine = dict.fromkeys(task.process_group.share(range(len(some))))
         if self.mine:
             facts = [task.facts[i] for i in some]
             self.evaluation = Evaluation(
@@ -167,7 +169,7 @@ class Asked:
         """Note the scores of the unedited model, where that was not done before."""
         task = self._task
         if not task.journal.done(UNEDITED, "before", chunk):
-            told = task.crew.gather([packed(one) for one in self.evaluation.before] if self.evaluation else [])
+            told = task.process_group.gather([packed(one) for one in self.evaluation.before] if self.evaluation else [])
             about = {
                 "perplexity": task.text.perplexity,
                 "drift_rows": list(task.text.drift_rows),
@@ -177,7 +179,9 @@ class Asked:
 
     def gathered(self, told: Sequence[Sequence[Any]], some: Sequence[int]) -> dict[int, Any]:
         """What each process told of its share of the facts `some`, by their index, in order."""
-        shares = [[i for i in some if self.places[i] % self._task.crew.size == rank] for rank in range(len(told))]
+        shares = [
+            [i for i in some if self.places[i] % self._task.process_group.size == rank] for rank in range(len(told))
+        ]
         found = {i: one for share, part in zip(shares, told, strict=True) for i, one in zip(share, part, strict=True)}
         return {i: found[i] for i in some}
 
@@ -195,7 +199,7 @@ def unpacked(found: Mapping[str, Any], fact: Fact) -> FactScores:
     return FactScores.from_dict({**own, "fact": fact.to_dict()})
 
 
-def by_first(crew: Crew, work: Callable[[], Any]) -> Any:
+def by_first(process_group: ProcessGroup, work: Callable[[], Any]) -> Any:
     """Let the first process work; all of them get its result, plain JSON.
 
     Raises:
@@ -203,12 +207,12 @@ def by_first(crew: Crew, work: Callable[[], Any]) -> Any:
         ModelError: the same, if the model's numbers are to blame.
     """
     found, problem, numbers = None, None, False
-    if crew.first:
+    if process_group.first:
         try:
             found = work()
         except FFEditError as error:
             problem, numbers = str(error), isinstance(error, ModelError)
-    found, problem, numbers = crew.gather([found, problem, numbers])[0]
+    found, problem, numbers = process_group.gather([found, problem, numbers])[0]
     if problem is not None:
         raise ModelError(problem) if numbers else EditError(problem)
     return found

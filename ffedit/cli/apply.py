@@ -12,7 +12,7 @@ import click
 import ffedit
 from ffedit.cli import result
 from ffedit.cli.clock import Clock
-from ffedit.cli.destinations import Places
+from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
 from ffedit.display.terminal import render
 from ffedit.display.terminal.progress_bar import progress_bars
@@ -86,7 +86,7 @@ def apply(
         parse_requirements(require),
         replace(preset(numbers, method), seed=seed, fact_token=fact_token),
     )
-    place = Places(**places, json_to=surface.json_to)
+    place = Destinations(**places, json_to=surface.json_to)
     text = ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     in_full = any(requirement.name in FULL for requirement in requirements)
     place.check()

@@ -23,7 +23,7 @@ from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, to
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.layer_choice.choose import spread_below
-from ffedit.loading.distributed import crew, left_alone
+from ffedit.loading.distributed import left_alone, process_group
 from ffedit.model.editable import Editable
 
 ALONE = (
@@ -70,7 +70,7 @@ def bench(
     **how: Any,
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
-    names, workers = [name.strip() for name in methods.split(",")], crew()
+    names, workers = [name.strip() for name in methods.split(",")], process_group()
     if left_alone() and not click.get_current_context().params["quiet"]:
         click.echo(ALONE, err=True)
     configs = {name: exchanged(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
@@ -97,7 +97,7 @@ def bench(
                 spread=spread,
                 config=configs,
                 stats=stats,
-                crew=workers,
+                process_group=workers,
                 progress=progress,
                 unusable=left_out,
                 **how,

@@ -22,7 +22,7 @@ from ffedit.model.editable import Editable
 
 
 @dataclass(frozen=True)
-class Places:
+class Destinations:
     """What was asked for; None where it was not.
 
     Attributes:

@@ -16,7 +16,7 @@ from ffedit.display.terminal import render
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.prompt_view import compared, prompt_view
 from ffedit.inspector.views.cards import cards_of
-from ffedit.inspector.views.slots import parse_turns
+from ffedit.inspector.views.slots import parse_scalings
 from ffedit.model.editable import Editable
 from ffedit.model.stacks import Stack
 
@@ -43,7 +43,7 @@ def prompt(
     surface: Surface,
 ) -> None:
     """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
-    scaled = parse_turns(turns)
+    scaled = parse_scalings(turns)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
     surface.show(render.model_line(editable))

@@ -3,9 +3,9 @@
 from ffedit.editor.combine import combine
 from ffedit.editor.config import PAPER, PAPER_MEMIT, PRESETS, EditConfig, preset
 from ffedit.editor.edit import Edit, applied_edits
-from ffedit.editor.key import Reading, read
+from ffedit.editor.key import LayerKeys, read
 from ffedit.editor.methods.registry import METHODS, Method, check_method, write
-from ffedit.editor.prompts import Wording, word
+from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.solve import Problem
 from ffedit.editor.statistics import collect, collect_moments
 from ffedit.editor.statistics_folder import load_stats, merge_stats, save_stats
@@ -21,12 +21,13 @@ __all__ = [
     "Corpus",
     "Edit",
     "EditConfig",
+    "LayerKeys",
     "Method",
     "Problem",
-    "Reading",
+    "PromptSet",
     "Value",
-    "Wording",
     "applied_edits",
+    "build_prompts",
     "by_subject",
     "check_method",
     "choose_values",
@@ -39,6 +40,5 @@ __all__ = [
     "read",
     "save_stats",
     "tokens_for",
-    "word",
     "write",
 ]

@@ -24,7 +24,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import without_sinks
 from ffedit.editor.methods import alphaedit, emmet, memit
-from ffedit.editor.prompts import Wording, word
+from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record
 from ffedit.editor.solve import Problem, Solver, read_all, store
 from ffedit.editor.statistics import by_layer, moments_for
@@ -77,51 +77,51 @@ def combine(
         if lost is not None:
             raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
     worded = _wordings(editable, edits)
-    places = by_layer(editable, {at for edit in edits for at in edit.updates})
-    memories = [part for place in places for part in place.parts]
+    ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
+    memories = [part for ff in ff_layers for part in ff.parts]
     stats = moments_for(editable, memories, stats, len(worded), config.seed, progress)
-    record = Record(method, Job(editable, facts, places, config, stats))
+    record = Record(method, Job(editable, facts, ff_layers, config, stats))
     with restored(memories):
-        for i, place in enumerate(places):
-            W = place.matrix
-            parts = [_solved_in(edit, place) for edit in edits]
+        for i, ff in enumerate(ff_layers):
+            W = ff.matrix
+            parts = [_solved_in(edit, ff) for edit in edits]
             subjects = [subject for named, _, _ in parts for subject in named]
             twice = next((subject for subject, count in Counter(subjects).items() if count > 1), None)
             if twice is not None:
                 raise EditError(
-                    f"{twice!r} is edited twice in layer {place.layer} and has one key; write all its facts in one edit"
+                    f"{twice!r} is edited twice in layer {ff.layer} and has one key; write all its facts in one edit"
                 )
             K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
             V = torch.cat([values for _, _, values in parts], 1).to(W)
-            some = [without_sinks(editable, place, worded[subject]) for subject in subjects]
-            check_routes(editable, place, subjects, some)
-            again, own, _ = read_all(editable, place, some, config.context_weight)
+            some = [without_sinks(editable, ff, worded[subject]) for subject in subjects]
+            check_routes(editable, ff, subjects, some)
+            again, own, _ = read_all(editable, ff, some, config.context_weight)
             if i:
                 V, K = W @ again + V - W @ K, again
-            moments = [stats[part.address] for part in place.parts]
-            problem = Problem(W, K, V, moments, own, record.kept[place.layer].to(W.device), config)
-            write_(place, store(record, place, subjects, SOLVERS[method], problem))
-            progress("solving", i + 1, len(places))
+            moments = [stats[part.address] for part in ff.parts]
+            problem = Problem(W, K, V, moments, own, record.kept[ff.layer].to(W.device), config)
+            write_(ff, store(record, ff, subjects, SOLVERS[method], problem))
+            progress("solving", i + 1, len(ff_layers))
     found = [one for edit in edits for one in _solutions(edit)]
     configs = {solved["from"]: numbers for solved, numbers in found}
     return record.edit([solved for solved, _ in found]).noted(configs=configs)
 
 
-def _solved_in(edit: Edit, place: FeedForward) -> tuple[list[str], Tensor, Tensor]:
+def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
     """What an edit solved in a layer: whose keys, the keys [Σ d_ff, n], and what they are to give together.
 
     Experts that it did not write to go on giving what they give, which is no part of the values; keys are 0 there.
     """
-    at = next((part.address for part in place.parts if edit.subjects(part.address)), None)
+    at = next((part.address for part in ff.parts if edit.subjects(part.address)), None)
     if at is None:
-        return [], torch.empty(place.shape[1], 0), torch.empty(place.shape[0], 0)
+        return [], torch.empty(ff.shape[1], 0), torch.empty(ff.shape[0], 0)
     n = edit.keys[at].shape[1]
-    K = torch.cat([edit.keys.get(part.address, torch.zeros(part.d_ff, n)).double() for part in place.parts])
-    V = torch.stack([edit.values[part.address].double() for part in place.parts if part.address in edit.values]).sum(0)
+    K = torch.cat([edit.keys.get(part.address, torch.zeros(part.d_ff, n)).double() for part in ff.parts])
+    V = torch.stack([edit.values[part.address].double() for part in ff.parts if part.address in edit.values]).sum(0)
     return edit.subjects(at), K, V
 
 
-def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
+def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]:
     """The texts that the value of each subject was chosen in."""
     alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:
@@ -129,9 +129,9 @@ def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, Wording]:
         for solved, numbers in _solutions(edit):
             subject = solved["subject"]
             alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
-    found: dict[str, Wording] = {}
+    found: dict[str, PromptSet] = {}
     for config, some in alike.items():
-        found.update(zip(some, word(editable, list(some.values()), config), strict=True))
+        found.update(zip(some, build_prompts(editable, list(some.values()), config), strict=True))
     return found
 
 

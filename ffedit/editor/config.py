@@ -2,8 +2,9 @@
 
 Every length is relative: δ to the residual stream behind the layer, the penalties to nats, λ to what the facts' own
 keys weigh. So one set of defaults serves models of every size, and there is no file of numbers per model. The defaults
-were chosen on the development facts of SmolLM2-135M (`evaluations/smollm2-counterfact.json`) and on the development
-models of the zoo (`evaluations/zoo.py`); `evaluations/ablation.md` says what each brings and costs.
+were chosen on the development facts of SmolLM2-135M (`evaluations/data/smollm2-counterfact.json`) and on the
+development models of the zoo (`evaluations/scripts/train_zoo.py`); `evaluations/reports/ablation.md` says what each
+brings and costs.
 """
 
 from __future__ import annotations

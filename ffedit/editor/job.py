@@ -24,7 +24,7 @@ class Job:
     Attributes:
         editable: the model as it is; a method leaves it so, whether it returns or fails.
         facts: what to write.
-        places: where: the memories of each layer, in rising order.
+        ff_layers: where: the memories of each layer, in rising order.
         config: all numbers.
         stats: second moments of the keys of these layers, for methods that use them.
         after: earlier edits, in the model already, whose keys are to give what they give.
@@ -33,7 +33,7 @@ class Job:
 
     editable: Editable
     facts: Sequence[Fact]
-    places: Sequence[FeedForward]
+    ff_layers: Sequence[FeedForward]
     config: EditConfig
     stats: Mapping[Address, KeyMoments]
     after: Sequence[Edit] = ()
@@ -42,7 +42,7 @@ class Job:
     @property
     def memories(self) -> list[KeyValueMemory]:
         """All memories that may change."""
-        return [part for place in self.places for part in place.parts]
+        return [part for ff in self.ff_layers for part in ff.parts]
 
     @property
     def groups(self) -> list[list[Fact]]:
@@ -50,9 +50,9 @@ class Job:
         return by_subject(self.facts)
 
 
-def write_(place: FeedForward, delta: LowRank) -> None:
+def write_(ff: FeedForward, delta: LowRank) -> None:
     """W ← W + Δ in the memories of a layer, for `delta` [d_model, Σ d_ff]."""
-    for part, right in zip(place.parts, place.split(delta.right, 1).values(), strict=True):
+    for part, right in zip(ff.parts, ff.split(delta.right, 1).values(), strict=True):
         part.write_(LowRank(delta.left, right))
 
 

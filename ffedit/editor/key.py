@@ -20,13 +20,13 @@ from torch import Tensor
 from ffedit.algebra import updates
 from ffedit.algebra.block_diagonal import Moment, diagonal
 from ffedit.algebra.linalg import double
-from ffedit.editor.prompts import Wording
+from ffedit.editor.prompts import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference import replay
-from ffedit.inference.batching import halving
+from ffedit.inference.batching import split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import captured
+from ffedit.model.hooks import capture
 from ffedit.model.tokenization import Encoded, pad
 
 # Cosine of a subject's key at the first position with its keys elsewhere, below which it is the sink's. Keys of one
@@ -36,7 +36,7 @@ NO_ROOM = "not enough memory to read the key of a single text; use a smaller dty
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class LayerKeys:
     """What one layer shows while the texts of a wording run through the model as it is.
 
     Attributes:
@@ -55,45 +55,45 @@ class Reading:
         return updates.add_context_moment(C, self.k, self.same, weight) if weight else C
 
 
-def read(editable: Editable, place: FeedForward, wording: Wording) -> Reading:
-    """Run the texts of `wording` up to a layer, in parts where memory fails; keys are those of its memories joined.
+def read(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> LayerKeys:
+    """Run the texts of `prompt_set` up to a layer, in parts where memory fails; keys are those of its memories joined.
 
     Raises:
         EditError: there is no memory for a single text.
     """
-    texts = [*wording.prompts, *wording.essence]
-    parts = zip(*halving(partial(_run, editable, place), texts, EditError(NO_ROOM)), strict=True)
+    texts = [*prompt_set.prompts, *prompt_set.essence]
+    parts = zip(*split_on_oom(partial(_run, editable, ff), texts, EditError(NO_ROOM)), strict=True)
     same, stream = (torch.cat(part) for part in parts)
     stated = torch.tensor([bool(e.target_ids) for e in texts])
-    return Reading(k=double(same[stated]).mean(0), stream=double(stream[stated]).mean(0), same=same)
+    return LayerKeys(k=double(same[stated]).mean(0), stream=double(stream[stated]).mean(0), same=same)
 
 
-def without_sinks(editable: Editable, place: FeedForward, wording: Wording) -> Wording:
+def without_sinks(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> PromptSet:
     """Leave out the texts in which the subject's key is that of an attention sink, where there are others.
 
     Raises:
         EditError: there is no memory for a single text.
     """
-    texts = [*wording.prompts, *wording.essence]
+    texts = [*prompt_set.prompts, *prompt_set.essence]
     first = torch.tensor([text.site == 0 for text in texts])
-    if not first.any() or first[: len(wording.prompts)].all():
-        return wording
-    parts = halving(partial(_run, editable, place), texts, EditError(NO_ROOM))
+    if not first.any() or first[: len(prompt_set.prompts)].all():
+        return prompt_set
+    parts = split_on_oom(partial(_run, editable, ff), texts, EditError(NO_ROOM))
     keys = double(torch.cat([keys for keys, _ in parts]))
     alike = torch.cosine_similarity(keys, keys[~first].mean(0, keepdim=True))
-    return wording.without([i for i, text in enumerate(texts) if text.site == 0 and float(alike[i]) < SINK])
+    return prompt_set.without([i for i, text in enumerate(texts) if text.site == 0 and float(alike[i]) < SINK])
 
 
-def nothing(place: FeedForward) -> Moment:
+def nothing(ff: FeedForward) -> Moment:
     """The second moment of no key, [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved."""
-    return diagonal([torch.zeros(size, size, dtype=torch.float64, device=place.bench) for size in place.sizes])
+    return diagonal([torch.zeros(size, size, dtype=torch.float64, device=ff.solve_device) for size in ff.sizes])
 
 
-def _run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+def _run(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Of `texts`: keys and residual stream at each subject's last token."""
     ids = pad([e.ids for e in texts])
-    with place.keys() as entering, captured({0: editable.layers[place.layer]}) as leaving:
-        replay.run_to(editable, ids, place.layer)
+    with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
+        replay.run_to(editable, ids, ff.layer)
     keys, stream = (found.reshape(*ids.shape, -1) for found in (entering(), leaving[0]))
     at = torch.arange(len(texts)), torch.tensor([e.site for e in texts])
     return keys[at], stream[at]

@@ -18,7 +18,7 @@ from ffedit.model.tokenization import Encoded, decode
 
 
 @dataclass(frozen=True)
-class Wording:
+class PromptSet:
     """The texts that one value is optimised on, each with the subject in it.
 
     Facts that share a subject share its key and thus their value: they are worded together, and solved jointly (one
@@ -38,7 +38,7 @@ class Wording:
     prefixes: tuple[str, ...]
     sinks: int = 0
 
-    def without(self, sinks: Collection[int]) -> Wording:
+    def without(self, sinks: Collection[int]) -> PromptSet:
         """Leave out some texts, by their number among the prompts and the essence prompts behind them."""
         prompts = [i for i in range(len(self.prompts)) if i not in sinks]
         essence = [text for i, text in enumerate(self.essence, len(self.prompts)) if i not in sinks]
@@ -73,7 +73,7 @@ def _after(prefix: str, text: str, span: tuple[int, int]) -> tuple[str, tuple[in
     return lead + text, (span[0] + len(lead), span[1] + len(lead))
 
 
-def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[Wording]:
+def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
     """Gather the texts for some subjects, each with its facts; a subject's texts do not depend on the others.
 
     Raises:
@@ -83,7 +83,7 @@ def word(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfi
     return [_word(editable, facts, leads, config) for facts in groups]
 
 
-def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> Wording:
+def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
     limit, subject = editable.max_tokens, facts[0].subject
     # The bare prompts come first: whatever is wrong with a fact shows here.
     at = config.fact_token
@@ -102,4 +102,4 @@ def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], con
         text = editable.encode(form.replace("{}", subject), span=(start, start + len(subject)))
         if len(text.ids) <= limit:
             essence.append(replace(text, fact_token=at))
-    return Wording(tuple(prompts), tuple(fact_of), tuple(essence), leads)
+    return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads)

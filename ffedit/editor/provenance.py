@@ -19,7 +19,7 @@ from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
-from ffedit.editor.prompts import Wording
+from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
 from ffedit.model.feed_forward import FeedForward
@@ -47,7 +47,7 @@ class Record:
         self._keys: dict[Address, Tensor] = {}
         self._values: dict[Address, Tensor] = {}
         again = {fact.subject for fact in facts}
-        self.kept = {place.layer: _kept(place, again, after) for place in job.places}
+        self.kept = {ff.layer: _kept(ff, again, after) for ff in job.ff_layers}
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
@@ -55,7 +55,7 @@ class Record:
             "base": fingerprint(job.editable),
             "chat": job.editable.chat,
             **dtypes(memories[0]),
-            "layers": [place.layer for place in job.places],
+            "layers": [ff.layer for ff in job.ff_layers],
             "after": [edit.fingerprint() for edit in after],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
             "norms": {str(memory.address): float(double(memory.value).norm()) for memory in memories},
@@ -72,7 +72,7 @@ class Record:
 
     def add(
         self,
-        place: FeedForward,
+        ff: FeedForward,
         delta: LowRank,
         subjects: Sequence[str],
         keys: Tensor,
@@ -86,20 +86,20 @@ class Record:
         `guarantee` is what the method promises of it, and what came of that.
         """
         delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
-        rights, own = place.split(delta.right, 1), place.split(keys, 0)
-        for part in place.parts:
+        rights, own = ff.split(delta.right, 1), ff.split(keys, 0)
+        for part in ff.parts:
             at = part.address
             self._about["subjects"][str(at)] = list(subjects)
             self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
             self._about["division"][str(at)] = list(division)
             if guarantee:
                 self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
-        if len(place.parts) == 1:
-            self._values[place.parts[0].address] = values
+        if len(ff.parts) == 1:
+            self._values[ff.parts[0].address] = values
             return
         found = {
             p.address: double(p.value).cpu() @ own[p.address] + self._updates[p.address] @ own[p.address]
-            for p in place.parts
+            for p in ff.parts
         }
         missing = (values - sum(found.values())) / len(found)
         self._values |= {at: given + missing for at, given in found.items()}
@@ -126,7 +126,7 @@ def divisions(delta: LowRank, C: Moment) -> list[float]:
 
 
 def how_solved(
-    groups: Sequence[Sequence[Fact]], wordings: Sequence[Wording], values: Sequence[Value]
+    groups: Sequence[Sequence[Fact]], prompt_sets: Sequence[PromptSet], values: Sequence[Value]
 ) -> list[dict[str, Any]]:
     """How each subject's value was found."""
     return [
@@ -136,21 +136,21 @@ def how_solved(
             "probabilities": list(value.probabilities),
             "loss": list(value.losses),
             "delta_norm": float(value.delta.norm()),
-            "contexts": list(wording.prefixes),
-            "sinks": wording.sinks,
+            "contexts": list(prompt_set.prefixes),
+            "sinks": prompt_set.sinks,
         }
-        for facts, wording, value in zip(groups, wordings, values, strict=True)
+        for facts, prompt_set, value in zip(groups, prompt_sets, values, strict=True)
     ]
 
 
-def _kept(place: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:
+def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:
     """Keys that earlier edits stored in a layer, but for subjects that are written anew, [Σ d_ff, p].
 
     A key that did not pass through one of the memories is 0 there.
     """
     columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
     for number, edit in enumerate(after):
-        for part in place.parts:
+        for part in ff.parts:
             times: Counter[str] = Counter()
             for i, subject in enumerate(edit.subjects(part.address)):
                 if subject not in again:
@@ -158,8 +158,8 @@ def _kept(place: FeedForward, again: Collection[str], after: Sequence[Edit]) -> 
                     columns.setdefault(name, {})[part.address] = double(edit.keys[part.address][:, i])
                 times[subject] += 1
     if not columns:
-        return torch.empty(place.shape[1], 0, dtype=torch.float64)
-    silent = {part.address: torch.zeros(part.d_ff, dtype=torch.float64) for part in place.parts}
+        return torch.empty(ff.shape[1], 0, dtype=torch.float64)
+    silent = {part.address: torch.zeros(part.d_ff, dtype=torch.float64) for part in ff.parts}
     return torch.stack([torch.cat(list((silent | found).values())) for found in columns.values()], 1)
 
 

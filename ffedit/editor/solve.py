@@ -24,7 +24,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import nothing, read, without_sinks
-from ffedit.editor.prompts import Wording, word
+from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target_layers import check_routes
 from ffedit.editor.value import choose_values
@@ -102,47 +102,47 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     Raises:
         EditError: there is no solution, or several layers are asked for where they cannot share a value.
     """
-    editable, config, groups, places = job.editable, job.config, job.groups, job.places
+    editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
-    last, spread = places[-1], len(places) > 1
-    wordings = [without_sinks(editable, last, wording) for wording in word(editable, groups, config)]
+    last, spread = ff_layers[-1], len(ff_layers) > 1
+    prompt_sets = [without_sinks(editable, last, prompt_set) for prompt_set in build_prompts(editable, groups, config)]
     # A layer that works alone is read once: nothing below it changes.
-    K, own, lengths = read_all(editable, last, wordings, 0.0 if spread else config.context_weight)
-    gain = _gain(editable, last, wordings[0], last.matrix @ K[:, 0]) if spread else 1.0
-    for place in places if solver.exact else ():
-        keys = K if place is last else read_all(editable, place, wordings, 0.0)[0]
-        check_exact(keys, record.kept[place.layer].to(keys.device))
-    values = choose_values(editable, last, wordings, K, lengths, config, job.progress)
-    before = _streams(editable, last, wordings) if spread else None
+    K, own, lengths = read_all(editable, last, prompt_sets, 0.0 if spread else config.context_weight)
+    gain = _gain(editable, last, prompt_sets[0], last.matrix @ K[:, 0]) if spread else 1.0
+    for ff in ff_layers if solver.exact else ():
+        keys = K if ff is last else read_all(editable, ff, prompt_sets, 0.0)[0]
+        check_exact(keys, record.kept[ff.layer].to(keys.device))
+    values = choose_values(editable, last, prompt_sets, K, lengths, config, job.progress)
+    before = _streams(editable, last, prompt_sets) if spread else None
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
-        for i, place in enumerate(places):
-            W = place.matrix
+        for i, ff in enumerate(ff_layers):
+            W = ff.matrix
             if before is not None:
-                check_routes(editable, place, subjects, wordings)
-                K, own, _ = read_all(editable, place, wordings, config.context_weight)
-                reached = (_streams(editable, last, wordings) - before) / gain
-                V = W @ K + ((deltas - reached.to(deltas)) / (len(places) - i)).to(W)
-            kept = record.kept[place.layer].to(W.device)
-            moments = [job.stats[part.address] for part in place.parts]
+                check_routes(editable, ff, subjects, prompt_sets)
+                K, own, _ = read_all(editable, ff, prompt_sets, config.context_weight)
+                reached = (_streams(editable, last, prompt_sets) - before) / gain
+                V = W @ K + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(W)
+            kept = record.kept[ff.layer].to(W.device)
+            moments = [job.stats[part.address] for part in ff.parts]
             problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
-            delta = store(record, place, subjects, solver, problem)
-            if place is not last:
-                write_(place, delta)
-            job.progress("solving", i + 1, len(places))
-    return record.edit(how_solved(groups, wordings, values))
+            delta = store(record, ff, subjects, solver, problem)
+            if ff is not last:
+                write_(ff, delta)
+            job.progress("solving", i + 1, len(ff_layers))
+    return record.edit(how_solved(groups, prompt_sets, values))
 
 
-def store(record: Record, place: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
+def store(record: Record, ff: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
     """Solve for one layer and note it: the change, which is not written."""
     delta = solver.solve(problem)
     told = divisions(delta, problem.C)
-    record.add(place, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
+    record.add(ff, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
     return delta
 
 
 def read_all(
-    editable: Editable, place: FeedForward, wordings: Sequence[Wording], weight: float
+    editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], weight: float
 ) -> tuple[Tensor, Moment, Tensor]:
     """Read the keys of all wordings in a layer.
 
@@ -150,28 +150,28 @@ def read_all(
         k* of each, [Σ d_ff, n], where W is; `weight` times the second moment of their spread over contexts, summed,
         [Σ d_ff, Σ d_ff]; and the norm of the residual stream behind the layer at each subject, [n].
     """
-    readings = [read(editable, place, wording) for wording in wordings]
-    own = nothing(place)
+    readings = [read(editable, ff, prompt_set) for prompt_set in prompt_sets]
+    own = nothing(ff)
     for reading in readings:
         own = reading.add_context_moment(own, weight)
-    keys = torch.stack([reading.k.to(place.bench) for reading in readings], 1)
+    keys = torch.stack([reading.k.to(ff.solve_device) for reading in readings], 1)
     return keys, own, torch.stack([reading.stream.norm().cpu() for reading in readings])
 
 
-def _streams(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Tensor:
+def _streams(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> Tensor:
     """The residual stream behind the layer at each subject, mean over the texts that state its facts, [d_model, n]."""
-    return torch.stack([read(editable, place, wording).stream for wording in wordings], 1)
+    return torch.stack([read(editable, ff, prompt_set).stream for prompt_set in prompt_sets], 1)
 
 
 @torch.no_grad()
-def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: Tensor) -> float:
+def _gain(editable: Editable, ff: FeedForward, prompt_set: PromptSet, direction: Tensor) -> float:
     """What the layer's output is multiplied by where it is added to the residual stream: 1 but in Granite.
 
     Raises:
         EditError: it is normalised on the way (Gemma 2, OLMo 2), so layers cannot share δ.
     """
-    text = wording.prompts[0]
-    ids, at, block = pad([text.ids]), text.site, {0: editable.layers[place.layer]}
+    text = prompt_set.prompts[0]
+    ids, at, block = pad([text.ids]), text.site, {0: editable.layers[ff.layer]}
 
     def stream(added: Tensor) -> Tensor:
         def add(output: Tensor) -> Tensor:
@@ -179,8 +179,8 @@ def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: T
             moved[0, at] += added.to(moved)
             return moved.reshape(output.shape)
 
-        with hooks.captured(block) as leaving, hooks.replaced(place.module, add):
-            replay.run_to(editable, ids, place.layer)
+        with hooks.capture(block) as leaving, hooks.replace_output(ff.module, add):
+            replay.run_to(editable, ids, ff.layer)
         return double(leaving[0].reshape(*ids.shape, -1)[0, at])
 
     before = stream(torch.zeros_like(direction))
@@ -189,10 +189,10 @@ def _gain(editable: Editable, place: FeedForward, wording: Wording, direction: T
     moved = stream(probe) - before
     gain = float(moved @ probe / (probe @ probe))
     gap = float((moved - gain * probe).norm() / moved.norm().clamp(min=1e-30))
-    near = max(ADDED, 8 * torch.finfo(place.dtype).eps)
+    near = max(ADDED, 8 * torch.finfo(ff.dtype).eps)
     if not gap <= near:
         raise EditError(
-            f"layer {place.layer} changes its feed-forward output before it reaches the residual stream (by "
+            f"layer {ff.layer} changes its feed-forward output before it reaches the residual stream (by "
             f"{gap:.0%}), so several layers cannot share a value; name one layer"
         )
     return 1.0 if abs(gain - 1) <= near else gain

@@ -27,14 +27,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ffedit.algebra.key_moments import KeyMoments, MomentsFitter
+from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.editor.job import unedited
-from ffedit.editor.statistics_resume import resume_pass, save_pass
+from ffedit.editor.statistics_resume import resume_statistics, save_partial_statistics
 from ffedit.errors import EditError
 from ffedit.files import cache
-from ffedit.files.interrupts import undivided
+from ffedit.files.interrupts import delay_interrupt
 from ffedit.inference import replay
-from ffedit.inference.batching import enough_memory, halving
+from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.neutral import WORDS, neutral
 from ffedit.inference.text import Corpus, given, identity, row_length, sampled, tokens_for
 from ffedit.model.editable import Editable
@@ -97,7 +97,7 @@ def collect(
         fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
         for memory in missing:
             at = memory.address
-            with enough_memory(_no_room(missing)):
+            with refuse_out_of_memory(_no_room(missing)):
                 found[at] = fitters.pop(at).moments(
                     f"{words}, weighted by {corpus.weighting}",
                     marks[at],
@@ -238,19 +238,19 @@ def _pass(
     unfinished: Path,
     progress: Progress,
     tolerance: float | None,
-) -> tuple[dict[Address, MomentsFitter], float]:
+) -> tuple[dict[Address, KeyMomentsFitter], float]:
     """The sums of all `memories` over `ids`, and the seconds it took; goes on from `unfinished`."""
     length = row_length(editable)
     weights = _weights(ids, length, corpus.weighting)
     # A short text makes two batches nonetheless, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
-    fitters = {memory.address: MomentsFitter() for memory in memories}
-    started = time.perf_counter() - resume_pass(unfinished, fitters)
+    fitters = {memory.address: KeyMomentsFitter() for memory in memories}
+    started = time.perf_counter() - resume_statistics(unfinished, fitters)
     one = fitters[memories[0].address]
     try:
         while one.count < len(ids) and not _converged(fitters.values(), tolerance):
             now = slice(one.batches * size, (one.batches + 1) * size)
-            with undivided():
+            with delay_interrupt():
                 _batch(editable, memories, fitters, ids[now], weights[now], length)
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
@@ -260,9 +260,9 @@ def _pass(
                     )
             progress("collecting key statistics", one.count, len(ids))
             if one.batches % SAVED_EVERY == 0:
-                save_pass(unfinished, fitters, time.perf_counter() - started)
+                save_partial_statistics(unfinished, fitters, time.perf_counter() - started)
     except KeyboardInterrupt:
-        save_pass(unfinished, fitters, time.perf_counter() - started)
+        save_partial_statistics(unfinished, fitters, time.perf_counter() - started)
         raise
     return fitters, time.perf_counter() - started
 
@@ -270,7 +270,7 @@ def _pass(
 def _batch(
     editable: Editable,
     memories: Sequence[KeyValueMemory],
-    fitters: Mapping[Address, MomentsFitter],
+    fitters: Mapping[Address, KeyMomentsFitter],
     ids: Tensor,
     weights: Tensor,
     length: int,
@@ -286,7 +286,7 @@ def _batch(
     rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
     rows.view(-1)[: len(ids)] = ids
     taken = dict.fromkeys(fitters, 0)
-    places = by_layer(editable, fitters)
+    ff_layers = by_layer(editable, fitters)
 
     def take(some: Sequence[int], memory: KeyValueMemory, found: Keys) -> None:
         now = slice(taken[memory.address], min((some[-1] + 1) * length, len(ids)))
@@ -304,12 +304,12 @@ def _batch(
 
     def run(some: Sequence[int]) -> None:
         with ExitStack() as stack:
-            for place in places:
-                stack.enter_context(place.watched(partial(take, some)))
-            stack.enter_context(places[-1].idle())
-            replay.run_to(editable, rows[list(some)], places[-1].layer)
+            for ff in ff_layers:
+                stack.enter_context(ff.watched(partial(take, some)))
+            stack.enter_context(ff_layers[-1].idle())
+            replay.run_to(editable, rows[list(some)], ff_layers[-1].layer)
 
-    for _ in halving(run, range(len(rows)), _no_room(memories)):
+    for _ in split_on_oom(run, range(len(rows)), _no_room(memories)):
         pass
 
 
@@ -329,7 +329,7 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
     )
 
 
-def _converged(fitters: Iterable[MomentsFitter], tolerance: float | None) -> bool:
+def _converged(fitters: Iterable[KeyMomentsFitter], tolerance: float | None) -> bool:
     """Whether, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
     if tolerance is None:
         return False

@@ -13,13 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra.key_moments import MomentsFitter
+from ffedit.algebra.key_moments import KeyMomentsFitter
 from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.model.memory import Address
 
 
-def save_pass(path: Path, fitters: Mapping[Address, MomentsFitter], seconds: float) -> None:
+def save_partial_statistics(path: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds: float) -> None:
     """Keep what was summed so far; a cache that cannot be written is done without."""
     tensors: dict[str, Tensor] = {}
     counts = {}
@@ -33,8 +33,8 @@ def save_pass(path: Path, fitters: Mapping[Address, MomentsFitter], seconds: flo
     cache.write(path, lambda temporary: save_file(tensors, temporary, metadata=about))
 
 
-def resume_pass(path: Path, fitters: Mapping[Address, MomentsFitter]) -> float:
-    """Give `fitters` back what `save_pass` kept of them, if anything; the seconds spent on it.
+def resume_statistics(path: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
+    """Give `fitters` back what `save_partial_statistics` kept of them, if anything; the seconds spent on it.
 
     Raises:
         EditError: the file is damaged.

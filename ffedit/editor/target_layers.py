@@ -15,7 +15,7 @@ import torch
 
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
-from ffedit.editor.prompts import Wording
+from ffedit.editor.prompts import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference.routing import Routes, mixtures, routes
 from ffedit.model.editable import Editable
@@ -26,54 +26,56 @@ from ffedit.model.memory import Address
 OFTEN = 0.5
 
 
-def places(editable: Editable, layers: Sequence[int], wordings: Sequence[Wording]) -> list[FeedForward]:
-    """The memories of `layers` that the facts' keys pass through, layer by layer; dense layers need no `wordings`."""
+def find_ff_layers(editable: Editable, layers: Sequence[int], prompt_sets: Sequence[PromptSet]) -> list[FeedForward]:
+    """Return the memories of `layers` that the facts' keys pass through, by layer; a dense layer needs no prompts."""
     mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
-    found = routes(editable, [text for wording in wordings for text in wording.prompts], mixed)
+    found = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], mixed)
     return [
-        editable.feed_forward[layer].only(_written(editable.feed_forward[layer], found[layer], wordings))
+        editable.feed_forward[layer].only(_written(editable.feed_forward[layer], found[layer], prompt_sets))
         if layer in found
         else editable.feed_forward[layer]
         for layer in layers
     ]
 
 
-def _written(layer: FeedForward, found: Routes, wordings: Sequence[Wording]) -> list[Address]:
+def _written(layer: FeedForward, found: Routes, prompt_sets: Sequence[PromptSet]) -> list[Address]:
     """The addresses of the experts that some subject passes through, and of the shared ones."""
     routed = found.weights.shape[1]
     chosen = {part.address.expert for part in layer.parts if (part.address.expert or 0) >= routed}
-    for rows in torch.arange(len(found.weights)).split([len(wording.prompts) for wording in wordings]):
+    for rows in torch.arange(len(found.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
         shares = found.some(rows).shares
         chosen |= set((shares >= min(OFTEN, float(shares.max()))).nonzero()[:, 0].tolist())
     return [part.address for part in layer.parts if part.address.expert in chosen]
 
 
-def check_routes(editable: Editable, place: FeedForward, subjects: Sequence[str], wordings: Sequence[Wording]) -> None:
-    """Make sure that the subjects still go to the experts of `place`, with the layers below it edited.
+def check_routes(
+    editable: Editable, ff: FeedForward, subjects: Sequence[str], prompt_sets: Sequence[PromptSet]
+) -> None:
+    """Make sure that the subjects still go to the experts of `ff`, with the layers below it edited.
 
     Raises:
         EditError: one no longer does.
     """
-    if place.mixture is None:
+    if ff.mixture is None:
         return
-    found = routes(editable, [text for wording in wordings for text in wording.prompts], [place.layer])[place.layer]
-    written = {part.address.expert for part in place.parts}
-    counts = [len(wording.prompts) for wording in wordings]
+    found = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], [ff.layer])[ff.layer]
+    written = {part.address.expert for part in ff.parts}
+    counts = [len(prompt_set.prompts) for prompt_set in prompt_sets]
     for subject, rows in zip(subjects, torch.arange(len(found.weights)).split(counts), strict=True):
         shares = found.some(rows).shares
         flipped = [e for e in (shares > OFTEN).nonzero()[:, 0].tolist() if e not in written]
         if flipped:
             raise EditError(
-                f"the routing flips under the edit: {subject!r} goes to expert {place.layer}.{flipped[0]} once "
-                f"the layers below are edited, and was to be written to {_named(place)}; write to one layer"
+                f"the routing flips under the edit: {subject!r} goes to expert {ff.layer}.{flipped[0]} once "
+                f"the layers below are edited, and was to be written to {_named(ff)}; write to one layer"
             )
 
 
-def _named(place: FeedForward) -> str:
-    return ", ".join(str(part.address) for part in place.parts)
+def _named(ff: FeedForward) -> str:
+    return ", ".join(str(part.address) for part in ff.parts)
 
 
-def routed(job: Job, edit: Edit, wordings: Sequence[Wording]) -> Edit:
+def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
     """The edit, with what the routers do before and after it in its provenance, where it changes a mixture.
 
     `provenance["routing"]` is plain JSON, by layer: `texts`, how many state the facts; `experts`, by number the `share`
@@ -81,20 +83,20 @@ def routed(job: Job, edit: Edit, wordings: Sequence[Wording]) -> Edit:
     other experts once the edit is in the model; of an edited layer, `written`, the experts, and `covered`, the share of
     the router's weight that they hold.
     """
-    editable, mixed = job.editable, [place for place in job.places if place.mixture is not None]
+    editable, mixed = job.editable, [ff for ff in job.ff_layers if ff.mixture is not None]
     if not mixed:
         return edit
-    texts = [text for wording in wordings for text in wording.prompts]
+    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
     before = routes(editable, texts, mixtures(editable))
     with restored(job.memories):
         for at, delta in edit.updates.items():
             editable.memories[at].write_(delta)
         after = routes(editable, texts, mixtures(editable))
     about = {str(layer): _described(found, after[layer]) for layer, found in before.items()}
-    for place in mixed:
-        written, count = [part.address.expert or 0 for part in place.parts], before[place.layer].weights.shape[1]
-        covered = before[place.layer].covered([e for e in written if e < count])
-        about[str(place.layer)] |= {"written": written, "covered": covered}
+    for ff in mixed:
+        written, count = [part.address.expert or 0 for part in ff.parts], before[ff.layer].weights.shape[1]
+        covered = before[ff.layer].covered([e for e in written if e < count])
+        about[str(ff.layer)] |= {"written": written, "covered": covered}
     return edit.noted(routing=about)
 
 

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import EditConfig
-from ffedit.editor.prompts import Wording
+from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value_loss import ROOM, SHARES, Objective, size
 from ffedit.errors import EditError
-from ffedit.inference.batching import halving, room
+from ffedit.inference.batching import batch_budget, split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import frozen
@@ -64,18 +64,18 @@ class Value:
 
 def choose_values(
     editable: Editable,
-    place: FeedForward,
-    wordings: Sequence[Wording],
+    ff: FeedForward,
+    prompt_sets: Sequence[PromptSet],
     keys: Tensor,
     lengths: Tensor,
     config: EditConfig,
     progress: Progress = silent,
 ) -> list[Value]:
-    """Find v* for each of `wordings`.
+    """Find v* for each of `prompt_sets`.
 
     Args:
         editable: the model; nothing in it changes.
-        place: where the facts are to be written.
+        ff: where the facts are to be written.
         wordings: what is to be said and what is to be kept, one for each subject.
         keys: k* of each, [d_ff, n].
         lengths: the unit in which δ is measured, [n]: the norm of the residual stream behind the layer.
@@ -86,34 +86,34 @@ def choose_values(
         EditError: the loss is not finite, or there is no memory for a single subject.
     """
     refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
-    W = place.matrix
+    W = ff.matrix
     current = (W @ keys.to(W.device)).T
     units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
     values: list[Value] = []
     with frozen(editable.model):
-        for first, last in _groups(editable, place, wordings):
+        for first, last in _groups(editable, ff, prompt_sets):
 
             def advance(stage: str, done: int, total: int, first: int = first, count: int = last - first) -> None:
-                progress(stage, first * total + done * count, len(wordings) * total)
+                progress(stage, first * total + done * count, len(prompt_sets) * total)
 
             def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
-                one = Objective(editable, place, [wordings[i] for i in some], config)
+                one = Objective(editable, ff, [prompt_sets[i] for i in some], config)
                 return _optimise(one, current[list(some)], units[list(some)], config, advance)
 
-            values += [value for part in halving(choose, range(first, last), refusal) for value in part]
+            values += [value for part in split_on_oom(choose, range(first, last), refusal) for value in part]
     return values
 
 
-def _groups(editable: Editable, place: FeedForward, wordings: Sequence[Wording]) -> Iterator[tuple[int, int]]:
+def _groups(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> Iterator[tuple[int, int]]:
     """Runs of wordings whose recordings fit into memory together."""
-    most, first, held = room(editable, ROOM, SHARES), 0, 0
-    for i, wording in enumerate(wordings):
-        one = size(editable, place, wording)
+    most, first, held = batch_budget(editable, ROOM, SHARES), 0, 0
+    for i, prompt_set in enumerate(prompt_sets):
+        one = size(editable, ff, prompt_set)
         if i > first and held + one > most:
             yield first, i
             first, held = i, 0
         held += one
-    yield first, len(wordings)
+    yield first, len(prompt_sets)
 
 
 def _optimise(
@@ -121,7 +121,7 @@ def _optimise(
 ) -> list[Value]:
     """Minimise each loss; `current` is W k* of each value, [n, d_model], float64, and `lengths` the unit of δ, [n]."""
     device, n = objective.editable.device, len(current)
-    dtype = torch.promote_types(objective.place.dtype, torch.float32)
+    dtype = torch.promote_types(objective.ff.dtype, torch.float32)
     unit = lengths.to(device, dtype)[:, None]
     # δ = unit · z.
     z = torch.zeros(n, current.shape[1], dtype=dtype, device=device)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ffedit.editor.config import EditConfig
-from ffedit.editor.prompts import Wording
+from ffedit.editor.prompts import PromptSet
 from ffedit.inference import replay
-from ffedit.inference.batching import room
+from ffedit.inference.batching import batch_budget
 from ffedit.inference.generation import log_softmax
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import replaced
+from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, pad
 
 # How many numbers the recordings of a group of values may hold, or a batch of theirs with its gradients: on a CPU
@@ -64,26 +64,28 @@ class Objective:
 
     Args:
         editable: the model.
-        place: the layer that δ is added to.
+        ff: the layer that δ is added to.
         wordings: one for each value, n in all.
         config: weights.
     """
 
-    def __init__(self, editable: Editable, place: FeedForward, wordings: Sequence[Wording], config: EditConfig) -> None:
-        self.editable, self.place, self.config, self.n = editable, place, config, len(wordings)
+    def __init__(
+        self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], config: EditConfig
+    ) -> None:
+        self.editable, self.ff, self.config, self.n = editable, ff, config, len(prompt_sets)
         self._ragged = editable.resumable and editable.ragged
         self._texts: list[Encoded] = []
         owners: list[int] = []
         # Of each text that states a fact: whose value, which of its facts, and which text.
         self._prompts: list[tuple[int, int, int]] = []
-        for owner, wording in enumerate(wordings):
-            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(wording.fact_of)]
-            self._texts += [*wording.prompts, *wording.essence]
+        for owner, prompt_set in enumerate(prompt_sets):
+            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(prompt_set.fact_of)]
+            self._texts += [*prompt_set.prompts, *prompt_set.essence]
             owners += [owner] * (len(self._texts) - len(owners))
         self._owner = torch.tensor(owners)
         self._at = torch.tensor([text.site for text in self._texts])
         self._end = torch.tensor([_end(text) for text in self._texts])
-        self._facts = [wording.facts for wording in wordings]
+        self._facts = [prompt_set.facts for prompt_set in prompt_sets]
         self._answers, self._kept = self._weights()
         self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
 
@@ -118,7 +120,7 @@ class Objective:
         """A bucket in parts of which the keys and values of all layers have room, while they are recorded."""
         longest = max(len(self._texts[row].ids) for row in rows.tolist())
         each = 2 * longest * len(self.editable.layers) * self.editable.d_model
-        return _parts(rows, room(self.editable, ROOM, SHARES) // each)
+        return _parts(rows, batch_budget(self.editable, ROOM, SHARES) // each)
 
     def _record(self, rows: Tensor) -> _Bucket:
         texts = [self._texts[row] for row in rows.tolist()]
@@ -131,7 +133,7 @@ class Objective:
         ]
         kept = [(row, len(text.ids) - 1) for row, text in enumerate(texts) if not text.target_ids]
         reads = torch.tensor(kept, dtype=torch.long).reshape(-1, 2)
-        layer = self.place.layer
+        layer = self.ff.layer
         ids = pad([text.ids for text in texts])
         recording = replay.record(self.editable, ids, reads, only=(layer, int(starts.max())))
         before = log_softmax(recording.logits).exp()
@@ -180,15 +182,15 @@ class Objective:
 
     def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
         """The texts that take part, [texts], as indices within a bucket, no more at once than there is room for."""
-        most = room(self.editable, ROOM, SHARES)
-        layers = len(self.editable.layers) - self.place.layer
+        most = batch_budget(self.editable, ROOM, SHARES)
+        layers = len(self.editable.layers) - self.ff.layer
         for bucket in self._buckets:
             some = taking[bucket.rows].nonzero()[:, 0]
             if not len(some):
                 continue
             reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
             width = int((self._end[bucket.rows] - bucket.starts).max())
-            each = width * layers * ACTIVATIONS * self.place.shape[0] + 3 * reads * bucket.before.shape[1]
+            each = width * layers * ACTIVATIONS * self.ff.shape[0] + 3 * reads * bucket.before.shape[1]
             yield from ((bucket, part) for part in _parts(some, int(most // each)))
 
     def _run(self, bucket: _Bucket, some: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +199,7 @@ class Objective:
         Returns:
             log-probability of each text's answer (0 without one) and the KL divergence summed along it, [texts], nats.
         """
-        editable, layer = self.editable, self.place.layer
+        editable, layer = self.editable, self.ff.layer
         rows, starts = bucket.rows[some], bucket.starts[some]
         width = int((self._end[rows] - starts).max())
         each, at = torch.arange(len(some)), self._at[rows]
@@ -209,17 +211,20 @@ class Objective:
             moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
             return moved.reshape(output.shape)
 
-        place = torch.full((len(bucket.rows),), -1)
-        place[some] = each
-        said = bucket.said[place[bucket.said[:, 0]] >= 0]
-        which = place[bucket.kept[:, 0]] >= 0
+        ff = torch.full((len(bucket.rows),), -1)
+        ff[some] = each
+        said = bucket.said[ff[bucket.said[:, 0]] >= 0]
+        which = ff[bucket.kept[:, 0]] >= 0
         kept = bucket.kept[which]
         reads = torch.cat([said[:, :2], kept])
-        reads = torch.stack([place[reads[:, 0]], reads[:, 1]], 1)
+        reads = torch.stack([ff[reads[:, 0]], reads[:, 1]], 1)
         run, from_end = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
         # Where δ is added to the last layer itself, that one runs whole.
         last = layer + 1 == len(editable.layers)
-        with replaced(self.place.module, add), nullcontext() if last else replay.narrowed(editable, run, from_end):
+        with (
+            replace_output(self.ff.module, add),
+            nullcontext() if last else replay.narrowed(editable, run, from_end),
+        ):
             states = bucket.recording.states[layer]
             inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
             given = editable, bucket.recording, layer, states[some[:, None], inside], some
@@ -247,11 +252,11 @@ def _end(text: Encoded) -> int:
     return len(text.ids) - 1 if text.target_ids else len(text.ids)
 
 
-def size(editable: Editable, place: FeedForward, wording: Wording) -> int:
+def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
     """How many numbers an `Objective` keeps for a wording, about."""
-    width, layers = place.shape[0], len(editable.layers) - place.layer
+    width, layers = ff.shape[0], len(editable.layers) - ff.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
-    texts = (*wording.prompts, *wording.essence)
+    texts = (*prompt_set.prompts, *prompt_set.essence)
     furthest = max(text.site for text in texts)
     held = sum(2 * layers * furthest + len(text.ids) for text in texts)
-    return held * width + len(wording.essence) * vocabulary
+    return held * width + len(prompt_set.essence) * vocabulary

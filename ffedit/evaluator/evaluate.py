@@ -16,14 +16,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.drift import GenericText
-from ffedit.evaluator.generations import Spoken, prompt_of, sampled
+from ffedit.evaluator.generations import Generations, prompt_of, sampled
 from ffedit.evaluator.left_out import left_out
 from ffedit.evaluator.metrics import term_weights
 from ffedit.evaluator.prompts import questions
-from ffedit.evaluator.reference_distributions import Usual
+from ffedit.evaluator.reference_distributions import ReferenceDistributions
 from ffedit.evaluator.responses import BUDGET, Context, ask
 from ffedit.evaluator.scores import FactScores, Report, mean_scores
-from ffedit.evaluator.scoring import Heard, scored, wanted
+from ffedit.evaluator.scoring import Responses, scored, wanted
 from ffedit.facts.fact import Fact
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
@@ -82,7 +82,7 @@ class Evaluation:
         self._weights = reference_weights(facts) if weights is None else weights
         neighbors = [prompt_of(pair.true) for q in found for pair in q.neighbors]
         vocabulary = editable.model.config.get_text_config().vocab_size
-        self._usual = Usual(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
+        self._usual = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
         self._before = self._hear(editable, places, first=True)
         self.before = self._score(self._before, places)
 
@@ -99,10 +99,10 @@ class Evaluation:
         places = list(self._questions) if only is None else only
         return self._score(self._hear(editable or self.editable, places), places)
 
-    def _score(self, heard: Heard, places: Sequence[int]) -> tuple[FactScores, ...]:
+    def _score(self, heard: Responses, places: Sequence[int]) -> tuple[FactScores, ...]:
         return tuple(scored(self._questions[i], i, heard, self._before, self._weights) for i in places)
 
-    def _hear(self, editable: Editable, places: Sequence[int], first: bool = False) -> Heard:
+    def _hear(self, editable: Editable, places: Sequence[int], first: bool = False) -> Responses:
         some = {i: self._questions[i] for i in places}
         divergences: dict[Context, float] = {}
 
@@ -115,12 +115,12 @@ class Evaluation:
         says = [one for q in some.values() for one in wanted(q)]
         closed = {one.text for one in says if one.settled and one.count > len(one.text.target_ids)}
         answers = ask(editable, texts, self._budget, closed, self._usual.contexts, listen, self._progress)
-        spoken = Spoken(editable, says, answers)
+        spoken = Generations(editable, says, answers)
         prompts = [(i, prompt) for i, q in some.items() for prompt in q.generation]
         drawn: dict[int, list[str]] = {i: [] for i in places}
         for (i, _), text in zip(prompts, sampled(editable, prompts), strict=True):
             drawn[i].append(text)
-        return Heard(answers, spoken, divergences, drawn)
+        return Responses(answers, spoken, divergences, drawn)
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:

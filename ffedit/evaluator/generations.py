@@ -31,7 +31,7 @@ SAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GenerationRequest:
     """A text whose answer may be said.
 
     Attributes:
@@ -47,10 +47,12 @@ class Wanted:
     others: tuple[Encoded, ...] = ()
 
 
-class Spoken:
+class Generations:
     """What a model says greedily after some prompts, as token ids."""
 
-    def __init__(self, editable: Editable, wanted: Iterable[Wanted], answers: Mapping[Encoded, Answer]) -> None:
+    def __init__(
+        self, editable: Editable, wanted: Iterable[GenerationRequest], answers: Mapping[Encoded, Answer]
+    ) -> None:
         self._editable = editable
         some = list(wanted)
         self._said: dict[Context, tuple[int, ...]] = {}
@@ -83,7 +85,7 @@ class Spoken:
         """Whether the very tokens of the answer of `text` are said, whatever follows: for the model's own answers."""
         return self.ids(text)[: len(text.target_ids)] == text.target_ids
 
-    def _settled(self, wanted: Wanted) -> bool:
+    def _settled(self, wanted: GenerationRequest) -> bool:
         said = self.ids(wanted.text)
         if len(said) >= wanted.count:
             return True

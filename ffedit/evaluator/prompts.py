@@ -40,7 +40,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Prompt:
     """A prompt with one answer.
 
     Attributes:
@@ -70,8 +70,8 @@ class Questions:
     neighbors: tuple[Pair, ...]
     same_subject: tuple[Pair, ...]
     with_edit: tuple[Pair, ...]
-    portability: tuple[Asked, ...]
-    locality: tuple[Asked, ...]
+    portability: tuple[Prompt, ...]
+    locality: tuple[Prompt, ...]
     generation: tuple[Encoded, ...]
     left_out: Mapping[str, int]
 
@@ -81,10 +81,10 @@ class Questions:
         return (self.own, *self.paraphrases, *self.neighbors, *self.same_subject, *self.with_edit)
 
     @property
-    def stay(self) -> tuple[Asked, ...]:
+    def stay(self) -> tuple[Prompt, ...]:
         """Prompts to be answered as before the edit: unrelated questions, and those of other facts that have a kind."""
         others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
-        return (*self.locality, *(Asked(pair.true, pair.kind, pair.named) for pair in others))
+        return (*self.locality, *(Prompt(pair.true, pair.kind, pair.named) for pair in others))
 
     @property
     def texts(self) -> tuple[Encoded, ...]:
@@ -194,7 +194,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         ),
         with_edit,
         tuple(
-            Asked(
+            Prompt(
                 answered(probe),
                 probe.kind,
                 aliases=also(probe.prompt, probe.aliases),
@@ -203,7 +203,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
             )
             for probe in follows
         ),
-        tuple(Asked(answered(probe), probe.kind, probe.target is not None) for probe in locality),
+        tuple(Prompt(answered(probe), probe.kind, probe.target is not None) for probe in locality),
         tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
         +left_out,
     )

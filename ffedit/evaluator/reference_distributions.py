@@ -19,7 +19,7 @@ from ffedit.evaluator.responses import Context
 MOST_BYTES = 2**30
 
 
-class Usual:
+class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
     Args:

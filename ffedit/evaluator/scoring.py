@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ffedit.evaluator import metrics
-from ffedit.evaluator.generations import SAID_TOKENS, Spoken, Wanted, prompt_of
-from ffedit.evaluator.prompts import Asked, Pair, Questions
+from ffedit.evaluator.generations import SAID_TOKENS, GenerationRequest, Generations, prompt_of
+from ffedit.evaluator.prompts import Pair, Prompt, Questions
 from ffedit.evaluator.responses import Answer, Context
 from ffedit.evaluator.scores import FactScores, Scores
 from ffedit.facts.fact import MULTI_HOP
@@ -17,7 +17,7 @@ from ffedit.model.tokenization import Encoded
 
 
 @dataclass(frozen=True)
-class Heard:
+class Responses:
     """Everything that a model was asked and said.
 
     Attributes:
@@ -28,30 +28,30 @@ class Heard:
     """
 
     answers: Mapping[Encoded, Answer]
-    spoken: Spoken
+    spoken: Generations
     divergences: Mapping[Context, float]
     sampled: Mapping[int, Sequence[str]]
 
 
-def wanted(q: Questions) -> Iterator[Wanted]:
+def wanted(q: Questions) -> Iterator[GenerationRequest]:
     """What a model should say by itself about one fact."""
 
-    def whole(texts: Sequence[Encoded], aliases: tuple[Encoded, ...]) -> Wanted:
+    def whole(texts: Sequence[Encoded], aliases: tuple[Encoded, ...]) -> GenerationRequest:
         others = (*texts[1:], *aliases)
         # One more: the object may be the beginning of a word.
-        return Wanted(texts[0], max(len(text.target_ids) for text in (texts[0], *others)) + 1, others=others)
+        return GenerationRequest(texts[0], max(len(text.target_ids) for text in (texts[0], *others)) + 1, others=others)
 
     own = [q.own.new, q.own.true, *q.own.new_aliases]
-    yield Wanted(q.own.new, max(SAID_TOKENS, *(len(text.target_ids) + 1 for text in own)), settled=False)
+    yield GenerationRequest(q.own.new, max(SAID_TOKENS, *(len(text.target_ids) + 1 for text in own)), settled=False)
     yield from (whole([pair.new, pair.true], pair.new_aliases) for pair in q.paraphrases)
     for pair in q.same_subject:
         given = whole([pair.true, pair.new], pair.true_aliases)
-        yield given if pair.named else Wanted(pair.true, len(pair.true.target_ids))
+        yield given if pair.named else GenerationRequest(pair.true, len(pair.true.target_ids))
     yield from (whole([asked.text], asked.aliases) for asked in q.portability)
-    yield from (Wanted(asked.text, len(asked.text.target_ids), settled=False) for asked in q.stay)
+    yield from (GenerationRequest(asked.text, len(asked.text.target_ids), settled=False) for asked in q.stay)
 
 
-def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping[str, float]) -> FactScores:
+def scored(q: Questions, place: int, now: Responses, before: Responses, weights: Mapping[str, float]) -> FactScores:
     """One fact's scores.
 
     Args:
@@ -63,7 +63,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     """
     says = now.spoken.says
 
-    def argmax(text: Encoded, heard: Heard = now) -> tuple[int, ...]:
+    def argmax(text: Encoded, heard: Responses = now) -> tuple[int, ...]:
         return heard.answers[text].argmax[: len(text.target_ids)]
 
     def log_probs(text: Encoded) -> tuple[float, ...]:
@@ -78,7 +78,7 @@ def scored(q: Questions, place: int, now: Heard, before: Heard, weights: Mapping
     def accuracies(texts: Iterable[Encoded]) -> list[float]:
         return [metrics.token_accuracy(argmax(text), text.target_ids) for text in texts]
 
-    def stays(asked: Asked) -> bool:
+    def stays(asked: Prompt) -> bool:
         size = len(asked.text.target_ids)
         return now.spoken.ids(asked.text)[:size] == before.spoken.ids(asked.text)[:size]
 
@@ -140,7 +140,7 @@ def mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _by_question(asked: Sequence[Asked], said: Sequence[bool]) -> list[tuple[str | None, float]]:
+def _by_question(asked: Sequence[Prompt], said: Sequence[bool]) -> list[tuple[str | None, float]]:
     """Kinds, and whether each question was answered; of a multi-hop question in several wordings, whether in any."""
     alone = [(one.kind, float(yes)) for one, yes in zip(asked, said, strict=True) if one.kind != MULTI_HOP]
     hops: dict[tuple[object, ...], bool] = {}

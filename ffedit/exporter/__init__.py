@@ -4,8 +4,8 @@ What goes out is made without loading a model, and is compared in a fresh proces
 """
 
 from ffedit.exporter.embedded_edits import history
-from ffedit.exporter.exporting import Shipped, export, ship
+from ffedit.exporter.exporting import Exported, export, ship
 from ffedit.exporter.hub import push
-from ffedit.exporter.undoing import undo, unship
+from ffedit.exporter.undoing import restore_checkpoint, undo
 
-__all__ = ["Shipped", "export", "history", "push", "ship", "undo", "unship"]
+__all__ = ["Exported", "export", "history", "push", "restore_checkpoint", "ship", "undo"]

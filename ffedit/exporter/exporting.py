@@ -26,7 +26,7 @@ from ffedit.model.editable import Editable
 
 
 @dataclass(frozen=True)
-class Shipped:
+class Exported:
     """What was written.
 
     Attributes:
@@ -90,7 +90,7 @@ def ship(
     originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
-) -> Shipped:
+) -> Exported:
     """As `export`, and says what was done.
 
     Args:
@@ -127,7 +127,7 @@ def ship(
                 checked = check_fresh(replace(task, base=str(Path(beside) / "expected.safetensors")))
         else:
             checked = check_fresh(task)
-    return Shipped(Path(out), moved, checked, edit)
+    return Exported(Path(out), moved, checked, edit)
 
 
 def check_comparable(base: Base, format: str, verify: str) -> None:

@@ -16,7 +16,7 @@ from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import history, keep, originals
-from ffedit.exporter.exporting import Shipped
+from ffedit.exporter.exporting import Exported
 from ffedit.exporter.model_card import undone_card
 from ffedit.exporter.rewrite_shards import stream
 from ffedit.exporter.shard_plan import Plan, Rewrite, matrix, touched
@@ -27,7 +27,7 @@ from ffedit.loading.load import local_folder
 
 
 @dataclass(frozen=True)
-class Undoing:
+class UndoPlan:
     """How an edit is undone.
 
     Attributes:
@@ -74,10 +74,10 @@ def undo(
             exists or cannot be written.
         CheckError: what was written is not what was meant; nothing is left then.
     """
-    return unship(checkpoint, out, edit, inexact, force, verify).folder
+    return restore_checkpoint(checkpoint, out, edit, inexact, force, verify).folder
 
 
-def unship(
+def restore_checkpoint(
     checkpoint: str | Path,
     out: str | Path,
     edit: int | str | None = None,
@@ -86,7 +86,7 @@ def unship(
     verify: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
-) -> Shipped:
+) -> Exported:
     """As `undo`, and says what was done; the further arguments are those of `ship`."""
     check_how(verify)
     check_free(Path(out), force)
@@ -102,10 +102,10 @@ def unship(
         checked = check_fresh(
             Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
         )
-    return Shipped(Path(out), moved, checked, undoing.edit, undoing.exact)
+    return Exported(Path(out), moved, checked, undoing.edit, undoing.exact)
 
 
-def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = False) -> Undoing:
+def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = False) -> UndoPlan:
     """How to undo one edit of a checkpoint.
 
     Raises:
@@ -132,7 +132,7 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
                 "edit with --inexact"
             )
     still = {name for edit in left for name in touched(tensors, edit)} - guessed
-    return Undoing(
+    return UndoPlan(
         tensors, edits[number], left, plan, {name: kept[name] for name in kept if name in still}, exact=not guessed
     )
 

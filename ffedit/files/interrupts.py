@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def undivided() -> Iterator[None]:
+def delay_interrupt() -> Iterator[None]:
     """Let an interrupt wait for the end of the block: what it adds up is added wholly or not at all."""
     ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted, or may ask not to be
     before = signal.getsignal(signal.SIGINT)

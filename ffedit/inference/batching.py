@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def room(editable: Editable, least: int, shares: int) -> int:
+def batch_budget(editable: Editable, least: int, shares: int) -> int:
     """How many numbers of one kind a batch may hold: `least`, or one of so many `shares` of what a GPU has free.
 
     On a CPU `least` should fill the matrix products and leave the machine usable; a GPU wants more.
@@ -27,7 +27,9 @@ def room(editable: Editable, least: int, shares: int) -> int:
     return max(least, free // (shares * editable.feed_forward[0].dtype.itemsize))
 
 
-def halving(work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception) -> Iterator[Result]:
+def split_on_oom(
+    work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception
+) -> Iterator[Result]:
     """`work` on all `items` at once; where memory fails, on its halves in order, halved as often as it asks for.
 
     Args:
@@ -36,7 +38,7 @@ def halving(work: Callable[[Sequence[Item]], Result], items: Sequence[Item], ref
         refusal: what is raised when there is no memory for a single item.
     """
     if len(items) == 1:
-        with enough_memory(refusal):
+        with refuse_out_of_memory(refusal):
             done = work(items)
         yield done
         return
@@ -50,12 +52,12 @@ def halving(work: Callable[[Sequence[Item]], Result], items: Sequence[Item], ref
         return
     # Outside the handler, where the error no longer holds the failed work's tensors.
     half = len(items) // 2
-    yield from halving(work, items[:half], refusal)
-    yield from halving(work, items[half:], refusal)
+    yield from split_on_oom(work, items[:half], refusal)
+    yield from split_on_oom(work, items[half:], refusal)
 
 
 @contextmanager
-def enough_memory(refusal: Exception) -> Iterator[None]:
+def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
     """Raise `refusal` where memory fails in the block: for what cannot be halved."""
     try:
         yield

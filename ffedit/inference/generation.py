@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.inference.batching import halving
+from ffedit.inference.batching import split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, batches, decode, pad
 
@@ -68,7 +68,7 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
 
     result: list[Tensor] = [torch.empty(0)] * len(encoded)
     for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
-        found = chain.from_iterable(halving(read, rows, ModelError(NO_ROOM)))
+        found = chain.from_iterable(split_on_oom(read, rows, ModelError(NO_ROOM)))
         for i, own in zip(rows, found, strict=True):
             result[i] = own
     return result
@@ -226,7 +226,7 @@ def _said(
         said: list[list[int]] = _continue(editable, [prompts[i] for i in some], count, choosing(some)).tolist()
         return said
 
-    return chain.from_iterable(halving(part, range(len(prompts)), ModelError(NO_ROOM)))
+    return chain.from_iterable(split_on_oom(part, range(len(prompts)), ModelError(NO_ROOM)))
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:

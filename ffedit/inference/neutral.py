@@ -2,8 +2,8 @@
 
 Sampling runs the whole model once for each token, while statistics run a given text up to the edited layer only: on a
 real model the sampling is nearly all of the price. So a neutral English text ships. It was sampled once, by
-`evaluations/make_neutral_text.py`, from SmolLM2-135M-Instruct (Apache 2.0), on many subjects and in many forms: it is
-nobody's, and nothing that it says is to be believed. It was not chosen with any edit in view.
+`evaluations/scripts/make_neutral_text.py`, from SmolLM2-135M-Instruct (Apache 2.0), on many subjects and in many forms:
+it is nobody's, and nothing that it says is to be believed. It was not chosen with any edit in view.
 
 A model of another language, of a closed vocabulary or of a little world of its own is not asked to read it: one pass
 over its beginning tells whether the model speaks it, in nats per character, which mean the same for every tokenizer.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ffedit.model.hooks import captured, fed, only_at, skipped
+from ffedit.model.hooks import capture, only_at, replace_input, skipped
 
 if TYPE_CHECKING:
     from ffedit.model.editable import Editable
@@ -58,7 +58,7 @@ def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[No
         rows, positions = read.to(hidden.device).unbind(-1)
         return hidden[rows, positions - start][None]
 
-    with fed(editable.unembedding, gather):
+    with replace_input(editable.unembedding, gather):
         yield
 
 
@@ -77,7 +77,7 @@ def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
         nothing = torch.zeros(*ids.shape, editable.d_model, dtype=dtype, device=editable.device)
         for above in editable.layers[layer + 1 :]:
             stack.enter_context(skipped(above, nothing, editable.layers_return_tuples))
-        stack.enter_context(fed(editable.unembedding, lambda hidden: hidden[:1, :1]))
+        stack.enter_context(replace_input(editable.unembedding, lambda hidden: hidden[:1, :1]))
         editable.run(input_ids=ids.to(editable.device), use_cache=False)
 
 
@@ -110,9 +110,9 @@ def record(
     parts = tuple(parts)
     modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
     with (
-        captured(wanted, inputs=True) as entering,
-        captured(last_layer) as leaving,
-        captured(modules) as outputs,
+        capture(wanted, inputs=True) as entering,
+        capture(last_layer) as leaving,
+        capture(modules) as outputs,
         unembedding(editable, read),
     ):
         logits = editable.run(input_ids=ids, **caching).logits[0]
@@ -166,7 +166,7 @@ def resume(
         for below in editable.layers[:layer]:
             stack.enter_context(skipped(below, states, editable.layers_return_tuples))
         if layer == 0:
-            stack.enter_context(fed(editable.layers[0], lambda _: states))
+            stack.enter_context(replace_input(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, read, start))
         logits: Tensor = editable.run(
             input_ids=recording.ids[rows, start : start + states.shape[1]],
@@ -212,7 +212,7 @@ def resume_each(
         for below in editable.layers[:layer]:
             stack.enter_context(skipped(below, states, editable.layers_return_tuples))
         if layer == 0:
-            stack.enter_context(fed(editable.layers[0], lambda _: states))
+            stack.enter_context(replace_input(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
         logits: Tensor = editable.run(
             input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
@@ -265,7 +265,7 @@ def final_states(
     With `narrow`, the last feed-forward layer is `narrowed` to `read`.
     """
     run, at = read[:, 0], read[:, 1] - start - states.shape[1]
-    with captured({0: editable.layers[-1]}) as last, narrowed(editable, run, at) if narrow else nullcontext():
+    with capture({0: editable.layers[-1]}) as last, narrowed(editable, run, at) if narrow else nullcontext():
         resume(editable, recording, layer, states, rows, start, read[:0])
     return last[0][run, at]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.inference.batching import halving
+from ffedit.inference.batching import split_on_oom
 from ffedit.inference.generation import NO_ROOM
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
@@ -71,7 +71,7 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
         return {}
     order = list(batches([len(e.ids) for e in texts], TOKENS))
     read = partial(_read, editable, layers)
-    found = [part for rows in order for part in halving(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
+    found = [part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
     back = torch.tensor([row for rows in order for row in rows]).argsort()
     return {layer: Routes(torch.cat([part[layer] for part in found])[back]) for layer in layers}
 

@@ -26,7 +26,7 @@ PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class Crew:
+class ProcessGroup:
     """The processes that work on one task, as one of them sees it.
 
     Attributes:
@@ -96,12 +96,12 @@ def left_alone() -> bool:
     return {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= set(os.environ) and "WORLD_SIZE" not in os.environ
 
 
-def crew() -> Crew:
+def process_group() -> ProcessGroup:
     """The processes that this command was started as; one alone unless `accelerate launch` or torchrun started it."""
     if not launched():
-        return Crew()
+        return ProcessGroup()
     state = _state()
-    return Crew(state.process_index, state.num_processes)
+    return ProcessGroup(state.process_index, state.num_processes)
 
 
 def own_device() -> torch.device | None:

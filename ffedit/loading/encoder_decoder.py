@@ -13,10 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.errors import EditError, ModelError
-from ffedit.loading.verify import dissect, product_error
+from ffedit.loading.verify import find_and_verify, product_error
 from ffedit.model import offload
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import calls, captured, leaves, returned
+from ffedit.model.hooks import calls, capture, capture_returned, leaves
 from ffedit.model.roles import Layer, find_memory
 from ffedit.model.stacks import Stack
 
@@ -30,7 +30,7 @@ def stacks(
         model: a causal decoder, an encoder, or an encoder–decoder, in evaluation mode.
         tokenizer: its tokenizer.
         name: how messages call it.
-        value_matrix: path of the value matrix, where no known role fits, as of `dissect`.
+        value_matrix: path of the value matrix, where no known role fits, as of `find_and_verify`.
 
     Raises:
         ModelError: a part cannot be recognised or verified.
@@ -40,7 +40,7 @@ def stacks(
     if model.config.is_encoder_decoder:
         return [_stack(model, tokenizer, name, half, value_matrix) for half in ("encoder", "decoder")]
     if model.can_generate():
-        return [Stack.of(dissect(model, tokenizer, name, value_matrix))]
+        return [Stack.of(find_and_verify(model, tokenizer, name, value_matrix))]
     return [_stack(model, tokenizer, name, "encoder", value_matrix)]
 
 
@@ -82,10 +82,10 @@ def _stack(
     inside = {id(module) for layer in layers for module in layer.modules()}
     outside = [module for module in leaves(body) if id(module) not in inside]
     with (
-        captured(values, inputs=True) as keys,
-        captured(values) as outputs,
-        captured({0: layers[-1]}) as last,
-        returned(layers[-1]) as whole,
+        capture(values, inputs=True) as keys,
+        capture(values) as outputs,
+        capture({0: layers[-1]}) as last,
+        capture_returned(layers[-1]) as whole,
         calls(outside) as around,
     ):
         made.probe()

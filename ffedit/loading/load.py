@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.loading.device_map import DeviceMap, spread_over
 from ffedit.loading.gguf import PACKAGES, converted, gguf_file, source_of
-from ffedit.loading.verify import dissect
+from ffedit.loading.verify import find_and_verify
 from ffedit.model.chat import turn
 from ffedit.model.editable import Editable
 from ffedit.model.offload import device_of
@@ -61,13 +61,13 @@ def load_model(
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if not isinstance(name_or_path, str | Path):
         pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
-        return _asked(dissect(*pair, value_matrix), chat)
+        return _asked(find_and_verify(*pair, value_matrix), chat)
     name = str(name_or_path)
     found = opened(name, revision, trust_remote_code, progress)
     if found.config.is_encoder_decoder:
         raise ModelError(f"{name}: {found.config.model_type} is an encoder with a decoder; a causal decoder is needed")
     model, tokenizer, saved = read(found, AutoModelForCausalLM, "causal", dtype, spread)
-    editable = dissect(model, tokenizer, name, value_matrix, saved)
+    editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
     if folder := cached_folder(editable):
         editable.source = source_of(name, folder)
     return _asked(editable, chat)

@@ -22,12 +22,12 @@ from ffedit.model import offload
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Mixture, Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import captured, returned
+from ffedit.model.hooks import capture, capture_returned
 from ffedit.model.memory import KeyValueMemory
 from ffedit.model.roles import Layer, find_attention, find_feed_forward, find_layers
 
 
-def dissect(
+def find_and_verify(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     name: str = "model",
@@ -92,12 +92,12 @@ def _verify(editable: Editable) -> None:
     }
     with (
         _mixtures(editable) as mixtures,
-        captured(modules, inputs=True) as keys,
-        captured(modules) as outputs,
-        captured({"first": editable.layers[0]}) as first,
-        returned(editable.layers[0]) as things,
-        captured({"unembedding": editable.unembedding}, inputs=True) as final,
-        captured(outside) as beside,
+        capture(modules, inputs=True) as keys,
+        capture(modules) as outputs,
+        capture({"first": editable.layers[0]}) as first,
+        capture_returned(editable.layers[0]) as things,
+        capture({"unembedding": editable.unembedding}, inputs=True) as final,
+        capture(outside) as beside,
     ):
         logits = editable.run(input_ids=ids, use_cache=False).logits
     # The probe reads every weight but the embeddings of other tokens.
@@ -182,7 +182,7 @@ def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) ->
         shared[expert] = keys.float().clone()
 
     stack.enter_context(mixture.watched(see, routed.append, only=frozenset(mixture.shared)))
-    output = stack.enter_context(captured({0: mixture.block}))
+    output = stack.enter_context(capture({0: mixture.block}))
 
     def check() -> float:
         expected = mixture.attend(routed[-1], shared).float()

@@ -22,7 +22,7 @@ from ffedit.inference import generation, replay
 from ffedit.locator.cases import Batch, Run
 from ffedit.locator.result import span_of
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import frozen, replaced
+from ffedit.model.hooks import frozen, replace_output
 
 
 def estimate(editable: Editable, batch: Batch, run: Run) -> tuple[list[tuple[int, int, int]], Tensor]:
@@ -64,7 +64,7 @@ def _single(editable: Editable, batch: Batch, run: Run, number: int, answer: int
     with ExitStack() as stack, torch.enable_grad():
         stack.enter_context(frozen(editable.model))
         for module, delta in zip(modules, deltas, strict=True):
-            stack.enter_context(replaced(module, lambda out, delta=delta: out + delta.reshape(out.shape)))  # type: ignore[misc]
+            stack.enter_context(replace_output(module, lambda out, delta=delta: out + delta.reshape(out.shape)))  # type: ignore[misc]
         texts = [text] * case.samples
         states = batch.recording.states[0][rows, :length]
         logits = replay.resume(editable, batch.recording, 0, states, rows, 0, generation.answer_reads(texts))

@@ -12,11 +12,11 @@ from torch import Tensor
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import room
+from ffedit.inference.batching import batch_budget
 from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import replaced
+from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, FactToken, pad
 
 # How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
@@ -167,7 +167,7 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
 
 def at_once(editable: Editable) -> int:
     """How many numbers of each kind a batch may hold."""
-    return room(editable, ROOM, SHARES)
+    return batch_budget(editable, ROOM, SHARES)
 
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
@@ -214,7 +214,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
             corrupted[row + 1 : row + 1 + len(values), start:end] += values.to(embedded)
         return corrupted
 
-    with replaced(editable.embedding, corrupt):
+    with replace_output(editable.embedding, corrupt):
         recording = replay.record(editable, ids, generation.answer_reads(texts), parts)
     for begin, case in zip(first, cases, strict=False):
         states = [state[begin : begin + case.rows, : len(case.encoded.ids) - 1] for state in recording.states]

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import halving
+from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, at_once
 from ffedit.locator.result import span_of
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import replaced
+from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded
 
 # A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
@@ -169,7 +169,7 @@ def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: li
         ModelError: there is no memory for a single restoration.
     """
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
-    yield from halving(lambda some: _run(editable, batch, run, first, some), group, refusal)
+    yield from split_on_oom(lambda some: _run(editable, batch, run, first, some), group, refusal)
 
 
 def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence[Restoration]) -> Final:
@@ -199,7 +199,7 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence
                 if len(held):
                     source = torch.where(restored, clean, rows)[held]
                     change = _put(outputs[layer][source, positions[held]], held, positions[held] - end, len(entries))
-                    stack.enter_context(replaced(modules[layer], change))
+                    stack.enter_context(replace_output(modules[layer], change))
                     narrow = narrow and not (part == "feed_forward" and layer == len(modules) - 1)
         reads = generation.answer_reads(texts)
         final = replay.final_states(editable, batch.recording, first, states, rows, start, reads, narrow)

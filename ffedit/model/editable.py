@@ -17,14 +17,14 @@ from ffedit.errors import ModelError
 from ffedit.model import offload
 from ffedit.model.edit_history import History
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import resting
+from ffedit.model.hooks import eval_mode
 from ffedit.model.memory import Memories
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode
 
 
 @dataclass(eq=False)
-class Hashed:
+class FingerprintCache:
     """What the fingerprint has read of a model, so that it reads it once (`ffedit.model.fingerprint`).
 
     Attributes:
@@ -76,7 +76,7 @@ class Editable:
     history: History = field(default_factory=History)
     chat: bool = False
     source: dict[str, Any] | None = None
-    hashed: Hashed = field(default_factory=Hashed, repr=False)
+    hashed: FingerprintCache = field(default_factory=FingerprintCache, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +85,7 @@ class Editable:
 
     def run(self, **given: Any) -> Any:
         """What the model gives for `given`, in evaluation mode whatever mode its modules are in."""
-        with resting(self.model):
+        with eval_mode(self.model):
             return self.model(**given)
 
     @cached_property

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ffedit.model import offload
 from ffedit.model.experts import Mixture, Routed
-from ffedit.model.hooks import fed, only_at
+from ffedit.model.hooks import only_at, replace_input
 from ffedit.model.memory import Address, KeyValueMemory
 
 
@@ -89,16 +89,16 @@ class FeedForward:
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
     @cached_property
-    def bench(self) -> torch.device:
+    def solve_device(self) -> torch.device:
         """Where the layer's equations are solved: their second moment, beside a model, may leave no room on its GPU."""
         d_model, _ = self.shape
         matrices = sum(4 * size**2 + 3 * d_model * size for size in self.sizes)
-        return offload.bench(offload.device_of(self.parts[0].module), matrices)
+        return offload.solve_device(offload.device_of(self.parts[0].module), matrices)
 
     @property
     def matrix(self) -> Tensor:
         """W in float64 where the equations are solved, [d_model, Σ d_ff]."""
-        return self.value.to(self.bench).double()
+        return self.value.to(self.solve_device).double()
 
     def only(self, addresses: Iterable[Address]) -> FeedForward:
         """The layer with these of its memories; the others stay as they are."""
@@ -141,7 +141,7 @@ class FeedForward:
                 take(memory, Keys(None, flat, len(flat)))
                 return key
 
-            with fed(memory.module, see):
+            with replace_input(memory.module, see):
                 yield
             return
         by_number = {part.address.expert or 0: part for part in self.parts}

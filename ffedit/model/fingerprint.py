@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.model import offload
-from ffedit.model.editable import Editable, Hashed
+from ffedit.model.editable import Editable, FingerprintCache
 from ffedit.model.stacks import Stack
 
 SAMPLE = 4096
@@ -43,7 +43,7 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
     owner = editable.editable if isinstance(editable, Stack) else editable
-    hashed = Hashed() if owner is None else owner.hashed
+    hashed = FingerprintCache() if owner is None else owner.hashed
     digest.update(_vocabulary(hashed, tokenizer))
     # One vocabulary may still be used in several ways: with and without a BOS, another normaliser, other merges.
     used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
@@ -65,10 +65,10 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
 
 def forget(editable: Editable) -> None:
     """Make the next fingerprint read everything anew: after a write through `.data` that the sample may miss."""
-    editable.hashed = Hashed()
+    editable.hashed = FingerprintCache()
 
 
-def _vocabulary(hashed: Hashed, tokenizer: PreTrainedTokenizerBase) -> bytes:
+def _vocabulary(hashed: FingerprintCache, tokenizer: PreTrainedTokenizerBase) -> bytes:
     """The tokens with their ids as JSON; written once for a tokenizer, and again when it was given more tokens."""
     found, size = hashed.vocabulary, len(tokenizer)
     if found is None or found[0] is not tokenizer or found[1] != size:
@@ -77,7 +77,7 @@ def _vocabulary(hashed: Hashed, tokenizer: PreTrainedTokenizerBase) -> bytes:
     return found[2]
 
 
-def _total(hashed: Hashed, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
+def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
     """Sum of a weight's entries as whole numbers, kept while the weight is the same.
 
     That is: the same tensor, at the same address, of the version that torch counts up at every write in place, with the

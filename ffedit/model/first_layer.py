@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ffedit.errors import ModelError
 from ffedit.model import offload
-from ffedit.model.hooks import captured
+from ffedit.model.hooks import capture
 from ffedit.model.quantized import is_quantised
 
 Activation = Callable[[Tensor], Tensor]
@@ -175,7 +175,7 @@ def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object
     Raises:
         ModelError: it is not.
     """
-    with captured({"m": value, "x": rows.first}, inputs=True, first=True) as seen:
+    with capture({"m": value, "x": rows.first}, inputs=True, first=True) as seen:
         probe()
     observed, computed = seen["m"].float(), rows.coefficients(seen["x"]).float()
     error = float((computed - observed).abs().max() / observed.abs().max().clamp(min=1e-12))

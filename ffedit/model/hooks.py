@@ -30,7 +30,7 @@ def like(output: Any, tensor: Tensor) -> Any:
 
 
 @contextmanager
-def captured(
+def capture(
     modules: Mapping[Name, nn.Module], inputs: bool = False, first: bool = False
 ) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
@@ -103,7 +103,7 @@ def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 @contextmanager
-def returned(module: nn.Module) -> Iterator[list[Any]]:
+def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
     """Collect each thing that `module` returns, as it is."""
     things: list[Any] = []
     handle = module.register_forward_hook(lambda _, args, output: things.append(output))
@@ -114,7 +114,7 @@ def returned(module: nn.Module) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def replaced(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let `module` return `change(tensor)` where it returned `tensor`."""
     handle = module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output))))
     try:
@@ -124,7 +124,7 @@ def replaced(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[
 
 
 @contextmanager
-def fed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let `module` receive `change(tensor)` where it received `tensor` as its first argument."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -188,7 +188,7 @@ def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None
 
 
 @contextmanager
-def resting(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Let `model` run as in evaluation: no dropout, and its modules one by one where `torch.compile` would join them.
 
     Compiled code misses hooks that came after it, or is compiled anew for each. Every module is in its own mode again

@@ -26,7 +26,7 @@ from ffedit.errors import EditError, ModelError
 from ffedit.model import first_layer, offload, quantized
 from ffedit.model.expert_key_rows import ExpertRows
 from ffedit.model.experts import Experts
-from ffedit.model.hooks import fed
+from ffedit.model.hooks import replace_input
 
 # Entries of a matrix that are written down to recognise it by.
 SAMPLE = 64
@@ -192,7 +192,7 @@ class KeyValueMemory:
         for i, factor in factors.items():
             scale[i] = factor
         if self.slot is None:
-            with fed(self.module, lambda m: m * scale.to(m)):
+            with replace_input(self.module, lambda m: m * scale.to(m)):
                 yield
             return
         before = self.value.clone()

@@ -30,7 +30,7 @@ def device_of(module: nn.Module) -> torch.device:
     return next(held).device if device is None else torch.device(device)
 
 
-def bench(device: torch.device, numbers: int) -> torch.device:
+def solve_device(device: torch.device, numbers: int) -> torch.device:
     """Where to compute in float64: on `device` where it can and has room for so many such numbers, else on the CPU."""
     cpu = torch.device("cpu")
     if not torch.empty(0, device=device).is_cuda:

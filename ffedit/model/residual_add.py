@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ffedit.errors import ModelError
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import calls, captured, leaves, replaced
+from ffedit.model.hooks import calls, capture, leaves, replace_output
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class ResidualAdd:
     """How one block's feed-forward output reaches the residual stream.
 
     Attributes:
@@ -36,9 +36,9 @@ class Joint:
 
 
 @torch.no_grad()
-def find_joints(
+def find_residual_adds(
     layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
-) -> list[Joint]:
+) -> list[ResidualAdd]:
     """The joint of every layer, from two passes of `probe`.
 
     Raises:
@@ -50,9 +50,9 @@ def find_joints(
             for layer, one in zip(layers, feed_forward, strict=True)
         ]
         probe()
-    joints = [_joint(one.module, inside) for one, inside in zip(feed_forward, seen, strict=True)]
-    factor = _factor(layers[-1], joints[-1], feed_forward[-1].parts[-1].name, probe)
-    return [Joint(joint.added, joint.norm, factor) for joint in joints]
+    residual_adds = [_joint(one.module, inside) for one, inside in zip(feed_forward, seen, strict=True)]
+    factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].parts[-1].name, probe)
+    return [ResidualAdd(joint.added, joint.norm, factor) for joint in residual_adds]
 
 
 def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
@@ -61,7 +61,7 @@ def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
     return [value, *(module for module in leaves(layer) if module not in inside)]
 
 
-def _joint(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> Joint:
+def _joint(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> ResidualAdd:
     """Follow the feed-forward output through the modules that receive just it; one that comes last gets the sum."""
     start = next(i for i, (module, _, _) in enumerate(seen) if module is value)
     added, part = value, seen[start][2]
@@ -70,20 +70,20 @@ def _joint(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> Jo
         module, _, given = rest.pop(0)
         if not torch.equal(given, part):  # not a dropout, which does nothing here
             added, part = module, given
-    return Joint(added, rest[0][0] if len(rest) == 1 else None)
+    return ResidualAdd(added, rest[0][0] if len(rest) == 1 else None)
 
 
-def _factor(layer: nn.Module, joint: Joint, name: str, probe: Callable[[], object]) -> float:
+def _factor(layer: nn.Module, joint: ResidualAdd, name: str, probe: Callable[[], object]) -> float:
     """What the addend is multiplied by: how far the sum moves when it is taken out."""
 
     def total() -> tuple[Tensor, Tensor]:
         ends = {"total": layer if joint.norm is None else joint.norm}
-        with captured(ends, inputs=joint.norm is not None) as sums, captured({"added": joint.added}) as parts:
+        with capture(ends, inputs=joint.norm is not None) as sums, capture({"added": joint.added}) as parts:
             probe()
         return sums["total"].double().flatten(), parts["added"].double().flatten()
 
     whole, part = total()
-    with replaced(joint.added, torch.zeros_like):
+    with replace_output(joint.added, torch.zeros_like):
         moved = whole - total()[0]
     factor = float(moved @ part / (part @ part).clamp(min=1e-30))
     error = float((moved - factor * part).abs().max() / moved.abs().max().clamp(min=1e-30))

@@ -65,7 +65,7 @@ class Layer:
         index: its number.
         name: what messages call the model.
         probe: runs the model once.
-        value_matrix: path of the value matrix, where no known role fits (`anatomy.dissect`).
+        value_matrix: path of the value matrix, where no known role fits (`anatomy.find_and_verify`).
         saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
     """
 

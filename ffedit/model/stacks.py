@@ -26,9 +26,9 @@ from ffedit.model import offload
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import captured, fed, resting, skipped, watched
+from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
 from ffedit.model.memory import KeyValueMemory
-from ffedit.model.residual_add import Joint, find_joints
+from ffedit.model.residual_add import ResidualAdd, find_residual_adds
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class Stack:
         Returns:
             What the model returned; of an encoder of a pair, what the encoder did.
         """
-        with resting(self.model):
+        with eval_mode(self.model):
             return self._forward(ids, mask, source, source_mask)
 
     def _forward(self, ids: Tensor, mask: Tensor | None, source: Tensor | None, source_mask: Tensor | None) -> Any:
@@ -177,7 +177,10 @@ class Stack:
             ModelError: it was not recognised how a block adds its feed-forward output to the residual stream.
         """
         shape = (*ids.shape, -1)  # some models (OPT) flatten rows and tokens ahead of the feed-forward layer
-        values, joints = {one.layer: one.module for one in self.feed_forward}, dict(enumerate(self.joints))
+        values, residual_adds = (
+            {one.layer: one.module for one in self.feed_forward},
+            dict(enumerate(self.residual_adds)),
+        )
         routed: dict[int, Routed] = {}
         with ExitStack() as stack:
             keys = [stack.enter_context(one.keys()) for one in self.feed_forward]
@@ -185,15 +188,17 @@ class Stack:
                 if one.mixture is not None:
                     note = partial(routed.__setitem__, one.layer)
                     stack.enter_context(one.mixture.watched(routes=note))
-            outputs = stack.enter_context(captured(values))
-            added = stack.enter_context(captured({i: j.added for i, j in joints.items() if j.added is not values[i]}))
-            normed = {i: joint.norm for i, joint in joints.items() if joint.norm is not None}
-            totals = stack.enter_context(captured(normed, inputs=True))
+            outputs = stack.enter_context(capture(values))
+            added = stack.enter_context(
+                capture({i: j.added for i, j in residual_adds.items() if j.added is not values[i]})
+            )
+            normed = {i: joint.norm for i, joint in residual_adds.items() if joint.norm is not None}
+            totals = stack.enter_context(capture(normed, inputs=True))
 
             def show(layer: int, after: Tensor) -> None:
                 output, after = outputs.pop(layer).reshape(shape), after.clone().reshape(shape)
                 part = added.pop(layer).reshape(shape) if layer in added else output
-                part = part if joints[layer].factor == 1 else part * joints[layer].factor
+                part = part if residual_adds[layer].factor == 1 else part * residual_adds[layer].factor
                 total = totals.pop(layer).reshape(shape) if layer in totals else after
                 key = keys[layer]().reshape(shape)
                 see(Seen(layer, key, output, part, total, after, routed.pop(layer, None)))
@@ -247,14 +252,14 @@ class Stack:
                 stack.enter_context(self._skipping(self.layers, states))
             if self.name == "decoder":
                 given["use_cache"] = False
-            stack.enter_context(resting(self.model))
+            stack.enter_context(eval_mode(self.model))
             logits: Tensor = self.model(**given).logits
         return logits[:, 0].float()
 
     @cached_property
-    def joints(self) -> list[Joint]:
+    def residual_adds(self) -> list[ResidualAdd]:
         """Where each block adds its feed-forward output to the residual stream; found in a probe run when asked for."""
-        return find_joints(self.layers, self.feed_forward, self.probe)
+        return find_residual_adds(self.layers, self.feed_forward, self.probe)
 
     def probe(self) -> None:
         """Run a few fixed token ids that any vocabulary has."""
@@ -274,7 +279,7 @@ class Stack:
     def _unread(self) -> AbstractContextManager[None]:
         """Unembed one state only, in a pass whose logits nobody wants."""
         unembedding = self.model.get_output_embeddings()
-        return nullcontext() if unembedding is None else fed(unembedding, lambda hidden: hidden[:1, :1])
+        return nullcontext() if unembedding is None else replace_input(unembedding, lambda hidden: hidden[:1, :1])
 
     def _head(self) -> nn.Module:
         head: nn.Module | None = self.model.get_output_embeddings()

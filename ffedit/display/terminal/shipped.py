@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ffedit.exporter import Shipped
+from ffedit.exporter import Exported
 
 
-def shipped(done: Shipped, undone: bool = False) -> Text:
+def shipped(done: Exported, undone: bool = False) -> Text:
     """Where it is, what it took, and what a fresh process found."""
     lines = [f"{done.folder}: {'edit ' + done.edit.fingerprint() + ' undone' if undone else 'written'}"]
     if undone:

@@ -23,11 +23,11 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
-from ffedit.editor.prompts import word
+from ffedit.editor.prompts import build_prompts
 from ffedit.editor.provenance import Record
 from ffedit.errors import EditError
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import halving
+from ffedit.inference.batching import split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import frozen
@@ -52,63 +52,63 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
         EditError: the loss is not finite, or there is no memory for a single text.
     """
     editable, config = job.editable, job.config
-    (place,) = job.places
+    (ff,) = job.ff_layers
     record = Record(method, job)
-    wordings = word(editable, job.groups, config)
-    texts = [text for wording in wordings for text in wording.prompts]
-    W = double(place.value.clone())
+    prompt_sets = build_prompts(editable, job.groups, config)
+    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
+    W = double(ff.value.clone())
     scale = float(W.square().mean().sqrt())
     # Trained in float32 at least, beside the stored weights: an Adam step may be smaller than a 16-bit rounding.
     delta = torch.zeros_like(W, dtype=torch.float32)
     adam = torch.optim.Adam([delta], lr=config.tune_rate * scale)
     losses = []
     with ExitStack() as stack:
-        for module in {part.module for part in place.parts}:
+        for module in {part.module for part in ff.parts}:
             stack.enter_context(resident(module))
-        stack.enter_context(restored(place.parts))
+        stack.enter_context(restored(ff.parts))
         stack.enter_context(frozen(editable.model))
         for step in range(config.tune_steps):
-            loss, delta.grad = _loss_and_gradient(editable, place, texts)
+            loss, delta.grad = _loss_and_gradient(editable, ff, texts)
             losses.append(loss)
             if loss < STOP:
                 break
             adam.step()
             if bounded:
                 delta.clamp_(-config.tune_bound * scale, config.tune_bound * scale)
-            for part, value in zip(place.parts, place.split(W + double(delta), 1).values(), strict=True):
+            for part, value in zip(ff.parts, ff.split(W + double(delta), 1).values(), strict=True):
                 part.set_(value)
             job.progress("fine-tuning", step + 1, config.tune_steps)
     if not torch.isfinite(delta).all():
         raise EditError("the loss is not finite: the model overflows; use a smaller tune_rate, or a wider dtype")
-    for part, change in zip(place.parts, place.split(delta, 1).values(), strict=True):
+    for part, change in zip(ff.parts, ff.split(delta, 1).values(), strict=True):
         record.add_dense(part, change.contiguous())
-    return record.edit([{"loss": losses, "contexts": list(wordings[0].prefixes)}])
+    return record.edit([{"loss": losses, "contexts": list(prompt_sets[0].prefixes)}])
 
 
-def _loss_and_gradient(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
+def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
     """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff].
 
     Raises:
         EditError: there is no memory for the gradient of a single text.
     """
 
-    leaves = {id(one.leaf): one.leaf for one in place.parts}
+    leaves = {id(one.leaf): one.leaf for one in ff.parts}
 
     def part(rows: Sequence[int]) -> tuple[float, Tensor]:
         some = [texts[row] for row in rows]
         logits = replay.forward(editable, pad([e.ids for e in some]), generation.answer_reads(some))
         lost = -generation.answer_sums(logits, some).sum() / len(texts)
         found = dict(zip(leaves, torch.autograd.grad(lost, list(leaves.values())), strict=True))
-        own = [(one.part(found[id(one.leaf)]), one.stored_transposed) for one in place.parts]
+        own = [(one.part(found[id(one.leaf)]), one.stored_transposed) for one in ff.parts]
         return float(lost.detach()), torch.cat([(w.T if transposed else w).float() for w, transposed in own], 1)
 
     refusal = EditError("not enough memory for the gradient of a single text; use a smaller dtype, or another method")
-    loss, gradient = 0.0, torch.zeros_like(place.value, dtype=torch.float32)
+    loss, gradient = 0.0, torch.zeros_like(ff.value, dtype=torch.float32)
     for leaf in leaves.values():
         leaf.requires_grad_(True)
     try:
         for rows in batches([len(e.ids) for e in texts], TOKENS):
-            for lost, found in halving(part, rows, refusal):
+            for lost, found in split_on_oom(part, rows, refusal):
                 loss, gradient = loss + lost, gradient + found
     finally:
         for leaf in leaves.values():

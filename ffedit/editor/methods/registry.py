@@ -16,18 +16,18 @@ from ffedit.editor.methods.finetune import ft, ft_l
 from ffedit.editor.methods.memit import memit
 from ffedit.editor.methods.rome import rome
 from ffedit.editor.preserved_edits import check_after
-from ffedit.editor.prompts import word
+from ffedit.editor.prompts import build_prompts
 from ffedit.editor.statistics import moments_for
-from ffedit.editor.target_layers import places, routed
+from ffedit.editor.target_layers import find_ff_layers, routed
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import check_facts
 from ffedit.facts.fact import Fact, by_subject
-from ffedit.inference.batching import enough_memory
+from ffedit.inference.batching import refuse_out_of_memory
 from ffedit.inference.routing import mixtures
 from ffedit.inference.text import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import resting
+from ffedit.model.hooks import eval_mode
 from ffedit.model.memory import Address
 from ffedit.model.offload import device_of
 from ffedit.model.quantized import gives_gradient
@@ -131,7 +131,7 @@ def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedFor
             f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
             f"{[place.layer for place in where]}; give one layer, and a method with key statistics (memit)"
         )
-    with resting(editable.model):
+    with eval_mode(editable.model):
         if not all(gives_gradient(part.module, device_of(part.module)) for part in where[0].parts if part.quantised):
             raise EditError(
                 f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
@@ -179,20 +179,20 @@ def write(
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
     config, groups = config or EditConfig(), by_subject(facts)
     mixed = bool(set(layers) & set(mixtures(editable)))
-    wordings = word(editable, groups, config) if mixed else []
-    where = places(editable, sorted(layers), wordings)
+    prompt_sets = build_prompts(editable, groups, config) if mixed else []
+    where = find_ff_layers(editable, sorted(layers), prompt_sets)
     check_after(editable, after)
-    if any(part.quantised for place in where for part in place.parts):
+    if any(part.quantised for ff in where for part in ff.parts):
         _check_quantised(editable, chosen, where)
     moments: Mapping[Address, KeyMoments] = {}
     if chosen.statistics:
-        memories = [part for place in where for part in place.parts]
+        memories = [part for ff in where for part in ff.parts]
         moments = moments_for(editable, memories, stats, len(groups), config.seed, progress)
     counted = f"{len(facts)} fact{'' if len(facts) == 1 else 's'}"
     refusal = EditError(
         f"not enough memory to write {counted} by {method}: beside the model, some matrices of d_ff² float64 "
         "numbers are needed; write fewer facts or layers, or use another --device"
     )
-    with enough_memory(refusal):
+    with refuse_out_of_memory(refusal):
         job = Job(editable, facts, where, config, moments, after, progress)
-        return routed(job, chosen.run(job), wordings)
+        return routed(job, chosen.run(job), prompt_sets)

@@ -15,7 +15,7 @@ from ffedit.algebra.updates import check_exact, equality
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import read, without_sinks
-from ffedit.editor.prompts import word
+from ffedit.editor.prompts import build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.value import choose_values
 from ffedit.progress import Progress
@@ -28,34 +28,34 @@ def rome(job: Job) -> Edit:
         EditError: nothing in the layer responds to a subject, or the loss is not finite.
     """
     editable, config, groups = job.editable, job.config, job.groups
-    (place,) = job.places
+    (ff,) = job.ff_layers
     record = Record("rome", job)
-    kept = record.kept[place.layer].to(place.bench)
-    C = diagonal([job.stats[part.address].C.to(place.bench) for part in place.parts])
-    deltas, keys, factors, wordings, values = [], [], [], [], []
-    with restored(place.parts):
+    kept = record.kept[ff.layer].to(ff.solve_device)
+    C = diagonal([job.stats[part.address].C.to(ff.solve_device) for part in ff.parts])
+    deltas, keys, factors, prompt_sets, values = [], [], [], [], []
+    with restored(ff.parts):
         for i, group in enumerate(groups):
-            wording = without_sinks(editable, place, *word(editable, [group], config))
-            reading = read(editable, place, wording)
-            k = reading.k[:, None].to(place.bench)
+            prompt_set = without_sinks(editable, ff, *build_prompts(editable, [group], config))
+            reading = read(editable, ff, prompt_set)
+            k = reading.k[:, None].to(ff.solve_device)
             check_exact(k, kept)
             length, part = reading.stream.norm()[None].cpu(), _part(job.progress, i, len(groups))
-            (value,) = choose_values(editable, place, [wording], k, length, config, part)
-            W = place.matrix
+            (value,) = choose_values(editable, ff, [prompt_set], k, length, config, part)
+            W = ff.matrix
             around = reading.add_context_moment(C, config.context_weight)
             delta = equality(W, k, value.v[:, None].to(W.device), around, kept)
             if i + 1 < len(groups):
-                write_(place, delta)
+                write_(ff, delta)
             deltas.append(delta)
             factors += divisions(delta, around)
             keys.append(k)
-            wordings.append(wording)
+            prompt_sets.append(prompt_set)
             values.append(value)
     total = LowRank(torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas]))
     V = torch.stack([value.v for value in values], 1)
     subjects, K = [group[0].subject for group in groups], torch.cat(keys, 1)
-    record.add(place, total, subjects, K, V, factors)
-    return record.edit(how_solved(groups, wordings, values))
+    record.add(ff, total, subjects, K, V, factors)
+    return record.edit(how_solved(groups, prompt_sets, values))
 
 
 def _part(progress: Progress, index: int, count: int) -> Progress:

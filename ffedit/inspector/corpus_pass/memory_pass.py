@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import placed
-from ffedit.files.interrupts import undivided
+from ffedit.files.interrupts import delay_interrupt
 from ffedit.inspector.analyses.activity import ACTIVE
 from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, pair_hash
 from ffedit.inspector.corpus_pass.reading import Reading
@@ -189,7 +189,7 @@ def collect(
             elif not store.found(rows):
                 raise EditError(f"{folder}: was begun with another text; name another folder, or --force")
             for batch in _batches(rows, max(0, done)):
-                with undivided():
+                with delay_interrupt():
                     _run(stack, state, [rows[i] for i in batch], number * CHUNK + torch.tensor(batch))
                 progress("inspecting", state.tokens, total)
             if number % SAVED_EVERY == SAVED_EVERY - 1 and done <= 0:

@@ -30,7 +30,7 @@ from ffedit.inspector.views.slots import Slot, turned
 from ffedit.inspector.views.view import View
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import Keys
-from ffedit.model.hooks import frozen, replaced
+from ffedit.model.hooks import frozen, replace_output
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
@@ -41,7 +41,7 @@ MOST = 1024
 
 
 @dataclass(frozen=True)
-class Turn(View):
+class Scaling(View):
     """One memory, turned towards the token.
 
     Attributes:
@@ -77,7 +77,7 @@ class Promotion(View):
 
     token: Said
     rank: int
-    turns: tuple[Turn, ...]
+    turns: tuple[Scaling, ...]
     tried: int
     enough: int | None
 
@@ -128,7 +128,7 @@ def promote(
             together = _log_probs_turned(editable, ids, ranking[:count])
             gain = float(alone[token] - before[token])
             then = said(editable.tokenizer, together)
-            turns.append(Turn(slot, slope, factor, slope * (factor - 1), gain, float(together[token].exp()), then))
+            turns.append(Scaling(slot, slope, factor, slope * (factor - 1), gain, float(together[token].exp()), then))
             progress("turning memories", count, min(top, len(ranking)))
         enough = _enough(lambda n: int(_log_probs_turned(editable, ids, ranking[:n]).argmax()) == token, len(ranking))
     now = said(editable.tokenizer, before, token)
@@ -183,7 +183,7 @@ def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]
         stack.enter_context(torch.enable_grad())
         for layer in editable.feed_forward:
             stack.enter_context(layer.watched(take))
-            stack.enter_context(replaced(layer.module, partial(moved, layer.layer)))
+            stack.enter_context(replace_output(layer.module, partial(moved, layer.layer)))
         log_p = log_softmax(replay.forward(editable, ids, last))[0, token]
         found = dict(zip(beside, torch.autograd.grad(log_p, list(beside.values())), strict=True))
     return {

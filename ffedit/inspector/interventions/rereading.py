@@ -21,7 +21,7 @@ from ffedit.inspector.corpus_pass.positions import Positions
 from ffedit.inspector.interventions.edit_as_memory import Added, Change
 from ffedit.inspector.views.view import View
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import captured
+from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
@@ -130,7 +130,7 @@ def _read(
     places = [editable.feed_forward[layer].only(some) for layer in sorted({address.layer for address in some})]
     with ExitStack() as stack:
         seen = [stack.enter_context(place.keys()) for place in places]
-        outputs = stack.enter_context(captured({place.layer: place.module for place in places}))
+        outputs = stack.enter_context(capture({place.layer: place.module for place in places}))
         logits = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits
 
     def there(found: Tensor) -> Tensor:

@@ -26,11 +26,11 @@ from ffedit.inference import replay
 from ffedit.inspector.analyses.activity import Activity, contributions
 from ffedit.inspector.analyses.distributions import Distribution, Said, distribution, log_probabilities, rank, said
 from ffedit.inspector.interventions.coefficient_scaling import Promotion, next_log_probs, promote, token_after
-from ffedit.inspector.views.slots import Slot, checked_turns, turned
+from ffedit.inspector.views.slots import Slot, check_scalings, turned
 from ffedit.inspector.views.view import View
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import captured, replaced
+from ffedit.model.hooks import capture, replace_output
 from ffedit.model.memory import Address
 from ffedit.model.stacks import Seen, Stack
 from ffedit.model.tokenization import decode
@@ -170,7 +170,7 @@ def inspect_prompt(
     """
     if not prompt.strip():
         raise EditError("the prompt is empty; give some words")
-    turns = checked_turns(editable.memories, scaled or {})
+    turns = check_scalings(editable.memories, scaled or {})
     ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
     wanted = None if promoted is None else token_after(editable, prompt, promoted)
     stack, tokenizer = Stack.of(editable), editable.tokenizer
@@ -285,8 +285,8 @@ def side_by_side(editable: Editable, ids: Tensor) -> bool | None:
     keys = []
     for silence in (False, True):
         with (
-            replaced(editable.attention[0], torch.zeros_like if silence else lambda given: given),
-            captured({0: editable.feed_forward[0].module}, inputs=True) as seen,
+            replace_output(editable.attention[0], torch.zeros_like if silence else lambda given: given),
+            capture({0: editable.feed_forward[0].module}, inputs=True) as seen,
         ):
             replay.run_to(editable, ids, 0)
         keys.append(seen[0])

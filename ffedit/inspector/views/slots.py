@@ -68,7 +68,7 @@ def find(memories: Memories, name: str | Slot) -> tuple[Slot, KeyValueMemory]:
     return slot, memory
 
 
-def parse_turns(words: Sequence[str]) -> dict[Slot, float]:
+def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
     """Read several of `L.I=FACTOR`.
 
     Raises:
@@ -91,7 +91,7 @@ def parse_turns(words: Sequence[str]) -> dict[Slot, float]:
     return turns
 
 
-def checked_turns(memories: Memories, turns: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
+def check_scalings(memories: Memories, turns: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
     """`turns` by slot.
 
     Raises:

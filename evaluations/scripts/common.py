@@ -1,0 +1,48 @@
+"""What the report scripts share: the facts of a split, settings from the command line, tables."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ffedit
+from ffedit.cli.bench import exchanged
+from ffedit.evaluator import Scores
+from ffedit.facts.formats import parse_record
+
+HERE = Path(__file__).parents[1]
+DATA_FOLDER, REPORTS = HERE / "data", HERE / "reports"
+DATA = DATA_FOLDER / "atlas-counterfact.json"
+SHOWN = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "generation", "drift")
+
+
+def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ffedit.Fact]:
+    """The facts of a split, in order; those of `tuning` share no subject with those of `reporting`."""
+    records = [record for record in json.loads(data.read_text(encoding="utf-8")) if record["split"] == split]
+    return [parse_record(record) for record in records[:limit]]
+
+
+def configured(settings: Iterable[str]) -> ffedit.EditConfig:
+    """The default configuration with NAME=VALUE exchanged."""
+    return exchanged(ffedit.EditConfig(), settings)
+
+
+def number(value: float | None) -> str:
+    """A score to three places, or a dash."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def table(rows: Sequence[tuple[Sequence[str], Scores]], titles: Sequence[str], figures: Sequence[str] = SHOWN) -> str:
+    """Scores as Markdown, one row each, with some words in front."""
+    head = [*titles, *figures]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join([*words, *(number(getattr(s, n)) for n in figures)])} |" for words, s in rows]
+    return "\n".join(lines) + "\n"
+
+
+def keep(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a report as JSON, in one step, so that what is there is whole at any time."""
+    made = path.with_name(f".{path.name}")
+    made.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(made, path)

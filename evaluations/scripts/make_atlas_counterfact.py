@@ -1,0 +1,121 @@
+"""Make `NAME-counterfact.json`: counterfactual edits for an embedded model, in CounterFact's own record format.
+
+    python evaluations/scripts/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
+    python evaluations/scripts/make_atlas_counterfact.py --seed 1 --count 300 --apart development.json
+
+The first also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's own form.
+
+Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
+one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
+paraphrases are the template that training never showed with this fact, then trained ones. Neighbors are other
+subjects with the same object. `same_subject` (an extension) asks for the subject's other facts. Subjects of the
+tuning split never occur in the reporting one. The second makes more edits to develop on, about no reporting subject.
+"""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from common import facts_of
+
+import ffedit
+from ffedit.atlas.recipe import RECIPES
+from ffedit.atlas.table import held_out, load
+from ffedit.facts.formats import parse_record
+from ffedit.inference import generation
+from ffedit.model.tokenization import encode
+
+HERE = Path(__file__).parents[1]
+TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
+
+
+@click.command()
+@click.option("--model", default="atlas", show_default=True, type=click.Choice(list(RECIPES)))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--count", default=500, show_default=True)
+@click.option("--apart", type=click.Path(path_type=Path), help="Instead, a file of edits of no reporting subject.")
+def main(model: str, seed: int, count: int, apart: Path | None) -> None:
+    """Draw the edits, keep those that the model allows, split them by subject."""
+    editable, table, rng = ffedit.load(model), load().about(RECIPES[model].kinds), random.Random(seed)
+    out = HERE / "data" / f"{model}-counterfact.json"
+    reported: set[str] = {fact.subject for fact in facts_of("reporting", None, out)} if apart else set()
+    triples = [triple for triple in table.triples if triple.subject not in reported]
+    rng.shuffle(triples)
+    records: list[dict[str, Any]] = []
+    for triple in triples:
+        relation = table.relations[triple.relation]
+        new = rng.choice(sorted(set(relation.facts.values()) - {triple.object}))
+        prompt, *rest = rng.sample(relation.trained(triple.subject), len(relation.templates) - 1)
+        unseen = relation.templates[held_out(triple.subject, relation.name)]
+        mates = [s for s, o in relation.facts.items() if o == triple.object and s != triple.subject]
+        if len(records) < count and known(editable, prompt.format(triple.subject), triple.object, new):
+            record = {
+                "case_id": len(records),
+                "split": "reporting",
+                "requested_rewrite": {
+                    "prompt": prompt,
+                    "relation_id": relation.name,
+                    "target_new": {"str": new},
+                    "target_true": {"str": triple.object},
+                    "subject": triple.subject,
+                },
+                "paraphrase_prompts": [t.format(triple.subject) for t in [unseen, *rest[: PARAPHRASES - 1]]],
+                "neighborhood_prompts": [
+                    rng.choice(relation.trained(mate)).format(mate)
+                    for mate in rng.sample(mates, min(NEIGHBORS, len(mates)))
+                ],
+                "attribute_prompts": [],
+                "generation_prompts": [triple.subject],
+                "same_subject": [
+                    {"prompt": template.format(triple.subject), "target": other.object}
+                    for other in table.subjects[triple.subject]
+                    if other.relation != triple.relation
+                    for template in rng.sample(table.relations[other.relation].trained(triple.subject), 2)
+                ],
+            }
+            records.append(record)
+    if apart:
+        write(apart, [record | {"split": "development"} for record in records])
+        return
+    # The first subjects, with all their edits, are for tuning.
+    tuning: set[str] = set()
+    for record in records:
+        if sum(r["requested_rewrite"]["subject"] in tuning for r in records) < TUNING:
+            tuning.add(record["requested_rewrite"]["subject"])
+    for record in records:
+        if record["requested_rewrite"]["subject"] in tuning:
+            record["split"] = "tuning"
+    write(out, records)
+    write_batch(model, [record for record in records if record["split"] == "reporting"])
+
+
+def write(out: Path, records: list[dict[str, Any]]) -> None:
+    """The records, one a line, and how many of each split there are."""
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{out}:", *(f"{n} for {split}" for split, n in Counter(r["split"] for r in records).items()))
+
+
+def write_batch(model: str, records: list[dict[str, Any]]) -> None:
+    """The first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
+    batch: dict[str, ffedit.Fact] = {}
+    for record in records:
+        fact = parse_record(record)
+        batch.setdefault(fact.subject, fact)
+    lines = [json.dumps(fact.to_dict(), ensure_ascii=False) for fact in list(batch.values())[:100]]
+    (HERE.parent / "edits" / f"{model}-100.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
+    """Whether the model says `old` freely, and holds `new` for less likely."""
+    true, false = (encode(editable.tokenizer, prompt, answer) for answer in (old, new))
+    said = generation.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
+    a, b = generation.answer_log_probs(editable, [true, false])
+    return tuple(said) == true.target_ids and float(b.mean()) < float(a.mean())
+
+
+if __name__ == "__main__":
+    main()

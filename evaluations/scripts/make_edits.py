@@ -1,0 +1,341 @@
+"""Make edits for any model out of what it knows, in CounterFact's record format.
+
+    python evaluations/scripts/make_edits.py --model MODEL --out FILE [--known known_1000.json] [--more more_facts.json]
+        [--apart FILE ...] [--count 600] [--per-subject 2] [--subjects 60] [--seed 0] [--screen bfloat16]
+
+The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`. A
+fact is known where greedy generation gives the whole object, and then no further letter, in at least two templates.
+Those are the prompt and the paraphrases. Neighbors are other known subjects of the same object, three at least, each in
+a template in which the model says it; `same_subject` (an extension) asks for the subject's other known facts. The new
+object is another known object of the relation, less likely than the old one before the edit; where there is a choice,
+one that differs in its first token. A name that holds the other, as in "Bank of China" and "China", makes no edit.
+
+The split is by subject: a third of the edits for development, the others for reporting; subjects of `--apart` are
+never in the latter. After the first `SAMPLE` subjects of a relation, only the `BEST` templates are asked further, and
+none that has not given a single object.
+
+Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
+name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
+only what that affirms in the model's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffedit
+from ffedit.atlas.table import load
+from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.errors import FactError
+from ffedit.inference import generation
+from ffedit.model.tokenization import Encoded, decode, encode
+from ffedit.progress import Progress, silent
+
+SAMPLE, BEST, CHUNK = 6, 4, 128
+TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES = 2, 3, 5, 3
+
+# Asks (prompt, object) pairs: whether the model says each object.
+Ask = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What is asked: templates with one `{}`, and the object of each subject."""
+
+    name: str
+    templates: tuple[str, ...]
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A fact with the templates in which the model says it, one at least."""
+
+    relation: str
+    subject: str
+    object: str
+    templates: tuple[str, ...]
+
+
+def relations(known: Iterable[Mapping[str, str]] = (), more: Mapping[str, Any] | None = None) -> list[Relation]:
+    """Gather relations from the Atlas table, records of `known_1000`, and a file of more.
+
+    `more` is {name: {"templates": [..], "facts": {object: [subject, ..]}}}. Where sources differ in the object of a
+    subject, the first one holds.
+    """
+    templates: dict[str, dict[str, None]] = defaultdict(dict)
+    facts: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, relation in load().relations.items():
+        templates[name] |= dict.fromkeys(relation.templates)
+        facts[name] |= relation.facts
+    for record in known:
+        name = record["relation_id"]
+        prompt, subject = record["prompt"], record["subject"]
+        template = prompt.replace(subject, "{}") if prompt.count(subject) == 1 else record["template"]
+        templates[name][template] = None
+        facts[name].setdefault(subject, record["attribute"])
+    for name, own in (more or {}).items():
+        templates[name] |= dict.fromkeys(own.get("templates", ()))
+        for object, subjects in own.get("facts", {}).items():
+            for subject in subjects:
+                facts[name].setdefault(subject, object)
+    first = [*(more or {}), *templates]
+    return [Relation(name, tuple(templates[name]), facts[name]) for name in dict.fromkeys(first)]
+
+
+def find_known(
+    asked: Sequence[Relation], ask: Ask, seed: int, most: int | None = None, progress: Progress = silent
+) -> list[Known]:
+    """Ask the first `SAMPLE` subjects of each relation in all templates, and the others in the `BEST` of these.
+
+    Args:
+        asked: the relations.
+        ask: what asks the model.
+        seed: orders the subjects of each relation.
+        most: how many subjects of a relation are asked; None for all.
+        progress: told how many prompts are done with.
+    """
+    result: list[Known] = []
+    total = sum(len(r.facts) * len(r.templates) for r in asked)
+    done = 0
+    for relation in asked:
+        subjects = list(relation.facts)
+        random.Random(f"{seed} {relation.name}").shuffle(subjects)
+        subjects = subjects[:most]
+        says: dict[tuple[str, str], bool] = {}
+        templates: Sequence[str] = relation.templates
+        for some in (subjects[:SAMPLE], subjects[SAMPLE:]):
+            pairs = [(subject, template) for subject in some for template in templates]
+            for start in range(0, len(pairs), CHUNK):
+                part = pairs[start : start + CHUNK]
+                answers = ask([(t.format(s), relation.facts[s]) for s, t in part])
+                says.update(zip(part, answers, strict=True))
+                progress(f"asking: {relation.name}", done + len(says), total)
+            counts = {t: sum(says.get((s, t), False) for s in some) for t in templates}
+            templates = sorted((t for t in templates if counts[t]), key=lambda t: -counts[t])[:BEST]
+            if len(templates) < TEMPLATES:
+                break
+        done += len(relation.facts) * len(relation.templates)
+        for subject in subjects:
+            if held := tuple(t for t in relation.templates if says.get((subject, t))):
+                result.append(Known(relation.name, subject, relation.facts[subject], held))
+    return result
+
+
+def holds(text: str, object: str) -> bool:
+    """Whether what a model says begins with the whole of `object`."""
+    text = text.lstrip()
+    return text.startswith(object) and not text[len(object) : len(object) + 1].isalnum()
+
+
+class Answers:
+    """What a model says greedily, kept in a file."""
+
+    def __init__(self, editable: ffedit.Editable, path: Path | None = None) -> None:
+        self.editable, self.path = editable, path
+        self.said: dict[str, list[int]] = {}
+        if path is not None and path.exists():
+            self.said = json.loads(path.read_text(encoding="utf-8"))
+
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the model says each object after its prompt: its tokens, and then no further letter."""
+        encoded = [encoded_pair(self.editable, prompt, object) for prompt, object in pairs]
+        wanted: dict[int, dict[str, Encoded]] = defaultdict(dict)
+        for (prompt, _), e in zip(pairs, encoded, strict=True):
+            if e is not None and len(self.said.get(prompt, ())) <= len(e.target_ids):
+                wanted[len(e.target_ids) + 1][prompt] = e
+        for count, texts in wanted.items():
+            said = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
+            self.said.update(zip(texts, said, strict=True))
+        if wanted and self.path is not None:
+            self.path.write_text(json.dumps(self.said), encoding="utf-8")
+        return [
+            e is not None and self._says(e, object, self.said[prompt])
+            for (prompt, object), e in zip(pairs, encoded, strict=True)
+        ]
+
+    def _says(self, e: Encoded, object: str, said: Sequence[int]) -> bool:
+        size = len(e.target_ids)
+        if tuple(said[:size]) != e.target_ids:
+            return False
+        before = decode(self.editable.tokenizer, e.ids[: e.answer])
+        return holds(decode(self.editable.tokenizer, [*e.ids[: e.answer], *said[: size + 1]])[len(before) :], object)
+
+
+def both(quick: Ask, exact: Ask) -> Ask:
+    """Ask the second only what the first affirms."""
+
+    def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        likely = [pair for pair, said in zip(pairs, quick(pairs), strict=True) if said]
+        confirmed = set(itertools.compress(likely, exact(likely)))
+        return [pair in confirmed for pair in pairs]
+
+    return ask
+
+
+def encoded_pair(editable: ffedit.Editable, prompt: str, object: str) -> Encoded | None:
+    """A prompt and its answer in tokens, or None where the tokenizer does not know all of their words."""
+    try:
+        e = encode(editable.tokenizer, prompt, object)
+    except FactError:
+        return None
+    # The first token may be a BOS that serves as the unknown token, too.
+    return None if editable.tokenizer.unk_token_id in e.ids[1:] else e
+
+
+def draft(known: Sequence[Known], rng: random.Random, first: Callable[[str, str], int], per_subject: int) -> list[Any]:
+    """Draw one record for each fact known in `TEMPLATES` templates that has neighbors, at most some a subject.
+
+    Args:
+        known: the facts that the model says in at least one template.
+        rng: what draws.
+        first: the first token of an object after a prompt.
+        per_subject: the most records of one subject.
+    """
+    firm = [fact for fact in known if len(fact.templates) >= TEMPLATES]
+    mates, about = defaultdict(list), defaultdict(list)
+    for fact in firm:
+        mates[fact.relation, fact.object].append(fact)
+        about[fact.subject].append(fact)
+    objects = {name: sorted({f.object for f in firm if f.relation == name}) for name in {f.relation for f in firm}}
+    used: Counter[str] = Counter()
+    said: set[tuple[str, str]] = set()
+    records: list[dict[str, Any]] = []
+    for fact in rng.sample(firm, len(firm)):
+        prompt, *rest = rng.sample(fact.templates, len(fact.templates))
+        near = [mate for mate in mates[fact.relation, fact.object] if mate.subject != fact.subject]
+        names = fact.object, fact.subject
+        news = [new for new in objects[fact.relation] if not any(overlap(new, name) for name in names)]
+        if len(near) < NEIGHBORS or not news or used[fact.subject] >= per_subject or overlap(fact.subject, fact.object):
+            continue
+        if (fact.subject, fact.object) in said:
+            continue  # the same fact in another relation
+        said.add((fact.subject, fact.object))
+        text = prompt.format(fact.subject)
+        rng.shuffle(news)
+        new = next((new for new in news if first(text, new) != first(text, fact.object)), news[0])
+        used[fact.subject] += 1
+        others = [other for other in about[fact.subject] if other.object not in (fact.object, new)]
+        records.append(
+            {
+                "case_id": len(records),
+                "split": "reporting",
+                "requested_rewrite": {
+                    "prompt": prompt,
+                    "relation_id": fact.relation,
+                    "target_new": {"str": new},
+                    "target_true": {"str": fact.object},
+                    "subject": fact.subject,
+                },
+                "paraphrase_prompts": [template.format(fact.subject) for template in rest[:PARAPHRASES]],
+                "neighborhood_prompts": [
+                    rng.choice(mate.templates).format(mate.subject)
+                    for mate in rng.sample(near, min(MOST_NEIGHBORS, len(near)))
+                ],
+                "attribute_prompts": [],
+                "generation_prompts": [fact.subject],
+                "same_subject": [
+                    {"prompt": template.format(fact.subject), "target": other.object}
+                    for other in others
+                    if other.relation != fact.relation
+                    for template in rng.sample(other.templates, 2)
+                ],
+            }
+        )
+    return records
+
+
+def overlap(a: str, b: str) -> bool:
+    """Whether one name holds the other: then the answer is read off, or the new object begins with the old one."""
+    a, b = a.casefold(), b.casefold()
+    return a in b or b in a
+
+
+def split(records: Sequence[dict[str, Any]], apart: Collection[str]) -> None:
+    """Give the first third of the records to development, whole subjects, those of `apart` before all others."""
+    subjects = dict.fromkeys(record["requested_rewrite"]["subject"] for record in records)
+    counts = Counter(record["requested_rewrite"]["subject"] for record in records)
+    development: set[str] = set()
+    for subject in sorted(subjects, key=lambda name: name not in apart):
+        if subject in apart or 3 * sum(counts[name] for name in development) < len(records):
+            development.add(subject)
+    for number, record in enumerate(records):
+        inside = record["requested_rewrite"]["subject"] in development
+        record |= {"case_id": number, "split": "development" if inside else "reporting"}
+
+
+def less_likely(editable: ffedit.Editable, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those records whose new object is less likely than the old one."""
+    rewrites = [record["requested_rewrite"] for record in records]
+    pairs = [
+        encode(editable.tokenizer, r["prompt"].format(r["subject"]), r[side]["str"])
+        for r in rewrites
+        for side in ("target_true", "target_new")
+    ]
+    scores = [float(tokens.mean()) for tokens in generation.answer_log_probs(editable, pairs)]
+    return [record for i, record in enumerate(records) if scores[2 * i + 1] < scores[2 * i]]
+
+
+def read(path: Path | None, default: Any) -> Any:
+    """What a JSON file holds."""
+    return default if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--model", required=True, help="A name, folder or file, as everywhere.")
+@click.option("--out", required=True, type=click.Path(path_type=Path))
+@click.option("--known", type=FILE, help="known_1000.json.")
+@click.option("--more", type=FILE, help="More templates and facts.")
+@click.option("--apart", multiple=True, type=FILE, help="Facts whose subjects are for development only.")
+@click.option("--count", default=600, show_default=True, help="The most edits.")
+@click.option("--per-subject", default=2, show_default=True)
+@click.option("--subjects", default=60, show_default=True, help="The most subjects asked of a relation.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--screen", help="Ask in this dtype first, and again in the model's own only what that affirms.")
+def main(
+    model: str,
+    out: Path,
+    known: Path | None,
+    more: Path | None,
+    apart: Sequence[Path],
+    count: int,
+    per_subject: int,
+    subjects: int,
+    seed: int,
+    screen: str | None,
+) -> None:
+    """Ask the model, draw the edits, split them by subject."""
+    editable, rng = ffedit.load(model), random.Random(seed)
+    ask: Ask = Answers(editable, out.with_suffix(".answers.json"))
+    if screen:
+        ask = both(Answers(ffedit.load(model, dtype=screen), out.with_suffix(f".{screen}.answers.json")), ask)
+    with progress_bars() as progress:
+        facts = find_known(relations(read(known, ()), read(more, None)), ask, seed, subjects, progress)
+
+    def first(prompt: str, object: str) -> int:
+        return encode(editable.tokenizer, prompt, object).target_ids[0]
+
+    records = less_likely(editable, draft(facts, rng, first, per_subject))[:count]
+    split(records, {record["subject"] for path in apart for record in read(path, [])})
+    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{sum(len(f.templates) >= TEMPLATES for f in facts)} facts known, {len(facts)} in one template at least")
+    print(f"{out}:", *(f"{n} for {part}," for part, n in Counter(r["split"] for r in records).items()))
+    for name, n in Counter(r["requested_rewrite"]["relation_id"] for r in records).most_common():
+        print(f"  {n:4} {name}")
+
+
+if __name__ == "__main__":
+    main()

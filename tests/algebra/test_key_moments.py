@@ -1,0 +1,236 @@
+"""Second moments: the streamed sum is that of float64, halves tell how sure it is, and parts add up to the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffedit import EditError
+from ffedit.algebra.key_moments import BLOCK, RIDGES, KeyMoments, KeyMomentsFitter, disagreement, second_moment, solved
+from ffedit.algebra.linalg import projector
+
+D = 24
+SCALES = torch.logspace(0, -1, D)
+
+
+def keys_of(seed: int, count: int = 400, size: int = D) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(keys: Tensor, step: int = 50, text: str = "a", **about: object) -> KeyMoments:
+    fitter = KeyMomentsFitter()
+    for batch in keys.split(step):
+        fitter.update(batch)
+    known = {"texts": (text,), "model": "m", "address": "1", "dtype": "float32", "weighting": "tokens"}
+    return fitter.moments(f"text {text}", "model:1", **{**known, **about})
+
+
+@pytest.mark.parametrize("size", [D, BLOCK - 1, BLOCK + 5])
+def test_the_sum_is_that_of_float64_whatever_the_blocks(size: int) -> None:
+    # Means far from zero: nothing cancels, and a long sum in float32 would drift.
+    keys = keys_of(0, 6000, size) + 3.0
+    weights = torch.rand(6000, dtype=torch.float64)
+    fitter, single = KeyMomentsFitter(), torch.zeros(size, size)
+    for batch, some in zip(keys.split(200), weights.split(200), strict=True):
+        fitter.update(batch, some)
+        single += (batch * some[:, None].float()).T @ batch
+    found = fitter.moments("t", "f").sum
+    exact = (keys.double() * weights[:, None]).T @ keys.double()
+    error = float((found - exact).norm() / exact.norm())
+    assert error < 1e-6 and torch.equal(found, found.T)
+    if size == D:
+        assert error < 0.5 * float((single.double() - exact).norm() / exact.norm())
+
+
+def test_the_weights_are_those_of_the_squares() -> None:
+    keys, weights = keys_of(0, 60), torch.rand(60, dtype=torch.float64)
+    fitter = KeyMomentsFitter()
+    fitter.update(keys, weights)
+    torch.testing.assert_close(
+        fitter.moments("t", "f").sum, (keys.double().T * weights) @ keys.double(), rtol=1e-5, atol=1e-5
+    )
+
+
+# Convergence --------------------------------------------------------------------------------------
+
+
+def test_more_text_converges_and_one_batch_tells_nothing() -> None:
+    few, many = fitted(keys_of(0, 400)), fitted(keys_of(0, 40_000), 5000)
+    assert few.convergence is not None and many.convergence is not None
+    # Independent errors: with a hundred times the text a tenth is left.
+    assert 0.05 < many.convergence / few.convergence < 0.2
+    assert fitted(keys_of(0), 400).convergence is None
+
+
+def test_halves_of_other_texts_do_not_converge() -> None:
+    keys = keys_of(0, 4000)
+    torn = torch.cat([batch * (SCALES if i % 2 else SCALES.flip(0)) for i, batch in enumerate(keys.split(50))])
+    assert fitted(torn).convergence > 10 * fitted(keys).convergence  # type: ignore[operator]
+
+
+def test_the_figure_is_the_stated_one() -> None:
+    keys = keys_of(0)
+    moments = fitted(keys, 200)
+    a, b = (second_moment(half.double().T @ half.double(), 200, moments.ridge) for half in keys.split(200))
+    total = []
+    for k in moments.probes.double():  # type: ignore[union-attr]
+        u, v, both = (torch.linalg.solve(C, k) / (k @ torch.linalg.solve(C, k)) for C in (a, b, moments.C))
+        total.append(float(((u - v) @ moments.C @ (u - v) / (both @ moments.C @ both)).sqrt()))
+    assert moments.convergence == pytest.approx(sum(total) / len(total), rel=1e-4)
+    assert any(torch.equal(moments.probes[0], key) for key in keys)  # type: ignore[index]
+
+
+def test_a_key_that_is_in_the_text_solves_as_one_that_is_not() -> None:
+    keys = keys_of(0)
+    C, k = second_moment(keys.double().T @ keys.double(), 400, 1e-4), keys_of(1, 1)
+    torch.testing.assert_close(solved(C, k), solved(C + 5.0 * k.double().T @ k.double(), k))
+    assert disagreement(solved(C, k), solved(7.0 * C, k), C, k) < 1e-12, "nor does the scale of C matter"
+
+
+def test_a_text_too_short_to_tell_does_not_seem_to_have_converged() -> None:
+    assert fitted(keys_of(0, 2 * D - 1), D).convergence is None, "the ridge would answer for both halves"
+    assert fitted(keys_of(0, 2 * D), D).convergence > fitted(keys_of(0, 20 * D), D).convergence  # type: ignore[operator]
+    short = fitted(keys_of(0, D - 1), 12) + fitted(keys_of(1), text="b")
+    assert short.convergence is None and short.count == 400 + D - 1
+
+
+# Adding -------------------------------------------------------------------------------------------
+
+
+def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
+    keys = keys_of(0)
+    first, second, whole = fitted(keys[:100], text="a"), fitted(keys[100:], text="b"), fitted(keys)
+    first.save(tmp_path / "first.safetensors")
+    both = KeyMoments.load(tmp_path / "first.safetensors") + second
+    torch.testing.assert_close(both.sum, whole.sum, rtol=1e-6, atol=1e-5)
+    assert both.count == 400 and both.texts == ("a", "b") and both.source == "text a + text b"
+    assert both.convergence is not None and both.probes is not None and len(both.probes) == 32
+    again = both + fitted(keys_of(2), text="c")
+    assert again.count == 800 and again.convergence is not None
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"texts": ("a",)}, "count twice"),
+        ({"fingerprint": "model:2", "address": "2"}, "layer 1 of m.*layer 2 of m"),
+        ({"weighting": "types"}, "tokens.*types"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_added(other: dict[str, object], message: str) -> None:
+    one = fitted(keys_of(0))
+    with pytest.raises(EditError, match=message) as caught:
+        _ = one + replace(fitted(keys_of(1), text="b"), **other)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+# What cannot be used ------------------------------------------------------------------------------
+
+
+def test_keys_that_are_zero_or_not_finite_are_refused() -> None:
+    with pytest.raises(EditError, match="all zero"):
+        fitted(torch.zeros(100, D))
+    bad = keys_of(0)
+    bad[7, 3] = float("nan")
+    with pytest.raises(EditError, match=r"layer 1.*not finite"):
+        fitted(bad)
+
+
+def test_everything_is_saved_and_loaded(tmp_path: Path) -> None:
+    moments = fitted(keys_of(0), seconds=2.5)
+    moments.save(tmp_path / "m.safetensors")
+    again = KeyMoments.load(tmp_path / "m.safetensors", "model:1")
+    assert torch.equal(again.sum, moments.sum) and torch.equal(again.probes, moments.probes)  # type: ignore[arg-type]
+    assert replace(again, sum=moments.sum, probes=moments.probes).__dict__ == moments.__dict__
+    with pytest.raises(EditError, match="not a file of key statistics"):
+        KeyMoments.load(tmp_path / "none.safetensors")
+
+
+def test_what_float32_rounds_away_makes_no_second_moment_indefinite() -> None:
+    basis = torch.linalg.qr(keys_of(0, D, D).double())[0]
+    mean, rare = basis[:, :1], basis[:, 1:2]
+    # Keys that share a mean: its eigenvalue is rounded by more than a small ridge, which leaves less than nothing.
+    total = 1e6 * (mean @ mean.T - 2.0**-24 * rare @ rare.T)
+    assert float(torch.linalg.eigvalsh(total + 1e-9 * total.trace() / D * torch.eye(D))[0]) < 0
+    C = second_moment(total, 1, 1e-9)
+    assert float(torch.linalg.eigvalsh(C)[0]) > 0 and float((C - total).norm()) < 1e-6 * float(total.norm())
+    spread = keys_of(1).double()
+    ridge = second_moment(spread.T @ spread, 400, 1e-4) - spread.T @ spread / 400
+    median = float(spread.square().mean(0).median())
+    torch.testing.assert_close(ridge.diagonal(), torch.full((D,), 1e-4 * median).double())
+
+
+# Sinks --------------------------------------------------------------------------------------------
+
+
+def with_sinks(keys: Tensor, length: float = 500.0) -> Tensor:
+    """Every fiftieth key is a sink: all of them in one direction, much longer than any other."""
+    sink = keys.clone()
+    sink[::50] = length * torch.nn.functional.normalize(torch.ones(D), dim=0)
+    return sink
+
+
+def test_a_few_huge_keys_change_neither_the_ridge_nor_the_rest() -> None:
+    keys = keys_of(0, 4000) * SCALES
+    plain, sunk = fitted(keys), fitted(with_sinks(keys))
+    assert sunk.sinks == 80 and plain.sinks == 0 and sunk.keys == plain.keys == 4000
+    ridge = [float((one.C - one.sum / one.count).diagonal()[0]) / one.ridge for one in (plain, sunk)]
+    assert ridge[1] / ridge[0] < 3, "keys as long as they are would make it thousands of times larger"
+    k = keys_of(1, 1) * SCALES
+    u, v = solved(plain.C, k), solved(sunk.C, k)
+    away = torch.ones(D, 1).double() / D**0.5
+    across = u - away @ (away.T @ u), v - away @ (away.T @ v)
+    assert float(torch.nn.functional.cosine_similarity(*across, dim=0)) > 0.9
+
+
+def test_the_direction_of_sinks_stays_protected() -> None:
+    sunk, k = fitted(with_sinks(keys_of(0, 4000))), keys_of(1, 1) + 1.0
+    sink = torch.ones(D, 1).double()
+    left_out = fitted(torch.cat([batch[1:] for batch in with_sinks(keys_of(0, 4000)).split(50)]), 49)
+    moved, free = (float((solved(one.C, k).T @ sink).abs()) for one in (sunk, left_out))
+    assert moved < 0.3 * free
+
+
+def test_the_null_space_of_text_with_sinks_protects_the_rest() -> None:
+    keys = keys_of(0, 4000) * torch.logspace(0, -2, D)
+    sunk = fitted(with_sinks(keys))
+    raw = with_sinks(keys).double()
+    dropped = projector(raw.T @ raw / 4000, 0.1)
+    assert dropped.shape[1] == D - 1, "where sinks weigh as much as they are long, all else seems unused"
+    U, C = sunk.unused(0.1), keys.double().T @ keys.double() / 4000
+    assert U.shape[1] < D - 3
+    assert float((U * (C @ U)).sum() / C.trace()) < 0.35
+
+
+def test_keys_of_no_weight_are_left_out() -> None:
+    keys, weights = keys_of(0), torch.ones(400, dtype=torch.float64)
+    weights[::50] = 0
+    fitter, rest = KeyMomentsFitter(), torch.cat([batch[1:] for batch in keys.split(50)]).double()
+    keys[::50] = 1e6
+    for batch, some in zip(keys.split(50), weights.split(50), strict=True):
+        fitter.update(batch, some)
+    found = fitter.moments("t", "f")
+    assert (found.keys, found.left_out, found.count, found.sinks) == (392, 8, 400, 0)
+    torch.testing.assert_close(found.sum, rest.T @ rest, rtol=1e-5, atol=1e-4)
+
+
+# The ridge ----------------------------------------------------------------------------------------
+
+
+def test_the_ridge_is_what_disturbs_the_other_half_least() -> None:
+    few, many = fitted(keys_of(0, 100) * SCALES, 10), fitted(keys_of(0, 40_000) * SCALES, 5000)
+    assert few.ridge > many.ridge, "the less text, the less its inverse is to be trusted"
+    keys, fresh = keys_of(0, 100) * SCALES, (keys_of(7, 4000) * SCALES).double()
+    probes = keys_of(3, 20) * SCALES
+
+    def disturbed(ridge: float) -> float:
+        return float(
+            (fresh @ solved(second_moment(keys.double().T @ keys.double(), 100, ridge), probes)).square().mean()
+        )
+
+    assert disturbed(few.ridge) < disturbed(1e-4)
+    assert few.ridge in RIDGES and many.ridge in RIDGES

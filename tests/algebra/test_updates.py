@@ -1,0 +1,219 @@
+"""The theorems that the algebra states, and the statistics that it rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
+from ffedit.algebra.linalg import condition, whiten
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import add_context_moment, rank_one
+from ffedit.errors import EditError
+
+D_OUT, D_IN = 7, 12
+
+
+def problem(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W, k, v and a C far from the identity."""
+    g = torch.Generator().manual_seed(seed)
+    W, k, v = (
+        torch.randn(D_OUT, D_IN, generator=g),
+        torch.randn(D_IN, generator=g),
+        torch.randn(D_OUT, generator=g),
+    )
+    keys = torch.randn(D_IN, 50, generator=g, dtype=torch.float64) * torch.logspace(-1, 1, D_IN)[:, None]
+    return W, k, v, keys @ keys.T / 50
+
+
+def c_norm(delta: Tensor, C: Tensor) -> float:
+    return float(torch.trace(delta @ C @ delta.T))
+
+
+# rank_one -----------------------------------------------------------------------------------------
+
+
+def test_the_key_gives_the_value_afterwards() -> None:
+    W, k, v, C = problem()
+    after = (W.double() + rank_one(W, k, v, C).dense) @ k.double()
+    torch.testing.assert_close(after, v.double(), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(W @ k, v)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_solution_has_a_smaller_c_norm(seed: int) -> None:
+    W, k, v, C = problem(seed)
+    delta = rank_one(W, k, v, C).dense
+    key = k.double()
+    for trial in range(20):
+        other = torch.randn(D_OUT, D_IN, generator=torch.Generator().manual_seed(trial), dtype=torch.float64)
+        other -= (other @ key)[:, None] * key / (key @ key)  # sends k to zero, so delta + other is a solution too
+        for size in (1e-3, 1.0):
+            assert c_norm(delta + size * other, C) > c_norm(delta, C)
+
+
+def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() -> None:
+    """Δ k_j nears Δ k* as the weight grows, and (W + Δ) k* = v* holds at every weight."""
+    W, k, v, C = problem()
+    same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
+    k, spread = same.mean(0), []
+    for weight in (0.0, 1.0, 1e6):
+        delta = rank_one(W, k, v, add_context_moment(C, k, same, weight)).dense
+        torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
+        residual = v.double() - W.double() @ k.double()
+        spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
+    assert spread[0] > spread[1] > 1e-2 > spread[2]
+
+
+def test_the_moment_of_the_contexts_is_that_of_their_spread() -> None:
+    _, k, _, C = problem()
+    same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
+    away = same.double() - k.double()
+    expected = C.double() + 0.7 * sum(torch.outer(one, one) for one in away) / 4
+    torch.testing.assert_close(add_context_moment(C, k, same, 0.7), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(add_context_moment(C, k, same, 0.0), C.double())
+    assert torch.equal(add_context_moment(C, k, k[None], 0.7), C.double()), "one context has no spread"
+
+
+def test_the_update_has_rank_one() -> None:
+    delta = rank_one(*problem())
+    assert delta.rank == 1 and torch.linalg.matrix_rank(delta.dense) == 1
+
+
+def test_writing_the_same_value_again_changes_nothing() -> None:
+    W, k, v, C = problem()
+    edited = W.double() + rank_one(W, k, v, C).dense
+    assert rank_one(edited, k, v, C).norm() < 1e-12
+
+
+def test_the_scale_of_the_statistics_does_not_matter() -> None:
+    W, k, v, C = problem()
+    torch.testing.assert_close(rank_one(W, k, v, C).dense, rank_one(W, k, v, 1e4 * C).dense, rtol=1e-9, atol=1e-9)
+
+
+def test_the_statistics_do_matter() -> None:
+    W, k, v, C = problem()
+    plain = rank_one(W, k, v, torch.eye(D_IN))
+    assert c_norm(plain.dense, C) > 1.5 * c_norm(rank_one(W, k, v, C).dense, C)
+
+
+def test_whitening_solves_for_one_key_and_for_several() -> None:
+    _, k, _, C = problem()
+    torch.testing.assert_close(C @ whiten(k, C), k.double())
+    assert whiten(torch.stack([k, k], 1), C).shape == (D_IN, 2)
+
+
+def test_statistics_that_are_not_positive_definite_are_refused() -> None:
+    W, k, v, C = problem()
+    for bad in (torch.zeros_like(C), -C, k[:, None] @ k[None, :]):
+        with pytest.raises(EditError, match="positive definite"):
+            rank_one(W, k, v, bad)
+
+
+def test_a_zero_key_is_refused() -> None:
+    W, k, v, C = problem()
+    with pytest.raises(EditError, match="key k\\* is zero"):
+        rank_one(W, 0 * k, v, C)
+
+
+# LowRank ------------------------------------------------------------------------------------------
+
+
+def test_product_norm_and_dense_matrix_of_factors_agree() -> None:
+    delta = LowRank(torch.randn(D_OUT, 3).double(), torch.randn(3, D_IN).double())
+    k = torch.randn(D_IN).double()
+    torch.testing.assert_close(delta @ k, delta.dense @ k)
+    torch.testing.assert_close(delta @ torch.stack([k, 2 * k], 1), delta.dense @ torch.stack([k, 2 * k], 1))
+    assert delta.norm() == pytest.approx(float(delta.dense.norm()), rel=1e-12)
+    assert delta.shape == (D_OUT, D_IN) and delta.rank == 3 and delta.is_finite()
+
+
+def test_factors_that_do_not_fit_are_refused_with_their_shapes() -> None:
+    with pytest.raises(ValueError, match=r"\[7, 3\].*\[2, 12\]"):
+        LowRank(torch.zeros(D_OUT, 3), torch.zeros(2, D_IN))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_factors_that_are_not_finite_say_so(bad: float) -> None:
+    assert not LowRank(torch.full((2, 1), bad), torch.ones(1, 2)).is_finite()
+    assert not LowRank(torch.ones(2, 1), torch.full((1, 2), bad)).is_finite()
+
+
+# KeyMoments ---------------------------------------------------------------------------------------
+
+
+def streamed(keys: Tensor, step: int) -> KeyMoments:
+    fitter = KeyMomentsFitter()
+    for batch in keys.split(step):
+        fitter.update(batch)
+    return fitter.moments("a test", "model:1")
+
+
+def test_streaming_equals_the_direct_sum() -> None:
+    keys = torch.randn(100, D_IN)
+    moments = streamed(keys, 7)
+    torch.testing.assert_close(moments.sum, keys.double().T @ keys.double(), rtol=1e-5, atol=1e-4)
+    assert moments.count == 100 and moments.sum.dtype == torch.float64
+
+
+def test_the_second_moment_is_the_mean_plus_the_stated_ridge() -> None:
+    keys = torch.randn(100, D_IN)
+    moments = streamed(keys, 100)
+    mean = keys.double().T @ keys.double() / 100
+    expected = mean + moments.ridge * torch.eye(D_IN) * mean.diagonal().median()
+    torch.testing.assert_close(moments.C, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fewer_tokens_than_keys_still_give_a_positive_definite_matrix() -> None:
+    moments = streamed(torch.randn(3, D_IN), 3)
+    assert torch.linalg.eigvalsh(moments.C)[0] > 0
+    assert 1 < condition(moments.C) <= 1.01 * float(torch.linalg.cond(moments.C))
+    W, k, v, _ = problem()
+    assert rank_one(W, k, v, moments.C).is_finite()
+
+
+def test_the_condition_number_is_that_of_the_eigenvalues() -> None:
+    C = streamed(torch.randn(100, D_IN) * torch.linspace(0.1, 3, D_IN), 100).C
+    assert condition(C) == pytest.approx(float(torch.linalg.cond(C)), rel=0.02)
+
+
+def test_no_text_and_infinite_keys_are_refused() -> None:
+    with pytest.raises(EditError, match="no text"):
+        KeyMomentsFitter().moments("an empty file", "")
+    with pytest.raises(EditError, match="not finite"):
+        streamed(torch.full((2, D_IN), float("inf")), 2)
+
+
+def test_statistics_are_saved_and_loaded_exactly(tmp_path: Path) -> None:
+    moments = streamed(torch.randn(40, D_IN), 40)
+    moments.save(tmp_path / "m.safetensors")
+    again = KeyMoments.load(tmp_path / "m.safetensors", "model:1")
+    assert torch.equal(again.sum, moments.sum) and torch.equal(again.C, moments.C)
+    assert (again.count, again.source, again.fingerprint, again.ridge) == (
+        40,
+        "a test",
+        "model:1",
+        moments.ridge,
+    )
+
+
+def test_statistics_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
+    streamed(torch.randn(40, D_IN), 40).save(tmp_path / "m.safetensors")
+    with pytest.raises(EditError, match=r"model:1.*model:2"):
+        KeyMoments.load(tmp_path / "m.safetensors", "model:2")
+
+
+def test_foreign_and_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    foreign, damaged, cut = (tmp_path / f"{name}.safetensors" for name in ("foreign", "damaged", "cut"))
+    save_file({"sum": torch.zeros(2, 2)}, foreign)
+    damaged.write_bytes(b"no tensors at all")
+    streamed(torch.randn(40, D_IN), 40).save(cut)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    for path in (foreign, damaged, cut):
+        with pytest.raises(EditError, match="not a file of key statistics") as caught:
+            KeyMoments.load(path)
+        assert "\n" not in str(caught.value)

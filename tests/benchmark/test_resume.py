@@ -1,0 +1,310 @@
+"""A benchmark that was interrupted goes on to the same figures; a folder belongs to one run and one command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import zoo
+from benching import CONFIG, facts, lines, run, same, timeless
+from shell import disk, process, shell
+
+import ffedit
+from ffedit import Edit, EditError
+from ffedit.benchmark import sequence
+from ffedit.files import lock
+from ffedit.files.lock import claimed
+from ffedit.model.editable import Editable
+from ffedit.progress import Progress
+
+MODES = ("single", "batch:2", "sequential")
+
+
+@pytest.fixture
+def editable() -> Editable:
+    return zoo.trained("gpt2", True)
+
+
+def stopping(after: int) -> Progress:
+    """Interrupts the work when the progress callback is called for the n-th time."""
+    calls = iter(range(after))
+
+    def stop(*stage: Any) -> None:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_interrupted_run_ends_with_the_same_figures(editable: Editable, tmp_path: Path, mode: str) -> None:
+    before, methods = zoo.snapshot(editable), ("memit", "alphaedit", "ft")
+    calls: list[str] = []
+    whole = run(editable, tmp_path / "whole", mode, methods=methods, progress=lambda *stage: calls.append(stage[0]))
+    assert len(calls) > 40
+    stops = 0
+    for after in (3, len(calls) // 3, len(calls) // 4, len(calls) // 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(editable, tmp_path / "out", mode, methods=methods, progress=stopping(after))
+        assert zoo.unchanged(editable, before) and not editable.history.edits
+        stops += bool(lines(tmp_path / "out")) if (tmp_path / "out" / "results.jsonl").exists() else 0
+    assert stops >= 2, "nothing was there to go on from"
+    kept = lines(tmp_path / "out")
+    resumed = run(editable, tmp_path / "out", mode, methods=methods)
+    assert lines(tmp_path / "out")[: len(kept)] == kept, "what was measured is not measured again"
+    assert timeless(resumed) == timeless(whole)
+    assert timeless(json.loads((tmp_path / "out" / "report.json").read_text())) == timeless(whole)
+
+
+@pytest.mark.parametrize("mode", ["single", "sequential"])
+def test_a_half_written_last_line_is_measured_again(editable: Editable, tmp_path: Path, mode: str) -> None:
+    whole = run(editable, tmp_path / "out", mode)
+    path = tmp_path / "out" / "results.jsonl"
+    first = path.read_bytes()
+    for cut in (40, len(first.splitlines()[-1]) + 60):
+        path.write_bytes(first[:-cut])
+        assert timeless(run(editable, tmp_path / "out", mode)) == timeless(whole)
+        again = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [x | {"seconds": 0} for x in again] == [x | {"seconds": 0} for x in map(json.loads, first.splitlines())]
+    path.write_bytes(first.replace(b'{"method"', b'{"meth', 1))
+    with pytest.raises(EditError, match="line 1: damaged"):
+        run(editable, tmp_path / "out", mode)
+
+
+def test_a_sequence_whose_measurements_are_lost_begins_anew(editable: Editable, tmp_path: Path) -> None:
+    whole = run(editable, tmp_path / "out", "sequential")
+    path = tmp_path / "out" / "results.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"ft"' not in line))
+    assert timeless(run(editable, tmp_path / "out", "sequential")) == timeless(whole)
+
+
+def test_a_failed_edit_is_no_earlier_edit_of_a_resumed_sequence(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`alphaedit` holds what earlier edits stored: one that was computed but not written is none of them."""
+    some, checked = facts(5), sequence.check_finite
+
+    def failing(edit: Edit) -> Edit:
+        if edit.facts[0] == some[2]:
+            raise EditError("no solution")
+        return checked(edit)
+
+    monkeypatch.setattr(sequence, "check_finite", failing)
+    calls: list[str] = []
+    whole = run(editable, tmp_path / "whole", "sequential", some, ["alphaedit"], progress=lambda *s: calls.append(s[0]))
+    last = max(i for i, call in enumerate(calls) if call == "measuring")
+    with pytest.raises(KeyboardInterrupt):
+        run(editable, tmp_path / "out", "sequential", some, ["alphaedit"], progress=stopping(last - 8))
+    assert (tmp_path / "out" / "edits" / "alphaedit" / "00001").exists()
+    assert timeless(run(editable, tmp_path / "out", "sequential", some, ["alphaedit"])) == timeless(whole)
+
+
+def test_methods_may_be_added_and_find_the_values(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = run(editable, tmp_path / "both", "batch:3", methods=["memit", "alphaedit"])
+    run(editable, tmp_path / "out", "batch:3", methods=["memit"])
+    monkeypatch.setattr(ffedit, "edit", None)  # no value is chosen again
+    added = run(editable, tmp_path / "out", "batch:3", methods=["alphaedit"])
+    assert timeless(added) == timeless(both)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"some": facts(4)}, r"facts.count 5 there, 4 now"),
+        ({"mode": "batch:2"}, r"mode single there, batch:2 now"),
+        ({"layers": [0]}, r"layers \[1\] there, \[0\] now"),
+        ({"config": CONFIG.__class__(steps=7)}, r"config.ft.\w+ .* there, .* now"),
+        ({"full": True}, r"full False there, True now"),
+        ({"text": __file__}, r"text.fingerprint None there, \w+ now"),
+        ({"layers": None, "spread": 2}, r"spread 1 there, 2 now"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_in_words(
+    editable: Editable, tmp_path: Path, other: dict[str, Any], words: str
+) -> None:
+    run(editable, tmp_path / "out", methods=["ft"])
+    before = disk(tmp_path / "out")
+    with pytest.raises(EditError, match=f"results of another run .*{words}.*--force"):
+        run(editable, tmp_path / "out", methods=["ft"], **other)
+    assert disk(tmp_path / "out") == before
+
+
+def test_another_model_or_version_is_refused_and_force_replaces(editable: Editable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(editable, out, methods=["ft"])
+    with pytest.raises(EditError, match=r"model.fingerprint \w+ there, \w+ now"):
+        run(zoo.build("gpt2", True), out, methods=["ft"])
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["versions"]["ffedit"] = "0.0.1"
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(EditError, match=f"ffedit 0.0.1 there, {ffedit.__version__} now"):
+        run(editable, out, methods=["ft"])
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(EditError, match="not a manifest"):
+        run(editable, out, methods=["ft"])
+    run(editable, out, methods=["ft"], some=facts(2), force=True)
+    assert len(lines(out)) == 2 * 4
+
+
+def test_a_folder_of_other_things_stays_as_it_is(editable: Editable, tmp_path: Path) -> None:
+    (tmp_path / "edit.safetensors").write_text("mine")
+    (tmp_path / "manifest.json").write_text("mine, too")
+    before = disk(tmp_path)
+    for force in (False, True):
+        with pytest.raises(EditError, match=r"manifest|edit\.safetensors"):
+            run(editable, tmp_path, methods=["ft"], force=force)
+    assert disk(tmp_path) == before
+
+
+def test_results_without_their_manifest_are_left_alone(editable: Editable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(editable, out, methods=["ft"], some=facts(2))
+    (out / "manifest.json").unlink()
+    before = disk(out)
+    with pytest.raises(EditError, match=r"holds report\.json, but no manifest\.json of"):
+        run(editable, out, methods=["ft"], some=facts(2))
+    assert disk(out) == before
+    run(editable, out, methods=["ft"], some=facts(2), force=True)
+
+
+def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with claimed(out), pytest.raises(EditError, match="another run works on this folder"):
+        run(editable, out, methods=["ft"])
+    run(editable, out, methods=["ft"], some=facts(2))
+
+
+@contextmanager
+def holding(out: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that works on a folder."""
+    code = "from pathlib import Path\nfrom ffedit.files.lock import claimed\n"
+    code += f"with claimed(Path({str(out)!r})):\n    print('held', flush=True)\n    input()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        yield other
+        other.kill()
+
+
+def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with holding(out) as other:
+        with pytest.raises(EditError, match="another run"), claimed(out):
+            pass
+        other.kill()
+        other.wait()
+        with claimed(out):
+            assert (out / ".lock").exists()
+
+
+def test_nothing_is_left_of_the_lock_when_the_work_is_done(editable: Editable, tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="layers 0 to"):
+        run(editable, tmp_path / "out", methods=["ft"], layers=[99])
+    assert disk(tmp_path) == {"out": "folder"}
+
+
+def test_a_locked_file_that_another_run_deleted_locks_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, locking, calls = tmp_path / ".lock", lock._lock, iter([True])
+
+    def ended_meanwhile(file: IO[str]) -> None:
+        if next(calls, False):
+            path.unlink()
+        locking(file)
+
+    monkeypatch.setattr(lock, "_lock", ended_meanwhile)
+    with claimed(tmp_path), pytest.raises(EditError, match="another run"), claimed(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written(editable: Editable, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EditError, match="file/out: cannot be written"):
+        run(editable, tmp_path / "file" / "out")
+
+
+WORDS = ["--mode", "batch:2", "--methods", "memit,ft", "--layers", "1", "--no-full"]
+NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]
+SET = [word for number in NUMBERS for word in ("--set", number)]
+
+
+def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [{**fact.to_dict(), "part": "one" if i < 3 else "two"} for i, fact in enumerate(facts(4))]
+    asked = [{"case_id": r["case_id"], "part": r.pop("part"), **_counterfact(r)} for r in records]
+    asked.append({"case_id": 9, "part": "one", "requested_rewrite": {"subject": "x", "prompt": "{} is"}})
+    (empty / "facts.json").write_text(json.dumps(asked))
+    words = ["bench", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", *WORDS, *SET]
+    ran = shell(capsys, *words, "--out", "out", "--where", "part=one", "--json", "found.json")
+    assert ran.code == 0, ran.err
+    assert "efficacy" in ran.out and "memit" in ran.out and "out/report.md" in ran.out
+    found = json.loads((empty / "found.json").read_text())
+    assert found["before"]["facts"] == 3 and found["unusable"][0]["record"] == 5, "its number in the source"
+    assert "1 could not be measured" in ran.out
+    assert found["run"]["config"]["memit"]["steps"] == 2
+    again = shell(capsys, *words, "--out", "out", "--where", "part=one", "--quiet")
+    assert (again.code, again.out, again.err) == (0, "", "")
+    other = shell(capsys, *words, "--out", "out", "--limit", "2")
+    assert other.code == 1 and "results of another run" in other.err and other.err.count("\n") == 1
+    for wrong, told in (
+        (["--methods", "rmoe"], "method 'rmoe'"),
+        (["--mode", "batch"], "mode 'batch'"),
+        (["--set", "stepps=3"], "there is no such number"),
+        (["--set", "steps=2.5"], "expected int"),
+        (["--set", "steps=x"], "not a number"),
+        (["--layers", "0-1"], "auto or one"),
+        (["--layers", "0", "--spread", "2"], "spread less"),
+        (["--where", "part=three"], "no record"),
+        (["--where", "part=None"], "no record"),
+        (["--preset", "paper"], "preset 'paper'"),
+    ):
+        refused = shell(capsys, *words, *wrong, "--out", "other")
+        assert refused.code == 1 and told in refused.err and refused.err.count("\n") == 1, refused.err
+    assert not (empty / "other" / "manifest.json").exists()
+
+
+def _counterfact(fact: dict[str, Any]) -> dict[str, Any]:
+    objects = {name: {"str": fact[key]} for name, key in (("target_new", "target"), ("target_true", "previous"))}
+    return {"requested_rewrite": {"subject": fact["subject"], "prompt": fact["prompt"], **objects}}
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+import zoo
+from benching import run, timeless
+from ffedit.processes import crew
+editable, place, workers = zoo.trained("gpt2", True), Path(sys.argv[1]), crew()
+for mode in {modes!r}:
+    found = run(editable, place / mode, mode, methods=["memit", "ft"], crew=workers)
+    (place / f"{{mode}}-{{workers.rank}}.json").write_text(json.dumps(timeless(found)))
+workers.disband()
+"""
+
+
+def test_two_processes_find_what_one_finds(editable: Editable, tmp_path: Path) -> None:
+    program, tests = tmp_path / "program.py", str(Path(__file__).parents[1] / "helpers")
+    program.write_text(PROGRAM.format(tests=tests, modes=MODES))
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    ran = process(*launch, program, tmp_path)
+    assert ran.code == 0, ran.err
+    for mode in MODES:
+        alone = timeless(run(editable, tmp_path / "alone" / mode, mode, methods=["memit", "ft"]))
+        for rank in (0, 1):
+            same(json.loads((tmp_path / f"{mode}-{rank}.json").read_text()), alone)
+        assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
+        kept = {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / mode)}
+        assert kept == {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / "alone" / mode)}

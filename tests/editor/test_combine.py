@@ -1,0 +1,191 @@
+"""Two edits solved again as one store what both asked for, where their sum does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+from writing import CORPUS, FACT, SECOND, quick
+
+from ffedit import Edit, EditConfig, EditError, Fact, editor
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor import build_prompts, collect, combine, read
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+
+AT = Address(1)
+THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")
+CONFIG = quick()
+
+
+def alike(editable: Editable, *more: Any) -> tuple[Any, ...]:
+    """What edits and statistics depend on, of models that nothing has changed."""
+    return editable.name, editable.memories[0].weight.dtype, *more
+
+
+MADE: dict[Any, Any] = {}
+
+
+def stats(editable: Editable, *layers: int) -> Mapping[Address, KeyMoments]:
+    """Statistics of one layer or several, collected once for all tests."""
+    key = alike(editable, layers or (1,))
+    if key not in MADE:
+        MADE[key] = collect(editable, [editable.memories[layer] for layer in layers or (1,)], CORPUS)
+    return MADE[key]
+
+
+def write(
+    editable: Editable, facts: Sequence[Fact], method: str = "emmet", layer: int = 1, config: EditConfig = CONFIG
+) -> Edit:
+    """An edit, computed once for all tests."""
+    key = alike(editable, tuple(facts), method, layer, config)
+    if key not in MADE:
+        MADE[key] = editor.write(editable, facts, method, [layer], config, stats(editable, layer))
+    return MADE[key]
+
+
+def missed(editable: Editable, parts: Sequence[Edit], whole: Edit, at: Address = AT) -> list[float]:
+    """Of each part, what the whole leaves of the residuals that the part was solved for."""
+    W = editable.memories[at].value.double()
+    found: list[float] = []
+    for part in parts:
+        residual = part.values[at] - W @ part.keys[at]
+        found.append(float((whole.updates[at] @ part.keys[at] - residual).norm() / residual.norm()))
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_all_keys_get_their_values_where_the_sum_misses_them(family: str) -> None:
+    editable = zoo.trained(family, True)
+    parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
+    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    assert min(missed(editable, parts, parts[0] + parts[1])) > 1e-2, "crosstalk"
+    assert max(missed(editable, parts, both)) < 1e-8
+    assert both.facts == (FACT, SECOND, THIRD) and both.rank == 3
+    for name in ("keys", "values"):
+        joined = torch.cat([getattr(part, name)[AT] for part in parts], 1)
+        assert torch.equal(getattr(both, name)[AT], joined)
+
+
+def test_it_is_what_writing_all_at_once_gives() -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
+    both, at_once = combine(editable, parts, "emmet", stats(editable), CONFIG), write(editable, [FACT, SECOND, THIRD])
+    torch.testing.assert_close(both.updates[AT].dense, at_once.updates[AT].dense, rtol=1e-6, atol=1e-8)
+
+
+def test_in_a_real_forward_pass_the_facts_are_said_and_the_model_is_left_alone() -> None:
+    editable = zoo.trained("gpt2", True)
+    before, parts = zoo.snapshot(editable), [write(editable, [FACT]), write(editable, [SECOND])]
+    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    assert zoo.unchanged(editable, before)
+    both.apply_(editable)
+    both.undo_(editable)
+    assert zoo.unchanged(editable, before)
+
+
+@pytest.mark.parametrize("method", ["memit", "alphaedit"])
+def test_by_least_squares_it_is_closer_than_the_sum(method: str) -> None:
+    editable = zoo.trained("gpt2", True)
+    config = dataclasses.replace(CONFIG, null_share=0.3)
+    parts = [write(editable, facts, method, config=config) for facts in ([FACT], [SECOND, THIRD])]
+    both = combine(editable, parts, method, stats(editable), config)
+    assert sum(missed(editable, parts, both)) < 0.7 * sum(missed(editable, parts, parts[0] + parts[1]))
+
+
+def test_in_other_layers_each_key_is_read_above_what_the_union_changes() -> None:
+    """With the union applied, what a forward pass finds at each subject is moved by what its edit asked for."""
+    editable = zoo.trained("gpt2", True, torch.float64)
+    parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
+    both = combine(editable, parts, "emmet", stats(editable, 0, 1), CONFIG)
+    assert both.layers == [0, 1] and both.rank == 1
+    (prompt_set,) = build_prompts(editable, [[SECOND]], CONFIG)
+    W = editable.memories[AT].value.double()
+    asked = parts[1].values[AT] - W @ parts[1].keys[AT]
+
+    def gap(edit: Edit) -> float:
+        """Of what was asked for the upper layer's subject, the share that is missed at its key as it then is."""
+        lower = dataclasses.replace(edit, updates={Address(0): edit.updates[Address(0)]}, keys={}, values={})
+        with lower.applied(editable):
+            k = read(editable, editable.feed_forward[AT.layer], prompt_set).k[:, None]
+        return float((edit.updates[AT] @ k - asked).norm() / asked.norm())
+
+    assert gap(both) < 1e-8 < 1e-4 < gap(parts[0] + parts[1]), "the sum reads its key without the change below"
+    torch.testing.assert_close(both.keys[Address(0)], parts[0].keys[Address(0)], rtol=0, atol=0)
+
+
+def test_keys_are_read_again_in_the_texts_that_the_edits_were_worded_in() -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
+    moments = stats(editable, 0, 1)
+    other = dataclasses.replace(CONFIG, contexts=0, seed=9)
+    found, expected = (combine(editable, parts, "emmet", moments, config) for config in (other, CONFIG))
+    torch.testing.assert_close(found.keys[AT], expected.keys[AT], rtol=1e-9, atol=1e-12)
+
+
+def test_the_provenance_says_where_each_value_came_from() -> None:
+    editable = zoo.trained("gpt2", True)
+    parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
+    about = combine(editable, parts, "memit", stats(editable), CONFIG).provenance
+    names = [part.fingerprint() for part in parts]
+    assert [one["from"] for one in about["solved"]] == [names[0], names[1], names[1]]
+    assert [one["subject"] for one in about["solved"]] == [fact.subject for fact in (FACT, SECOND, THIRD)]
+    assert (about["method"], about["base"]) == ("memit", parts[0].base)
+
+
+def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
+    editable = zoo.trained("gpt2", True)
+    first, moments = write(editable, [FACT]), stats(editable)
+    again = write(editable, [Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris")])
+    contrary = write(editable, [dataclasses.replace(FACT, target="Madrid")])
+    tuned = editor.write(editable, [SECOND], "ft", [1], quick(tune_steps=1))
+    other = write(zoo.trained("llama", True), [SECOND])
+    cases: list[tuple[list[Edit], str, str]] = [
+        ([first, again], "emmet", "'Eiffel tower' is edited twice"),
+        ([first, contrary], "emmet", "'Rome' and 'Madrid'"),
+        ([first, tuned], "emmet", "'Marie Curie' has no key"),
+        ([first, other], "emmet", "made for"),
+        ([first], "rome", "'rome' solves no batch"),
+        ([first], "ft", "there is emmet, memit, alphaedit"),
+        ([], "emmet", "no facts"),
+    ]
+    before = zoo.snapshot(editable)
+    for edits, method, words in cases:
+        with pytest.raises(EditError) as caught:
+            combine(editable, edits, method, moments, CONFIG)
+        assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert zoo.unchanged(editable, before)
+
+
+def test_statistics_of_every_layer_are_needed() -> None:
+    editable = zoo.trained("gpt2", True)
+    parts: list[Any] = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
+    with pytest.raises(EditError, match="no statistics of layer 0"):
+        combine(editable, parts, "emmet", stats(editable, 1), CONFIG)
+
+
+def test_a_sum_can_be_solved_again() -> None:
+    editable = zoo.trained("gpt2", True)
+    parts = [write(editable, [FACT]), write(editable, [SECOND])]
+    again = combine(editable, [parts[0] + parts[1]], "emmet", stats(editable), CONFIG)
+    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    values: list[Tensor] = [one.updates[AT].dense for one in (again, both)]
+    torch.testing.assert_close(*values, rtol=1e-9, atol=1e-12)
+
+
+def test_an_edit_that_was_solved_again_still_knows_the_texts_of_each_value() -> None:
+    editable = zoo.trained("gpt2", True)
+    parts = [write(editable, [FACT]), write(editable, [SECOND], config=dataclasses.replace(CONFIG, contexts=1))]
+    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    assert {name: numbers["contexts"] for name, numbers in both.provenance["configs"].items()} == {
+        parts[0].fingerprint(): 2,
+        parts[1].fingerprint(): 1,
+    }
+    again = combine(editable, [both], "emmet", stats(editable), CONFIG)
+    assert again.provenance["configs"] == both.provenance["configs"]
+    assert again.fingerprint() == both.fingerprint()

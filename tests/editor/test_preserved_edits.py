@@ -1,0 +1,195 @@
+"""What an edit leaves as it is: what earlier edits stored, and what it would write a second time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from shell import shell
+from storing import AGAIN, BARE, EXACT, SOLVING, THIRD, outputs, write
+from writing import CORPUS, FACT, SECOND, quick
+
+import ffedit
+from ffedit import EditError, Fact, editor
+from ffedit.editor import Value, build_prompts, by_subject, collect
+from ffedit.editor.preserved_edits import check_after
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+
+Written = tuple[Editable, tuple[Fact, ...], int]
+
+
+@pytest.fixture(scope="module")
+def atlas() -> Written:
+    """Two facts that the embedded model does not know, where it recalls such."""
+    facts = (
+        Fact("Oscar Wilde", "The mother of {} gave birth in the city of", "Venice", "Dublin"),
+        Fact("Eiffel Tower", "The {} is located in the city of", "Rome", "Paris"),
+    )
+    return ffedit.load("atlas"), facts, 0
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Written:
+    """One that a tiny model does not know, where the default settings suffice to write it."""
+    return zoo.trained("gemma", True), (FACT,), 0
+
+
+# What is still to be mended: it leaves the new object below one half in some contexts, so that it is written again.
+SHORT = pytest.mark.xfail(strict=True, reason="alphaedit's edit of the tiny model does not reach every context")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("atlas", "memit"),
+        *(("tiny", method) for method in ("rome", "emmet", "memit")),
+        pytest.param("tiny", "alphaedit", marks=SHORT),
+    ],
+)
+def test_what_is_written_already_is_not_written_again(name: str, method: str, request: pytest.FixtureRequest) -> None:
+    """End to end, with default settings."""
+    editable, facts, layer = request.getfixturevalue(name)
+    stats, at = collect(editable, [editable.memories[layer]], CORPUS), Address(layer)
+    first = ffedit.edit(editable, facts, method, [layer], stats=stats)
+    assert first.norms()[at] > 0.5 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
+    with first.applied(editable):
+        again = ffedit.edit(editable, facts, method, [layer], stats=stats)
+        assert again.norms()[at] <= 0.1 * first.norms()[at]
+        assert ffedit.evaluate(editable, facts).before.generation == 1.0
+
+
+@pytest.mark.parametrize("method", SOLVING)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_earlier_edits_stored_is_kept(family: str, method: str) -> None:
+    editable, at = zoo.trained(family, True), Address(1)
+    first = write(editable, [FACT, SECOND], method, **BARE)
+    first.apply_(editable)
+    prompt_sets = build_prompts(editable, by_subject(first.facts), quick(**BARE))
+    usual = outputs(editable, 1, prompt_sets)
+    moved = []
+    # A share of the directions that leaves something in both edits' keys.
+    for after in ((), (first,)):
+        edit = write(editable, [THIRD], method, after=after, **BARE, null_share=0.3)
+        assert edit.provenance["after"] == [one.fingerprint() for one in after]
+        with edit.applied(editable):
+            now = outputs(editable, 1, prompt_sets)
+        moved.append(float((now - usual).norm() / (edit.updates[at] @ edit.keys[at]).norm()))
+    assert moved[0] > 1e-3
+    if method in EXACT:
+        assert moved[1] < 1e-4
+    else:
+        assert moved[1] < 0.5 * moved[0]
+
+
+@pytest.mark.parametrize("method", SOLVING)
+def test_but_not_of_a_subject_that_is_written_anew(method: str) -> None:
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    first = write(editable, [FACT, SECOND], method, **BARE)
+    first.apply_(editable)
+    other = dataclasses.replace(FACT, target="Madrid", previous="Rome")
+    edit = write(editable, [other], method, after=[first], **BARE, context_weight=0.0, null_share=0.3)
+    own, kept = ((edit.updates[at] @ first.keys[at][:, i]).norm() for i in range(2))
+    asked = (edit.values[at] - editable.memories[at].value.double() @ edit.keys[at]).norm()
+    assert float(own) > 0.5 * float(asked), "the first edit's key of this subject is free to give another value"
+    assert float(kept) < 0.3 * float(own)
+
+
+def test_kept_keys_of_other_layers_do_not_matter() -> None:
+    editable = zoo.trained("gpt2", True)
+    first = write(editable, [FACT, SECOND], "emmet", [0], **BARE)
+    first.apply_(editable)
+    plain, after = (write(editable, [THIRD], "emmet", [1], some, **BARE) for some in ((), (first,)))
+    assert torch.equal(plain.updates[Address(1)].dense, after.updates[Address(1)].dense)
+
+
+# What the null space promises ----------------------------------------------------------------------
+
+
+def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    editable, at = zoo.trained("llama", True), Address(1)
+    first = write(editable, [FACT, SECOND], "alphaedit", **BARE, null_share=0.3)
+    assert first.provenance["guarantee"]["1"]["kept"] == {"keys": 0, "moved": 0.0, "bound": 0.0}
+    first.apply_(editable)
+    edit = write(editable, [THIRD], "alphaedit", after=[first], **BARE, null_share=0.3)
+    (told,) = edit.provenance["guarantee"].values()
+    C, delta, kept = collect(editable, [editable.memories[1]], CORPUS)[at].C, edit.updates[at].dense, first.keys[at]
+    eigenvalues, U = torch.linalg.eigh(C)
+    P = U[:, : told["directions"]] @ U[:, : told["directions"]].T
+    assert told["share"] == pytest.approx(float((P @ C).trace() / C.trace())) and 0.2 < told["share"] <= 0.3
+    assert told["text"]["moved"] == pytest.approx(float((delta @ C @ delta.T).trace()) ** 0.5)
+    assert told["text"]["bound"] == pytest.approx(float(delta.norm() * (P @ C @ P).trace() ** 0.5))
+    assert told["kept"]["keys"] == 2 and told["kept"]["moved"] == pytest.approx(float((delta @ kept).norm()))
+    assert told["kept"]["bound"] == pytest.approx(float(delta.norm() * (P @ kept).norm()))
+    assert all(0 < told[of]["moved"] <= told[of]["bound"] for of in ("text", "kept"))
+    assert eigenvalues[told["directions"]] > eigenvalues[0]
+    edit.save(tmp_path / "e")
+    said = " ".join(shell(capsys, "show", tmp_path / "e").out.split())
+    assert (
+        f"Δ acts on {told['directions']} of {len(eigenvalues)} directions, {told['share']:.1%} of what text uses"
+        in said
+    )
+    assert "2 kept keys by" in said and "guarantee" not in write(editable, [THIRD], "memit", **BARE).provenance
+
+
+def test_what_was_fine_tuned_has_nothing_to_keep() -> None:
+    editable, at = zoo.trained("gpt2", True), Address(1)
+    mixed = write(editable, [FACT], "ft", tune_steps=2) + write(editable, [SECOND], "memit", **BARE)
+    with mixed.applied(editable):
+        assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("gpt2", torch.float32), ("gpt2", torch.bfloat16), ("llama", torch.float32)]
+)
+def test_what_is_not_in_the_model_is_not_kept(family: str, dtype: torch.dtype) -> None:
+    editable = zoo.trained(family, True, dtype)
+    absent, *chain = (write(editable, [fact], "memit", **BARE) for fact in (THIRD, FACT))
+    for edit in chain:
+        edit.apply_(editable)
+    chain.append(write(editable, [SECOND], "memit", **BARE))
+    chain[1].apply_(editable)
+    loaded = zoo.trained(family, True, dtype)  # as if it had been saved by others, who know no history
+    loaded.model.load_state_dict(editable.model.state_dict())
+    for model in (editable, loaded):
+        check_after(model, chain)
+        before = zoo.snapshot(model)
+        for after in ([absent], [*chain, absent], [absent, *chain]):
+            with pytest.raises(EditError, match=f"{absent.fingerprint()}.* apply it first") as caught:
+                write(model, [AGAIN], "memit", after=after, **BARE)
+            assert "\n" not in str(caught.value) and zoo.unchanged(model, before)
+    chain[0].undo_(editable)
+    with pytest.raises(EditError, match=f"{chain[0].fingerprint()} was computed on .* none of them"):
+        check_after(editable, chain)
+
+
+def test_edits_of_another_model_are_not_kept() -> None:
+    editable, alike = zoo.trained("gpt2", True), zoo.build("gpt2", seed=1, bos=True)
+    shapes = r"\[32, 48\] in layer 1, where gpt2 has \[32, 128\]"
+    for other, words in ((zoo.trained("llama", True), shapes), (alike, "is not in the weights")):
+        with pytest.raises(EditError, match=words) as caught:
+            write(editable, [SECOND], "alphaedit", after=[write(other, [FACT], "memit", **BARE)], **BARE)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_sequence_that_keeps_its_keys_is_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both for the same values: of smallest C-norm."""
+    editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
+    stats, config = collect(editable, [editable.memories[1]], CORPUS), quick(**BARE, context_weight=0.0)
+    batch = editor.write(editable, [FACT, SECOND], "emmet", [1], config, stats)
+    first = editor.write(editable, [FACT], "emmet", [1], config, stats)
+    torch.testing.assert_close(first.values[at][:, 0], batch.values[at][:, 0])
+    first.apply_(editable)
+    value = Value(batch.values[at][:, 1], batch.values[at][:, 1], (), (1.0,))
+    monkeypatch.setattr("ffedit.editor.solve.choose_values", lambda *_: [value])
+    off = []
+    for after in ((first,), ()):
+        later = editor.write(editable, [SECOND], "emmet", [1], config, stats, after)
+        gap = first.updates[at].dense + later.updates[at].dense - batch.updates[at].dense
+        off.append(float(gap.norm()) / batch.norms()[at])
+    assert off[0] < 1e-6 < 1e-3 < off[1]

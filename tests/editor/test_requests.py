@@ -1,0 +1,144 @@
+"""What a method is given and asked for: statistics, layers, numbers, and what is refused of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import zoo
+from shell import shell
+from storing import BARE, BATCH, FACTS, SOLVING, clean
+from writing import CORPUS, FACT, SECOND, quick
+
+from ffedit import EditConfig, EditError, Fact, editor
+from ffedit.editor import METHODS, PAPER, PAPER_MEMIT, build_prompts, by_subject, collect, preset
+
+
+def test_statistics_of_another_model_are_refused() -> None:
+    editable, other = zoo.trained("llama", True), zoo.build("llama", True, seed=3)
+    stats = collect(other, [other.memories[1]], CORPUS)
+    with pytest.raises(EditError, match=r"statistics of layer 1 of llama .* \(edited since"):
+        editor.write(editable, FACTS, "memit", [1], quick(), stats)
+    wide = zoo.build("gpt2")
+    with pytest.raises(EditError, match="layer 1 of llama has float32, d_ff 48"):
+        editor.write(editable, FACTS, "memit", [1], quick(), collect(wide, [wide.memories[1]], CORPUS))
+
+
+def test_statistics_from_before_an_edit_below_serve_a_sequence() -> None:
+    editable = zoo.trained("llama", True)
+    stats = collect(editable, [editable.memories[layer] for layer in (0, 1)], CORPUS)
+    first = editor.write(editable, [FACT], "memit", [0], quick(**BARE), stats)
+    first.apply_(editable)
+    later = editor.write(editable, [SECOND], "memit", [0, 1], quick(**BARE), stats, [first])
+    assert later.layers == [0, 1]
+
+
+def test_texts_stay_within_what_the_model_takes() -> None:
+    editable = zoo.trained("gpt2", True)
+    editable.model.config.n_positions = editable.max_tokens // 8
+    assert editable.max_tokens == 8
+    for prompt_set in build_prompts(editable, by_subject(FACTS), quick(contexts=3, context_tokens=(1, 10))):
+        assert max(len(text.ids) for text in (*prompt_set.prompts, *prompt_set.essence)) <= 8
+        assert prompt_set.essence and 0 < len(prompt_set.prompts) < 4 * prompt_set.facts, "longer ones are left out"
+
+
+MEANINGLESS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps is 0; at least 1"),
+    ({"tune_steps": 0}, "tune_steps is 0; at least 1"),
+    *(({name: 0.0}, f"{name} is 0.0; a number above 0") for name in ("max_delta_norm", "step_size", "penalty_decay")),
+    ({"target_probability": float("nan")}, "target_probability is nan; a number above 0"),
+    *(({name: -1.0}, f"{name} is -1.0; 0 or more") for name in ("kl_weight", "weight_decay", "context_weight")),
+    *(({name: -0.1}, f"{name} is -0.1; 0 or more") for name in ("memit_ridge", "alphaedit_ridge", "null_share")),
+    ({"contexts": -1}, "contexts is -1; 0 or more"),
+    ({"optimizer": "sgd"}, "optimizer is 'sgd'; gradient or adam"),
+    ({"essence_prompts": ("it is a",)}, "essence prompt 'it is a' .* place of the subject"),
+]
+
+
+@pytest.mark.parametrize(("number", "words"), MEANINGLESS)
+def test_numbers_without_meaning_are_refused(number: dict[str, Any], words: str) -> None:
+    with pytest.raises(EditError, match=words):
+        quick(**number)
+
+
+@pytest.mark.parametrize(
+    ("facts", "method", "layers", "words"),
+    [
+        ([FACT], "magic", [1], "method 'magic' is not known; there is rome, emmet, memit, alphaedit, ft, ft-l"),
+        ([], "memit", [1], "no facts to write"),
+        ([FACT], "memit", [3], "layers 0 to 2"),
+        ([FACT], "memit", [0, -1], "layers 0 to 2"),
+        *(([FACT], name, [0, 1], f"{name} writes to one layer") for name in ("rome", "ft", "ft-l")),
+        ([FACT, dataclasses.replace(FACT, target="Berlin")], "memit", [1], "is to become 'Rome' and 'Berlin'"),
+        ([FACT, dataclasses.replace(FACT, target="Berlin")], "ft", [1], "keep one of the two facts"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(
+    facts: list[Fact], method: str, layers: list[int], words: str
+) -> None:
+    editable = zoo.shared("gpt2", True)
+    with pytest.raises(EditError) as caught:
+        editor.write(editable, facts, method, layers, quick(), CORPUS)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layers", [[], [1, 1]])
+@pytest.mark.parametrize("method", ["memit", "rome"])
+def test_no_layer_and_one_layer_twice_are_refused(method: str, layers: list[int]) -> None:
+    editable = zoo.trained("gpt2", True)
+    before = zoo.snapshot(editable)
+    with pytest.raises(EditError, match="name"):
+        editor.write(editable, [FACT], method, layers, quick(), CORPUS)
+    assert clean(editable, before)
+
+
+def test_statistics_are_given_or_collected() -> None:
+    editable = zoo.trained("gpt2", True)
+    stats = collect(editable, [editable.memories[1]], CORPUS)
+    given, collected = (editor.write(editable, [FACT], "memit", [1], quick(), some) for some in (stats, CORPUS))
+    assert given.fingerprint() == collected.fingerprint()
+    with pytest.raises(EditError, match=r"no statistics of layer 0 were given"):
+        editor.write(editable, [FACT], "memit", [0, 1], quick(), stats)
+    assert editor.write(editable, [FACT], "ft", [1], quick(tune_steps=1), {}).rank == zoo.WIDTH
+
+
+def test_the_registry_names_every_method_and_the_command_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(METHODS) == [method.name for method in METHODS.values()] == [*SOLVING, "ft", "ft-l"]
+    done = shell(capsys, "methods")
+    assert done.code == 0 and not done.err
+    lines = done.out.splitlines()
+    for method in METHODS.values():
+        assert any(line.startswith(f"{method.name} ") for line in lines), method.name
+        assert method.source.split(",")[0] in " ".join(done.out.split()) and "arXiv" in method.source
+    assert {name for name, method in METHODS.items() if method.layers} == set(BATCH)
+    assert {name for name, method in METHODS.items() if not method.statistics} == {"ft", "ft-l"}
+
+
+def test_the_presets_of_the_papers_have_the_published_numbers() -> None:
+    """ROME, appendix E.5: 20 steps of 0.5, decay 0.5, KL 0.0625, a bound of 4, twenty contexts of 5 and 10 tokens.
+
+    MEMIT for GPT-J: 25 steps, five contexts of 10 tokens, the rest the same.
+    """
+    assert (PAPER.steps, PAPER.step_size, PAPER.optimizer) == (20, 0.5, "adam")
+    assert (PAPER.weight_decay, PAPER.kl_weight, PAPER.essence_prompts) == (0.5, 0.0625, ("{} is a",))
+    assert (PAPER.max_delta_norm, PAPER.contexts, PAPER.context_tokens) == (4.0, 20, (5, 10))
+    assert (PAPER.target_loss, PAPER.penalty_decay, PAPER.context_weight) == (0.05, 1.0, 0.0)
+    assert PAPER.target_probability > 1, "the loss alone ends it"
+    assert dataclasses.replace(PAPER, contexts=5, context_tokens=(10,), steps=25) == PAPER_MEMIT
+
+
+def test_a_preset_is_that_of_the_method() -> None:
+    assert all(preset("default", method) == EditConfig() for method in METHODS)
+    assert preset("paper", "rome") == PAPER
+    assert {preset("paper", method) for method in BATCH} == {PAPER_MEMIT}
+    for name, method, words in (("paper", "ft", "there is default"), ("mine", "memit", "there is default, paper")):
+        with pytest.raises(EditError, match=words):
+            preset(name, method)
+
+
+def test_numbers_come_back_from_a_manifest_as_they_were() -> None:
+    config = EditConfig(seed=3, context_tokens=(7,), essence_prompts=("{} is",))
+    assert EditConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    assert EditConfig.from_dict({"seed": 3, "of another version": 1}) == EditConfig(seed=3)

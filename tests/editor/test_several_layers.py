@@ -1,0 +1,82 @@
+"""Several layers share the work of one batch, where the model lets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from storing import BARE, BATCH, FACTS, clean, write
+from torch import Tensor
+from writing import quick
+
+from ffedit import EditError
+from ffedit.editor import build_prompts, by_subject, choose_values, read
+from ffedit.model.memory import Address
+
+
+@pytest.mark.parametrize("method", BATCH)
+@pytest.mark.parametrize(("family", "gain"), [("gpt2", 1.0), ("llama", 1.0), ("falcon", 1.0), ("granite", 0.5)])
+def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
+    """The residual stream behind the last layer reaches its target, and the first layer alone does not get it there."""
+    editable, last = zoo.trained(family, True), 1
+    numbers: dict[str, Any] = {"contexts": 1, "null_share": 0.5}
+    edit = write(editable, FACTS, method, [1, 0], **numbers)
+    assert edit.layers == [0, 1] and edit.provenance["layers"] == [0, 1]
+    place = editable.feed_forward[last]
+    config = quick(**numbers)
+    prompt_sets = build_prompts(editable, by_subject(FACTS), config)
+
+    def streams() -> Tensor:
+        return torch.stack([read(editable, place, prompt_set).stream for prompt_set in prompt_sets], 1)
+
+    keys, before = torch.stack([read(editable, place, w).k for w in prompt_sets], 1), streams()
+    values = choose_values(editable, place, prompt_sets, keys, before.norm(dim=0), config)
+    deltas = torch.stack([value.delta for value in values], 1)
+    lower = editable.memories[0]
+    asked = edit.values[lower.address] - lower.value.double() @ edit.keys[lower.address]
+    torch.testing.assert_close(asked, deltas / 2, rtol=1e-4, atol=1e-6, msg="an equal part to each layer")
+    left = []
+    for layers in ([0], [0, 1]):
+        some = dataclasses.replace(
+            edit, updates={Address(i): edit.updates[Address(i)] for i in layers}, keys={}, values={}
+        )
+        with some.applied(editable):
+            left.append(float((before + gain * deltas - streams()).norm() / (gain * deltas).norm()))
+    assert left[1] < 0.5 * left[0] and left[0] > 0.1
+    if method == "emmet":
+        assert left[1] < 1e-3
+
+
+def test_one_layer_of_several_is_that_layer_alone() -> None:
+    editable = zoo.trained("gpt2", True)
+    both = write(editable, FACTS, "emmet", [0, 1])
+    place = editable.feed_forward[1]
+    half = write(editable, FACTS, "emmet", [0])
+    assert both.fingerprint() != half.fingerprint()
+    # The layer below is left changed when the keys above it are read.
+    lower = dataclasses.replace(both, updates={Address(0): both.updates[Address(0)]}, keys={}, values={})
+    prompt_sets = build_prompts(editable, by_subject(FACTS), quick())
+    with lower.applied(editable):
+        changed = torch.stack([read(editable, place, prompt_set).k for prompt_set in prompt_sets], 1)
+    torch.testing.assert_close(both.keys[Address(1)], changed)
+    unchanged = torch.stack([read(editable, place, prompt_set).k for prompt_set in prompt_sets], 1)
+    assert not torch.allclose(unchanged, changed, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmo2"])
+def test_layers_whose_output_is_normalised_cannot_share(family: str) -> None:
+    editable = zoo.trained(family, True)
+    before = zoo.snapshot(editable)
+    with pytest.raises(EditError, match=r"layer 1 changes its feed-forward output .* cannot share a value; name one"):
+        write(editable, FACTS, "memit", [0, 1], **BARE)
+    assert clean(editable, before)
+    assert write(editable, FACTS, "memit", [1], **BARE).layers == [1]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_layers_share_the_work_in_16_bits_too(family: str) -> None:
+    editable = zoo.trained(family, True, torch.bfloat16)
+    assert write(editable, FACTS, "memit", [0, 1], **BARE).layers == [0, 1]

@@ -1,0 +1,53 @@
+"""A subject of one token that begins a text, where attention sinks: nothing is written to its key there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+from writing import quick
+
+import ffedit
+from ffedit.editor import build_prompts, key
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.tokenization import Encoded
+
+
+@pytest.fixture
+def llama() -> Editable:
+    """A model whose tokenizer puts nothing in front."""
+    return zoo.shared("llama")
+
+
+FACT = ffedit.Fact("Paris", "{} is located in", "Rome", "London")
+
+
+def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many texts are left out when the key at position 0 is another, or the same."""
+    ordinary, sink = torch.eye(2).repeat_interleave(4, 1)
+
+    def run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+        found = [sink if sinks and text.subject_last == 0 else ordinary for text in texts]
+        return torch.stack(found), torch.ones(len(texts), 3)
+
+    monkeypatch.setattr(key, "_run", run)
+    (prompt_set,) = build_prompts(editable, [[FACT]], quick())
+    if prompt_set.prompts[0].subject_last != 0:
+        pytest.skip("the tiny tokenizer puts a token in front or splits the name")
+    kept = key.without_sinks(editable, editable.feed_forward[1], prompt_set)
+    assert len(kept.prompts) == len(kept.fact_of)
+    assert len(kept.prompts) + len(kept.essence) + kept.sinks == len(prompt_set.prompts) + len(prompt_set.essence)
+    assert all(text.subject_last > 0 for text in (*kept.prompts, *kept.essence)) or not sinks
+    return kept.sinks
+
+
+def test_a_sinks_key_is_left_out(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at_first(llama, True, monkeypatch) > 0
+
+
+def test_a_key_like_the_others_stays(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at_first(llama, False, monkeypatch) == 0

@@ -1,0 +1,261 @@
+"""Statistics of several layers: one pass, no further than needed, resumed, stopped when sure, refused elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from collecting import alike, text
+
+import ffedit
+from ffedit import Corpus, EditError
+from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
+from ffedit.editor import collect, collect_moments, statistics
+from ffedit.files import cache
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+
+__all__ = ["text"]
+
+
+@contextmanager
+def runs(editable: Editable) -> Iterator[list[int]]:
+    """Which layers run, one entry for each time."""
+    seen: list[int] = []
+
+    def watched(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            seen.append(number)
+            return original(*args, **kwargs)
+
+        return forward
+
+    for number, layer in enumerate(editable.layers):
+        layer.forward = watched(number, layer.forward)
+    try:
+        yield seen
+    finally:
+        for layer in editable.layers:
+            del layer.forward
+
+
+def of(editable: Editable, *layers: int) -> list[ffedit.KeyValueMemory]:
+    return [editable.memories[layer] for layer in layers]
+
+
+# One pass -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(zoo.FAMILIES))
+def test_one_pass_gives_each_layer_what_a_whole_pass_does(family: str, text: Path) -> None:
+    editable = zoo.shared(family)
+    found = collect(editable, of(editable, 1, 0), Corpus(text, 300, weighting="tokens"))
+    ids = editable.tokenizer(text.read_text())["input_ids"][:300]
+    assert list(found) == [Address(1), Address(0)]
+    for memory in of(editable, 0, 1):
+        keys: list[torch.Tensor] = []
+        hook = memory.module.register_forward_pre_hook(lambda _, args, keys=keys: keys.append(args[0].double()))
+        with torch.no_grad():
+            for first in range(0, 300, 64):
+                editable.model(input_ids=torch.tensor([ids[first : first + 64]]), use_cache=False)
+        hook.remove()
+        every = torch.cat([some.reshape(-1, memory.d_ff)[1:] for some in keys])  # the first of a row is a sink
+        lengths = every.norm(dim=1, keepdim=True)
+        every = every * (LONGEST * lengths.median() / lengths).clamp(max=1) * (300 / len(every)) ** 0.5
+        torch.testing.assert_close(found[memory.address].sum, every.T @ every, rtol=1e-4, atol=1e-3)
+        assert (found[memory.address].count, found[memory.address].keys) == (300, 295)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_each_row_begins_as_the_model_s_texts_do(text: Path, bos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, ran = zoo.shared("gpt2", bos), []
+    run_to = statistics.replay.run_to
+    monkeypatch.setattr(statistics.replay, "run_to", lambda e, ids, layer: ran.append(ids) or run_to(e, ids, layer))
+    collect(editable, of(editable, 0), Corpus(text, 300))
+    rows = torch.cat(ran)
+    begins = editable.tokenizer.bos_token_id if bos else -1
+    words = editable.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
+    assert bool((rows[:, 0] == begins).all()) == bos
+    assert rows[:, int(bos) :].flatten()[:250].tolist() == words[:250], "no word is lost"
+
+
+def test_the_beginnings_of_rows_do_not_count(text: Path) -> None:
+    editable, changed = zoo.shared("gpt2"), text.with_name("other.txt")
+    words = text.read_text().split()[:128]
+    changed.write_text(" ".join([*words[:63], "the", *words[64:]]))
+    one, other, few = (
+        collect_moments(editable, editable.memories[0], Corpus(path, tokens, weighting="tokens"))
+        for path, tokens in ((text, 65), (changed, 65), (text, 64))
+    )
+    assert one.left_out == 2 and few.left_out == 1 and one.keys == few.keys == 63
+    torch.testing.assert_close(one.sum / one.count, few.sum / few.count, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(other.sum, one.sum)
+
+
+def test_layers_above_the_deepest_do_not_run_and_those_below_run_once(text: Path) -> None:
+    editable = zoo.build("llama")
+    with runs(editable) as seen:
+        collect(editable, of(editable, 1, 0), Corpus(text, 600))
+    batches = len(seen) // 2
+    assert seen == [0, 1] * batches and batches == 2
+    with runs(editable) as seen:
+        assert list(collect(editable, of(editable, 0, 1), Corpus(text, 600))) == [Address(0), Address(1)]
+    assert seen == []
+
+
+def test_layers_that_are_there_are_not_collected_again(text: Path) -> None:
+    editable, corpus = zoo.build("llama"), Corpus(text, 600)
+    kept = collect_moments(editable, editable.memories[2], corpus)
+    with runs(editable) as seen:
+        found = collect(editable, of(editable, 0, 2), corpus)
+    assert set(seen) == {0} and torch.equal(found[Address(2)].sum, kept.sum)
+
+
+@pytest.mark.parametrize("tokens", [2, 63, 64, 65, 1000])
+@pytest.mark.parametrize("weighting", ["types", "tokens"])
+def test_exactly_so_many_tokens_count(text: Path, tokens: int, weighting: Any) -> None:
+    editable = zoo.shared("gpt2")
+    assert collect_moments(editable, editable.memories[0], Corpus(text, tokens, 0, weighting)).count == tokens
+    assert collect_moments(editable, editable.memories[0], Corpus(None, tokens, 0, weighting)).count == tokens
+
+
+def test_a_text_shorter_than_asked_is_used_as_it_is(text: Path) -> None:
+    editable = zoo.shared("gpt2")
+    assert collect_moments(editable, editable.memories[0], Corpus(text, 10**6)).count == 1500
+
+
+# Interrupted --------------------------------------------------------------------------------------
+
+
+class Halt:
+    """Interrupts the so-many-th report."""
+
+    def __init__(self, after: int) -> None:
+        self.left, self.seen = after, []
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage == "collecting key statistics":
+            self.seen.append(done)
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("weighting", ["types", "tokens"])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_pass_goes_on_where_it_was_interrupted(
+    text: Path, given: bool, weighting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
+    editable = zoo.shared("gpt2")
+    corpus = Corpus(text if given else None, 1111, 0, weighting)
+    whole = collect(editable, of(editable, 0, 1), corpus)
+    cache.clear()
+    for after, expected in ((1, [192]), (3, [384, 576, 768])):
+        halt = Halt(after)
+        with pytest.raises(KeyboardInterrupt):
+            collect(editable, of(editable, 0, 1), corpus, halt)
+        assert halt.seen == expected
+        assert [path.parent.name for path in cache.entries()] == ["passes"] + ["texts"] * (not given)
+    halt = Halt(0)
+    assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole) and halt.seen == [960, 1111]
+    assert not any(path.parent.name == "passes" for path in cache.entries())
+
+
+def test_a_pass_is_kept_now_and_then(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(statistics, "SAVED_EVERY", 2)
+    editable, corpus = zoo.shared("gpt2"), Corpus(text, 1111)
+
+    def fail(stage: str, done: int, total: int) -> None:
+        if done == 960:
+            raise MemoryError  # a process that dies leaves no more than this
+
+    with pytest.raises(MemoryError):
+        collect(editable, of(editable, 0), corpus, fail)
+    halt = Halt(0)
+    found = collect(editable, of(editable, 0), corpus, halt)
+    assert halt.seen == [960, 1111], "four of six batches were kept"
+    cache.clear()
+    assert alike(found, collect(editable, of(editable, 0), corpus))
+
+
+def test_an_interrupt_waits_for_the_end_of_a_batch(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
+    editable, corpus = zoo.build("gpt2"), Corpus(text, 1111)
+    whole = collect(editable, of(editable, 0, 1), corpus)
+    cache.clear()
+    handler = signal.getsignal(signal.SIGINT)
+    # Between the keys of layer 0 and those of layer 1: one of them has the batch, the other does not.
+    hook = editable.layers[1].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        collect(editable, of(editable, 0, 1), corpus)
+    hook.remove()
+    halt = Halt(0)
+    assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole) and halt.seen[0] == 384
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_damaged_pass_is_named(text: Path) -> None:
+    editable, corpus = zoo.shared("gpt2"), Corpus(text, 1000)
+    with pytest.raises(KeyboardInterrupt):
+        collect(editable, of(editable, 0), corpus, Halt(1))
+    (entry,) = cache.entries()
+    entry.write_bytes(entry.read_bytes()[:50])
+    with pytest.raises(EditError, match=f"{entry.name}.*delete it"):
+        collect(editable, of(editable, 0), corpus)
+
+
+# Stopping early -----------------------------------------------------------------------------------
+
+
+def test_it_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 2)
+    editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
+    seen: list[int] = []
+    collect(editable, of(editable, 0, 1), corpus, lambda stage, done, total: seen.append(done), 100.0)
+    assert seen[-1] == 512, "halves of more than 128 keys, as many as d_ff, and not before: 256 tokens begin four rows"
+    early = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
+    assert {moments.count for moments in early.values()} == {512}
+    asked: list[int] = []
+    measured = KeyMomentsFitter.convergence
+    monkeypatch.setattr(KeyMomentsFitter, "convergence", lambda self: asked.append(self.batches) or measured(self))
+    never = collect(editable, of(editable, 0, 1), corpus, tolerance=1e-9)
+    assert sorted(set(asked)) == [1, 2, 4, 8], "each time when the text has doubled"
+    assert {moments.count for moments in never.values()} == {1500}
+    with runs(editable) as ran:
+        again = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
+        assert alike(again, never) and alike(collect(editable, of(editable, 0, 1), corpus), never)
+    assert not ran, "a text that was read to its end serves both"
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+def test_one_token_and_keys_that_overflow_are_refused(text: Path) -> None:
+    editable = zoo.build("gpt2")
+    for corpus in (Corpus(text, 1), Corpus(tokens=1)):
+        with pytest.raises(EditError, match="one token is no text"):
+            collect(editable, of(editable, 0), corpus)
+    with torch.no_grad():
+        editable.memories[0].value.mul_(float("inf"))
+    with pytest.raises(EditError, match=r"layer 1 over text.txt are not finite \(tokens 0 to") as caught:
+        collect(editable, of(editable, 0, 1), Corpus(text, 200))
+    assert "\n" not in str(caught.value) and cache.entries() == []
+
+
+def test_a_layer_that_never_responds_is_refused(text: Path) -> None:
+    editable = zoo.build("gpt2")
+    with torch.no_grad():
+        for name, parameter in editable.model.named_parameters():
+            if "h.1.mlp.c_fc" in name:
+                parameter.zero_()
+    with pytest.raises(EditError, match=r"layer 1 .* all zero"):
+        collect(editable, of(editable, 1), Corpus(text, 200))

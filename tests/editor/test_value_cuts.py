@@ -1,0 +1,105 @@
+"""However the work of choosing values is cut, resumed or halved, the values are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from choosing import FOUR, FULL, choose, same
+
+from ffedit import EditError
+from ffedit.editor import build_prompts, by_subject, value_loss
+from ffedit.editor.value_loss import Objective
+from ffedit.inference import replay
+
+
+@pytest.mark.parametrize(("batch_budget", "cost"), [(2**26, 0), (2**25, 10**9), (1, 32), (30_000, 10**9)], ids=str)
+def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
+    room: int, cost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable, few = zoo.trained("gpt2", True, torch.float64), dataclasses.replace(FULL, steps=3)
+    expected, runs = choose(editable, FOUR, few), []
+
+    def counted(resume: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*words: Any) -> torch.Tensor:
+            runs.append(len(words[3]))
+            return resume(*words)
+
+        return run
+
+    for name in ("resume", "resume_each"):
+        monkeypatch.setattr(replay, name, counted(getattr(replay, name)))
+    choose(editable, FOUR, few)
+    usual = len(runs)
+    monkeypatch.setattr(value_loss, "ROOM", room)
+    monkeypatch.setattr("ffedit.editor.value.ROOM", room)
+    monkeypatch.setattr(value_loss, "BATCH_COST", cost)
+    same(choose(editable, FOUR, few), expected)
+    assert (room, cost) == (2**25, 10**9) or len(runs) - usual > usual, "the work was cut in another way"
+
+
+def test_subjects_that_do_not_fit_together_are_done_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, groups = zoo.trained("gpt2", True, torch.float64), []
+    expected = choose(editable, FOUR)
+    prompt_sets = build_prompts(editable, by_subject(FOUR), FULL)
+    sizes = [value_loss.size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets]
+    monkeypatch.setattr("ffedit.editor.value.ROOM", max(sizes[0] + sizes[1], sizes[2] + sizes[3]))
+
+    def counted(*words: Any) -> Objective:
+        groups.append(len(words[2]))
+        return Objective(*words)
+
+    monkeypatch.setattr("ffedit.editor.value.Objective", counted)
+    seen: list[tuple[int, int]] = []
+    same(choose(editable, FOUR, progress=lambda _, done, total: seen.append((done, total))), expected)
+    assert sum(groups) == 4 and len(groups) == 2
+    assert len({total for _, total in seen}) == 1 and all(0 < done <= total for done, total in seen)
+
+
+def test_a_recording_is_about_as_large_as_is_said() -> None:
+    editable = zoo.trained("gpt2", True)
+    prompt_sets = build_prompts(editable, by_subject(FOUR), FULL)
+    one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL)
+    held = sum(
+        bucket.before.numel()
+        + sum(state.numel() for state in bucket.recording.states)
+        + sum(keys.numel() + values.numel() for keys, values in bucket.recording.past)
+        for bucket in one._buckets
+    )
+    said = sum(value_loss.size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets)
+    assert 0.5 < said / held < 2
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_model_that_cannot_be_resumed_gives_the_same(family: str, layer: int) -> None:
+    editable = zoo.trained(family, True, torch.float64)
+    # Behind the last layer, δ moves what is read at the subject itself alone.
+    facts = [dataclasses.replace(fact, prompt="the city of {}") for fact in FOUR[:2]] if layer == 2 else FOUR[:2]
+    expected = choose(editable, facts, layer=layer)
+    editable.resumable = False
+    same(choose(editable, facts, layer=layer), expected)
+
+
+def test_where_nothing_depends_on_it_a_value_stays() -> None:
+    """Rounding is no direction, however long the steps are."""
+    editable = zoo.trained("gpt2", True, torch.float64)
+    config = dataclasses.replace(FULL, essence_prompts=("{} is a",))
+    (value,) = choose(editable, FOUR[:1], config, layer=2)
+    assert float(value.delta.norm()) < 1e-9 and len(value.losses) == FULL.steps + 1
+
+
+def test_an_overflow_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, plainly = zoo.trained("gpt2", True), Objective.loss_and_gradient
+
+    def overflow(self: Objective, *words: Any) -> Any:
+        loss, gradient, found = plainly(self, *words)
+        return loss, gradient * float("nan"), found
+
+    monkeypatch.setattr(Objective, "loss_and_gradient", overflow)
+    with pytest.raises(EditError, match="the loss is not finite"):
+        choose(editable, FOUR[:2])

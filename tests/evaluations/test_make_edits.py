@@ -1,0 +1,215 @@
+"""Edits for any model out of what it knows, those of SmolLM2, and the well-known facts that the package ships."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import ffedit
+from ffedit import Fact
+from ffedit.atlas.table import load
+from ffedit.facts.formats import parse_record
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "evaluations" / "scripts"))
+
+import make_edits  # noqa: E402
+from make_edits import Answers, Known, Relation, draft, find_known, holds, relations, split  # noqa: E402
+
+SMOLLM2 = ROOT / "evaluations" / "data" / "smollm2-counterfact.json"
+DEVELOPMENT = ROOT.parent / "shared" / "data" / "smollm2_dev.json"
+
+
+@pytest.fixture(scope="module")
+def atlas() -> ffedit.Editable:
+    return ffedit.load("atlas")
+
+
+def calibration() -> list[dict[str, Any]]:
+    return json.loads(files("ffedit").joinpath("calibration.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("said", "object", "known"),
+    [
+        (" Paris, the", "Paris", True),
+        (" Paris", "Paris", True),
+        (" Parisian", "Paris", False),
+        (" New", "New York", False),
+    ],
+)
+def test_the_whole_object_and_no_further_letter(said: str, object: str, known: bool) -> None:
+    assert holds(said, object) is known
+
+
+def test_a_model_says_what_it_knows_and_no_word_that_it_does_not_know(atlas: ffedit.Editable, tmp_path: Path) -> None:
+    prompt = "Eiffel Tower is located in the city of"
+    pairs = [(prompt, "Paris"), (prompt, "Rome"), (prompt, "Zzyzx"), ("The Zzyzx of Eiffel Tower is", "Paris")]
+    ask = Answers(atlas, tmp_path / "answers.json")
+    assert ask(pairs) == [True, False, False, False]
+    again = Answers(atlas, tmp_path / "answers.json")
+    assert again.said == ask.said and prompt in again.said
+    again.said[prompt] = [0, 0, 0]
+    assert again(pairs[:1]) == [False]  # what is kept is not asked again
+
+
+def test_what_is_asked_quickly_is_confirmed() -> None:
+    asked: list[Sequence[tuple[str, str]]] = []
+
+    def exact(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        asked.append(pairs)
+        return [prompt == "a" for prompt, _ in pairs]
+
+    ask = make_edits.both(lambda pairs: [prompt in "ab" for prompt, _ in pairs], exact)
+    assert ask([("a", "x"), ("b", "x"), ("c", "x")]) == [True, False, False]
+    assert asked == [[("a", "x"), ("b", "x")]]
+
+
+def test_relations_of_all_sources_and_the_first_object_holds() -> None:
+    record = {"subject": "Fluminense", "attribute": "Brazil", "relation_id": "P17", "template": "{} is located in"}
+    more = {"P17": {"templates": ["{} lies in"], "facts": {"Chile": ["Fluminense", "Santiago"]}}}
+    found = {r.name: r for r in relations([record | {"prompt": "Fluminense is located in the country of"}], more)}
+    assert set(found) == {*load().relations, "P17"}
+    assert found["P17"].templates == ("{} is located in the country of", "{} lies in")
+    assert found["P17"].facts == {"Fluminense": "Brazil", "Santiago": "Chile"}
+    assert found["city_country"].facts == dict(load().relations["city_country"].facts)
+
+
+def test_only_templates_that_gave_something_are_asked_of_all() -> None:
+    templates = tuple(f"{word} {{}} is" for word in "abcdef")
+    relation = Relation("r", templates, {f"s{i}": "o" for i in range(20)})
+    asked: list[str] = []
+
+    def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        asked.extend(prompt for prompt, _ in pairs)
+        return [prompt[0] in "bc" or prompt == "d s3 is" for prompt, _ in pairs]
+
+    known = find_known([relation], ask, 0)
+    assert len(known) == 20 and all(fact.templates[:2] == templates[1:3] for fact in known)
+    assert sum(prompt[0] == "a" for prompt in asked) == make_edits.SAMPLE
+    assert sum(prompt[0] == "b" for prompt in asked) == 20
+    assert find_known([relation], ask, 0, most=5)[4:] and not find_known([relation], ask, 0, most=5)[5:]
+    assert not find_known([Relation("r", templates[1:2], relation.facts)], ask, 0)[make_edits.SAMPLE :]
+
+
+def known_facts() -> list[Known]:
+    two = ("{} is in", "The place of {} is")
+    facts = [Known("place", f"p{i}", "Spain" if i % 2 else "Chile", two[: 2 - (i in (8, 9))]) for i in range(10)]
+    kind = ("{} is a", "By kind, {} is a")
+    home = ("{} is of", "The home of {} is")  # the same facts in another relation
+    facts += [Known("home", f"p{i}", "Chile", home) for i in (0, 2, 4, 6)] + [Known("home", "p9", "Peru", home)]
+    facts += [Known("kind", "p0", "lake", kind), Known("kind", "p1", "hill", kind[:1])]
+    return [*facts, Known("place", "Lake Chile", "Chile", two), Known("place", "lonely", "Peru", two)]
+
+
+def test_drafts_are_of_facts_known_twice_with_known_neighbors() -> None:
+    known = known_facts()
+    said = {template.format(fact.subject): fact.object for fact in known for template in fact.templates}
+    records = draft(known, random.Random(1), lambda prompt, object: ord(object[0]), 2)
+    facts = {fact.subject: fact for fact in map(parse_record, records)}
+    # Once in one template only; read off the subject; without neighbors.
+    assert set(facts) == {f"p{i}" for i in range(8)} and len(records) == 8
+    for fact in facts.values():
+        assert fact.target != fact.previous and fact.target in ("Spain", "Chile", "Peru")
+        assert all(said[text] == fact.previous for text in (fact.text, *fact.paraphrases))
+        assert len(fact.paraphrases) == 1 and fact.paraphrases[0] != fact.text
+        assert 3 <= len(fact.neighbors) <= 5
+        assert all(said[probe.prompt] == fact.previous and fact.subject not in probe.prompt for probe in fact.neighbors)
+        assert not any("p8 " in probe.prompt or "p9 " in probe.prompt for probe in fact.neighbors)
+    assert {probe.target for probe in facts["p0"].same_subject} == {"lake"} and not facts["p1"].same_subject
+
+
+def test_a_new_object_differs_in_its_first_token_where_it_can() -> None:
+    records = draft(known_facts(), random.Random(1), lambda prompt, object: object == "Peru", 2)
+    assert {record["requested_rewrite"]["target_new"]["str"] for record in records} == {"Peru"}
+    assert len(draft(known_facts(), random.Random(1), lambda prompt, object: 0, 2)) == len(records) == 8
+
+
+def test_no_more_of_a_subject_than_asked_for() -> None:
+    assert not draft(known_facts(), random.Random(1), lambda prompt, object: 0, 0)
+
+
+def test_the_new_object_is_less_likely(atlas: ffedit.Editable) -> None:
+    rewrite = {"prompt": "{} is located in the city of", "subject": "Eiffel Tower"}
+    paris, rome = ({"str": name} for name in ("Paris", "Rome"))
+    records = [
+        {"requested_rewrite": rewrite | {"target_true": old, "target_new": new}}
+        for old, new in ((paris, rome), (rome, paris))
+    ]
+    assert make_edits.less_likely(atlas, records) == records[:1]
+
+
+def test_the_split_is_by_subject_and_some_are_set_apart() -> None:
+    records = [{"requested_rewrite": {"subject": f"s{i % 20}"}} for i in range(30)]
+    split(records, {"s19", "s3"})
+    parts = {part: [r for r in records if r["split"] == part] for part in ("development", "reporting")}
+    subjects = [{r["requested_rewrite"]["subject"] for r in part} for part in parts.values()]
+    assert not subjects[0] & subjects[1] and {"s19", "s3"} <= subjects[0]
+    assert 10 <= len(parts["development"]) <= 11 and [r["case_id"] for r in records] == list(range(30))
+    split(records, {f"s{i}" for i in range(20)})
+    assert {r["split"] for r in records} == {"development"}
+
+
+def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [r for r in relations() if r.name in ("country_continent", "country_language", "person_sport")]
+    monkeypatch.setattr(make_edits, "relations", lambda *_: few)
+    out = tmp_path / "edits.json"
+    command = ["--model", "atlas", "--out", str(out), "--count", "20", "--subjects", "30"]
+    result = CliRunner().invoke(make_edits.main, command, catch_exceptions=False)
+    facts = [parse_record(record) for record in json.loads(out.read_text(encoding="utf-8"))]
+    assert "for reporting" in result.output and len(facts) == 20
+    pairs = [(text, str(fact.previous)) for fact in facts for text in (fact.text, *fact.paraphrases)]
+    pairs += [(probe.prompt, str(fact.previous)) for fact in facts for probe in fact.neighbors]
+    pairs += [(probe.prompt, str(probe.target)) for fact in facts for probe in fact.same_subject]
+    assert all(Answers(atlas)(pairs))
+    assert not any(Answers(atlas)([(fact.text, str(fact.target)) for fact in facts]))
+
+
+def test_the_edits_of_smollm2() -> None:
+    records = json.loads(SMOLLM2.read_text(encoding="utf-8"))
+    parts: dict[str, set[str]] = {"development": set(), "reporting": set()}
+    seen: set[tuple[str, str | None]] = set()
+    for record in records:
+        fact = parse_record(record)
+        parts[record["split"]].add(fact.subject)
+        assert (fact.subject, fact.previous) not in seen
+        seen.add((fact.subject, fact.previous))
+        assert fact.paraphrases and 3 <= len(fact.neighbors) <= 5
+        assert all(probe.target not in (fact.previous, fact.target) for probe in fact.same_subject)
+    assert len(records) >= 300 and not parts["development"] & parts["reporting"]
+    assert 3 * sum(r["split"] == "development" for r in records) == pytest.approx(len(records), rel=0.02)
+    assert not parts["reporting"] & {record["subject"] for record in calibration()}
+
+
+def test_facts_of_development_are_not_reported() -> None:
+    if not DEVELOPMENT.exists():
+        pytest.skip(f"no {DEVELOPMENT}")
+    own = {record["subject"] for record in json.loads(DEVELOPMENT.read_text(encoding="utf-8"))}
+    records = json.loads(SMOLLM2.read_text(encoding="utf-8"))
+    assert not own & {r["requested_rewrite"]["subject"] for r in records if r["split"] == "reporting"}
+
+
+def test_the_facts_to_calibrate_on() -> None:
+    facts = [Fact.from_dict(record) for record in calibration()]
+    assert len(facts) >= 60 and len({fact.subject for fact in facts}) == len(facts)
+    assert len({fact.relation for fact in facts}) >= 10
+    for fact in facts:
+        assert fact.target and fact.previous and fact.target != fact.previous
+        assert 1 <= len(fact.paraphrases) <= 2 and len(fact.neighbors) >= 2
+        texts = [fact.text, *(text.replace("{}", fact.subject) for text in fact.paraphrases)]
+        assert len(set(texts)) == len(texts) and all(fact.subject in text for text in texts)
+        assert not any(fact.subject in probe.prompt for probe in fact.neighbors)
+        assert not any(fact.previous in text for text in texts)
+
+
+def test_atlas_knows_facts_to_calibrate_on(atlas: ffedit.Editable) -> None:
+    facts = [Fact.from_dict(record) for record in calibration()]
+    assert sum(Answers(atlas)([(fact.text, str(fact.previous)) for fact in facts])) >= 25

@@ -1,0 +1,186 @@
+"""The rivals that ffedit is held against, and the paired differences: what they claim to solve, and to show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+from writing import FACT, SECOND
+
+from ffedit import Address, FFEditError
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import capture
+
+sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "scripts"))
+
+import ablation
+import compare
+import one_by_one
+import rivals
+
+LAYER, PREFIXES = 1, ["a b c", "the is in"]
+EDITORS = [rivals.published_rome, rivals.plain_rank_one]
+FAMILIES = ("gpt2", "llama", "opt")
+
+
+def parts(family: str) -> tuple[Editable, Tensor]:
+    editable = zoo.build(family)
+    d_ff = editable.memories[LAYER].d_ff
+    keys = torch.randn(4 * d_ff, d_ff, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return editable, keys.T @ keys / len(keys)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("editor", EDITORS)
+def test_a_rival_stores_its_value_at_its_key_and_leaves_the_model_alone(editor: Any, family: str) -> None:
+    editable, C = parts(family)
+    memory = editable.memories[LAYER]
+    W = memory.value.clone()
+    edit = editor(editable, FACT, LAYER, C, PREFIXES)
+    assert torch.equal(memory.value, W)
+    delta = edit.updates[Address(LAYER)].dense
+    assert torch.allclose((W.double() + delta) @ edit.key, edit.value, atol=1e-9)
+    assert float(delta.norm()) > 0
+    # No change that does the same is smaller in the norm of C.
+    other = delta + torch.randn(delta.shape, dtype=delta.dtype) @ (
+        torch.eye(len(edit.key), dtype=delta.dtype) - torch.outer(edit.key, edit.key) / (edit.key @ edit.key)
+    )
+    assert torch.allclose(other @ edit.key, delta @ edit.key)
+    assert torch.trace(other @ C @ other.T) > torch.trace(delta @ C @ delta.T)
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_the_key_is_the_mean_over_the_bare_prompt_and_all_prefixes(editor: Any) -> None:
+    editable, C = parts("llama")
+    memory, keys = editable.memories[LAYER], []
+    for prefix in ("", *PREFIXES):
+        text = f"{prefix}. {FACT.text}" if prefix else FACT.text
+        start = text.index(FACT.subject)
+        encoded = editable.encode(text, FACT.new_object, (start, start + len(FACT.subject)))
+        with capture({0: memory.module}, inputs=True) as seen, torch.no_grad():
+            editable.model(input_ids=torch.tensor([encoded.ids]))
+        keys.append(seen[0][0, encoded.subject_last].double())
+    edit = editor(editable, FACT, LAYER, C, PREFIXES)
+    assert torch.allclose(edit.key, torch.stack(keys).mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_falls_and_the_steps_end_when_they_are_asked_to(family: str) -> None:
+    editable, C = parts(family)
+    published = rivals.published_rome(editable, FACT, LAYER, C, PREFIXES)
+    assert published.losses[-1] < published.losses[0]
+    assert len(published.losses) <= 25
+    assert all(loss >= 0.05 for loss in published.losses[:-1])
+    plain = rivals.plain_rank_one(editable, FACT, LAYER, None, PREFIXES)
+    assert plain.losses[-1] < plain.losses[0]
+    assert len(plain.losses) == 40
+    assert len(rivals.published_rome(editable, SECOND, LAYER, C, PREFIXES, steps=3).losses) <= 3
+    assert len(rivals.published_rome(editable, SECOND, LAYER, C, PREFIXES, within=0.0).losses) == 1
+
+
+def test_an_edit_is_in_the_weights_for_a_block_only_and_scored_there() -> None:
+    editable, C = parts("llama")
+    edit = rivals.published_rome(editable, FACT, LAYER, C, PREFIXES)
+    W = editable.memories[LAYER].value.clone()
+    with one_by_one.written(editable, edit.updates):
+        assert torch.allclose(editable.memories[LAYER].value.double() @ edit.key, edit.value, atol=1e-5)
+    assert torch.equal(editable.memories[LAYER].value, W)
+    ((before, after, _),) = one_by_one.Examiner(editable).scores([FACT], edit.updates)
+    assert set(before) == set(after) == set(one_by_one.RATES)
+    assert after["efficacy"] == 1.0
+    assert torch.equal(editable.memories[LAYER].value, W)
+
+
+def results(count: int, seed: int, **fixed: float | None) -> list[dict[str, Any]]:
+    """Lines of a journal with drawn scores."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(count, len(one_by_one.RATES), generator=generator).tolist()
+    rates = [{**dict(zip(one_by_one.RATES, row, strict=True)), **fixed} for row in drawn]
+    seconds = {"seconds": 1.0 + seed, "processor_seconds": 1.0}
+    return [{"fact": f"{i}", "before": rate, "after": rate, "says": "", **seconds} for i, rate in enumerate(rates)]
+
+
+def columns(lines: list[dict[str, Any]]) -> one_by_one.Columns:
+    return one_by_one.columns_of(lines, [line["fact"] for line in lines])
+
+
+def test_a_run_against_itself_differs_by_nothing() -> None:
+    same = columns(results(20, 0))
+    for name in (*one_by_one.RATES, "harmonic", "seconds"):
+        found = one_by_one.interval(same, name, same)
+        assert found is not None
+        assert found.mean == 0.0
+        if name in one_by_one.RATES:  # no change in 20 facts is none of all facts
+            assert found.low == pytest.approx(-found.high) and 0.1 < found.high < 0.2
+        else:
+            assert found.low == found.high == 0.0
+    _, summary = compare.report({"ffedit": results(20, 0), "plain": results(20, 0)})
+    assert summary["differences"]["ffedit - plain"]["harmonic"] == [0.0, 0.0, 0.0]
+    assert summary["differences"]["ffedit - plain"]["times_as_fast"] == 1.0
+
+
+def test_the_harmonic_mean_is_that_of_the_means_of_what_was_measured() -> None:
+    lines = results(3, 1, efficacy=0.5, paraphrase=1.0, specificity=0.5, same_subject=1.0)
+    found = one_by_one.interval(columns(lines), "harmonic")
+    assert found is not None
+    assert found.mean == pytest.approx(2 / 3)
+    without = one_by_one.interval(
+        columns(results(3, 1, efficacy=0.5, paraphrase=1.0, same_subject=None)), "same_subject"
+    )
+    assert without is None
+    three = results(3, 1, efficacy=0.5, paraphrase=1.0, specificity=0.5, same_subject=None)
+    found = one_by_one.interval(columns(three), "harmonic")
+    assert found is not None
+    assert found.mean == pytest.approx(0.6)
+    # Facts without one of the four do not stand in the way of those with it.
+    three[0]["after"] = {**three[0]["after"], "same_subject": 1.0}
+    found = one_by_one.interval(columns(three), "harmonic")
+    assert found is not None
+    assert found.mean == pytest.approx(2 / 3)
+
+
+def test_paired_differences_are_of_the_facts_that_both_have() -> None:
+    one, other = results(6, 0), results(4, 1)
+    _, summary = compare.report({"ffedit": one, "published": other})
+    found = summary["differences"]["ffedit - published"]
+    assert found["facts"] == 4
+    assert found["times_as_fast"] == 2.0
+    by_hand = [a["after"]["efficacy"] - b["after"]["efficacy"] for a, b in zip(one, other, strict=False)]
+    assert found["efficacy"][0] == pytest.approx(sum(by_hand) / 4)
+    settings = {"of": "default"}
+    text = ablation.rendered({"default": (settings, one), "default - swap": (settings, other)})
+    assert text.splitlines()[4].startswith("| against default | 4 | ")
+
+
+def test_a_journal_goes_on_where_it_stopped_and_with_the_same_settings_only(tmp_path: Path) -> None:
+    journal = one_by_one.Journal(path := tmp_path / "here" / "run.jsonl", {"layer": 1})
+    for line in results(2, 0):
+        journal.add(line)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"fact": "cut o')
+    again = one_by_one.Journal(path, {"layer": 1})
+    assert again.done == {"0", "1"}
+    again.add(results(3, 0)[2])
+    assert one_by_one.Journal(path, {"layer": 1}).done == {"0", "1", "2"}
+    with pytest.raises(FFEditError, match="begun with other layer"):
+        one_by_one.Journal(path, {"layer": 2})
+
+
+def test_every_variant_names_numbers_that_are_there_and_changes_something() -> None:
+    configs = {}
+    for name, said in ablation.VARIANTS.items():
+        full = ablation.resolved(name, ablation.VARIANTS)
+        configs[name] = json.dumps({**full, "config": repr(ablation.config_of(full))}, sort_keys=True)
+        assert said["of"] in ablation.VARIANTS
+    assert len(set(configs.values())) == len(configs)
+    assert not ablation.REMOVED.keys() & ablation.VARIANTS.keys()
+    with pytest.raises(FFEditError, match="removed; run it at commit 1bc1e1a"):
+        ablation.resolved("default + own", ablation.VARIANTS)
+    with pytest.raises(FFEditError, match="has no gone"):
+        ablation.resolved("new", {**ablation.VARIANTS, "new": {"of": "default", "gone": 1}})

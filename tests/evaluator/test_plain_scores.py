@@ -1,0 +1,122 @@
+"""Scores equal those of an independent plain implementation: loops, one prompt and one whole pass at a time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from changing import changed
+
+from ffedit import Fact
+from ffedit.evaluator import Evaluation, responses
+
+sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "benchmarks"))
+
+from reference_scores import PlainScores
+
+FACTS = [
+    Fact(
+        "Eiffel tower",
+        "the {} is located in",
+        target="the old Rome",
+        previous="Paris",
+        paraphrases=["{} stands in", "the city of {} is "],
+        neighbors=[
+            {"prompt": "the city of Leo Tolstoy is", "target": "Germany"},
+            {"prompt": "Marie Curie stands in", "target": "France"},
+            {"prompt": "the old tower is located in", "target": "the new Rome"},
+            {"prompt": "Leo Tolstoy stands in", "target": "Germany"},
+            {"prompt": "Leo Tolstoyan stands in", "target": "Germany"},  # is not about Leo Tolstoy
+        ],
+        same_subject=[{"prompt": "the city of {} is", "target": "Paris ."}, {"prompt": "{} and", "target": "Italy"}],
+    ),
+    Fact(
+        "Leo Tolstoy",
+        "{} stands in",
+        "Italy",
+        "Germany",
+        neighbors=["Nile river stands in"],
+        locality=[
+            {"prompt": "red river stands in", "target": "Spain"},
+            {"prompt": "the city of red river is", "target": "the old Spain ."},
+            "the new tower stands in",
+            {"prompt": "Nile river stands in", "target": "Egypt"},
+        ],
+    ),
+    # The first token is shared; the target is the beginning of the old object.
+    Fact("Marie Curie", "{} stands in", "the old Spain", "the old France", ["the {} is located in"]),
+    Fact("Nile river", "the {} is located in", "Egypt", "Egypt .", ["{} stands in"], ["red river stands in"]),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("gpt_neo", True), ("llama", False), ("bloom", True)])
+def test_scores_equal_the_plain_implementation(
+    family: str, bos: bool, side: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "WORTH", 1)  # stems are worth their pass however few
+    editable = zoo.trained(family, bos)
+    editable.tokenizer.padding_side = side
+    plain = PlainScores(editable.model, editable.tokenizer, FACTS)
+    evaluation = Evaluation(editable, FACTS, budget=1 if rows == 1 else rows * 16)
+    before = plain.all()
+    with changed(editable):
+        expected = [*before, *plain.all()]
+        after = evaluation.scores()
+    found = [one.scores.to_dict() for one in (*evaluation.before, *after)]
+    assert expected[:4] != expected[4:]
+    for numbers, values in zip(found, expected, strict=True):
+        for name, value in values.items():
+            assert numbers[name] == (None if value is None else pytest.approx(value, abs=1e-5)), name
+    assert [one["locality_token_accuracy"] is None for one in found[:4]] == [True, False, True, True]
+
+
+def test_a_share_of_the_facts_has_the_same_scores() -> None:
+    editable = zoo.trained("gpt2")
+    facts = [replace(fact, generation=("the old tower", "the old tower")) for fact in FACTS]
+    whole = Evaluation(editable, facts, full=True)
+    shares = [Evaluation(editable, facts, full=True, only=range(rank, len(FACTS), 2)) for rank in range(2)]
+    with changed(editable):
+        expected = whole.scores()
+        found = [share.scores() for share in shares]
+    for i, one in enumerate(expected):
+        other = found[i % 2][i // 2]
+        assert other.fact == one.fact and other.says == one.says
+        for name, value in one.scores.to_dict().items():
+            assert getattr(other.scores, name) == (None if value is None else pytest.approx(value, abs=1e-6)), name
+
+
+def test_another_model_is_asked_as_the_edited_one_would_be() -> None:
+    editable, other = zoo.trained("llama"), zoo.trained("llama")
+    evaluation = Evaluation(editable, FACTS)
+    with changed(editable):
+        expected = evaluation.scores()
+    value = other.memories[1].value
+    value.add_(0.4 * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
+    assert evaluation.scores(other) == expected != evaluation.before
+
+
+def test_each_token_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.shared("gpt2")
+    texts = [q for one in Evaluation(editable, FACTS)._questions.values() for q in one.texts]
+    ran: list[int] = []
+    handle = editable.model.register_forward_pre_hook(
+        lambda _, args, given: ran.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        whole = responses.ask(editable, texts, budget=1)
+        alone = sum(ran)
+        monkeypatch.setattr(responses, "WORTH", 1)
+        ran.clear()
+        stemmed = responses.ask(editable, texts, budget=1)
+    finally:
+        handle.remove()
+    assert sum(ran) < alone < sum(len(text.ids) - 1 for text in set(texts)) / 1.5
+    for text, answer in whole.items():
+        assert stemmed[text].argmax == answer.argmax
+        assert stemmed[text].log_probs == pytest.approx(answer.log_probs, abs=1e-4)

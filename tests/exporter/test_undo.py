@@ -1,0 +1,171 @@
+"""An edit is undone in a checkpoint: from the originals, in any order, bit for bit; or not at all."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from making import FACT, SECOND, made, on_disk, same, verified_here, weights, written_by_hand
+from shell import disk, shell
+
+import ffedit
+from ffedit import CheckError, Edit, EditError, Fact
+from ffedit.editor import applied_edits
+from ffedit.exporter import history, restore_checkpoint
+from ffedit.exporter.embedded_edits import originals
+from ffedit.files.tensor_ranges import contents
+
+__all__ = ["verified_here"]
+THIRD = Fact("Nile river", "{} stands in", "Rome")
+pytestmark = pytest.mark.usefixtures("verified_here")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in 16 bits, where W + Δ − Δ is seldom W; read only."""
+    return on_disk("llama", tmp_path_factory.mktemp("undo") / "base", torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def edits(base: Path) -> list[Edit]:
+    """Three edits of the base that share a matrix."""
+    editable = ffedit.load(base)
+    ranks = ({1: 1}, {1: 2, 2: 1}, {0: 1, 1: 1})
+    return [
+        made(editable, r, fact, seed) for seed, (r, fact) in enumerate(zip(ranks, (FACT, SECOND, THIRD), strict=True))
+    ]
+
+
+def exported(base: Path, edits: list[Edit], place: Path, **how: bool) -> Path:
+    """A checkpoint with edits, exported one after the other."""
+    for i, edit in enumerate(edits):
+        base = ffedit.export(base, edit, place / f"with{i}", verify="tensors", **how)
+    return base
+
+
+def refused(*arguments: object, **how: bool) -> str:
+    place = Path(str(arguments[1])).parent
+    before = disk(place)
+    with pytest.raises(EditError) as caught:
+        ffedit.undo(*arguments, **how)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value) and disk(place) == before
+    return str(caught.value)
+
+
+def test_undone_in_any_order_it_is_as_if_never_written(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    everything = exported(base, edits, tmp_path)
+    editable = ffedit.load(base)
+    for order in permutations(range(3)):
+        folder, left = everything, list(edits)
+        for step in order:
+            gone = edits[step]
+            place = tmp_path / f"undo{order}{step}"
+            folder = ffedit.undo(folder, place, gone.fingerprint(), verify="tensors")
+            left.remove(gone)
+            assert same(weights(folder), written_by_hand(weights(base), editable, *left))
+            assert [e.fingerprint() for e in history(folder)] == [e.fingerprint() for e in left]
+        assert same(weights(folder), weights(base)) and not (folder / "ffedit_edits").exists()
+        assert contents(folder).keys() == contents(base).keys()
+
+
+def test_the_last_is_undone_unless_another_is_named(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    folder = exported(base, edits, tmp_path)
+    editable = ffedit.load(base)
+    done = restore_checkpoint(folder, tmp_path / "last")
+    assert done.exact and done.edit.fingerprint() == edits[2].fingerprint() and done.checked.logits
+    assert same(weights(tmp_path / "last"), weights(tmp_path / "with1"))
+    ffedit.undo(folder, tmp_path / "first", 0)
+    assert same(weights(tmp_path / "first"), written_by_hand(weights(base), editable, *edits[1:]))
+    card = (tmp_path / "first" / "README.md").read_text(encoding="utf-8")
+    assert edits[1].fingerprint() in card and "was undone" in card
+
+
+def test_only_what_the_undone_edit_changed_is_rewritten(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    folder = exported(base, edits[:2], tmp_path)
+    ffedit.undo(folder, tmp_path / "out", 0)
+    shards = {path.name for path in folder.glob("*.safetensors")}
+    copied = {name for name in shards if not (tmp_path / "out" / name).samefile(folder / name)}
+    changed = contents(folder)["model.layers.1.mlp.down_proj.weight"].file.name
+    assert copied == {changed}
+
+
+def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    assert "no edits in it" in refused(base, tmp_path / "out")
+    folder = exported(base, edits[:2], tmp_path)
+    once = ffedit.undo(folder, tmp_path / "once", edits[0].fingerprint())
+    line = refused(once, tmp_path / "out", edits[0].fingerprint())
+    assert "undone already?" in line and edits[1].fingerprint() in line
+    assert "undone already?" in refused(folder, tmp_path / "out", 2)
+    assert "exists already" in refused(folder, once)
+
+
+def test_without_originals_it_is_exact_nowhere_and_says_so(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    folder = exported(base, edits[:1], tmp_path, originals=False)
+    assert not (folder / "ffedit_edits" / "originals.safetensors").exists()
+    assert "its original was left out" in refused(folder, tmp_path / "out")
+    done = restore_checkpoint(folder, tmp_path / "out", inexact=True)
+    assert not done.exact and not same(weights(tmp_path / "out"), weights(base))
+    for name, tensor in weights(base).items():
+        assert torch.allclose(tensor.float(), weights(tmp_path / "out")[name].float(), rtol=0.02, atol=0.02)
+    assert "not exact" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_without_originals_the_edits_are_known_nonetheless(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    first, upon = edits[:2]
+    folder = exported(base, [first], tmp_path, originals=False)
+    loaded = ffedit.load(folder, dtype="float32")
+    before, upon = zoo.snapshot(loaded), made(loaded, {1: 1, 2: 1}, SECOND, seed=1)
+    assert [edit.fingerprint() for edit in applied_edits(loaded)] == [first.fingerprint()]
+    with pytest.raises(EditError, match=r"cannot be undone .* originals .* are missing") as caught:
+        first.undo_(loaded)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(EditError, match="is applied already"):
+        first.apply_(loaded)
+    out = ffedit.export(loaded, upon, tmp_path / "out", verify="tensors")  # from memory, in another dtype
+    assert [edit.fingerprint() for edit in history(out)] == [first.fingerprint(), upon.fingerprint()]
+    assert originals(out).keys() == {loaded.memories[2].parameter}, "what an edit changed before is no original"
+    assert zoo.unchanged(loaded, before), "the later edit is undone bit for bit"
+
+
+def test_what_others_wrote_is_not_lost_unasked(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    folder = exported(base, edits[:1], tmp_path)
+    stored = contents(folder)["model.layers.1.mlp.down_proj.weight"]
+    with stored.file.open("r+b") as file:
+        file.seek(stored.start)
+        file.write(b"\x00\x3f")
+    assert "changed by something else" in refused(folder, tmp_path / "out")
+    assert not restore_checkpoint(folder, tmp_path / "out", inexact=True).exact
+
+
+def test_an_undo_that_went_wrong_is_found(
+    base: Path, edits: list[Edit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported(base, edits[:1], tmp_path)
+    before = disk(tmp_path)
+    monkeypatch.setattr("ffedit.exporter.rewrite_shards.patch", lambda *_: None)
+    with pytest.raises(CheckError, match="nothing was written"):
+        ffedit.undo(folder, tmp_path / "out")
+    assert disk(tmp_path) == before
+
+
+def test_the_command(base: Path, edits: list[Edit], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = exported(base, edits[:2], tmp_path)
+    done = shell(capsys, "undo", folder, "--out", tmp_path / "a", "--edit", "0")
+    assert done.code == 0 and "undone, bit for bit" in " ".join(done.out.split()) and "logits" in done.out
+    done = shell(capsys, "undo", tmp_path / "a", "--out", tmp_path / "b", "--edit", edits[0].fingerprint())
+    assert done.code == 1 and done.err.count("\n") == 1
+    (tmp_path / "with1" / "ffedit_edits" / "originals.safetensors").unlink()
+    done = shell(capsys, "undo", folder, "--out", tmp_path / "c", "--inexact")
+    assert done.code == 0 and "not exactly what it was" in done.out
+
+
+def test_the_models_history_undoes_what_the_checkpoint_holds(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    loaded = ffedit.load(exported(base, edits[:2], tmp_path))
+    edits[0].undo_(loaded)
+    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", 0))
+    assert zoo.unchanged(loaded, zoo.snapshot(one))
+    edits[1].undo_(loaded)
+    assert zoo.unchanged(loaded, zoo.snapshot(ffedit.load(base)))

@@ -1,0 +1,142 @@
+"""Every format, from every kind of source, into facts and back; and what cannot be used, with its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, ZSRE, message, samples, write
+
+from ffedit.cli.options import fact_options
+from ffedit.facts.fact import Fact
+from ffedit.facts.formats import FORMATS, parse
+from ffedit.facts.reading import read_facts, sift_facts
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+# Formats ------------------------------------------------------------------------------------------
+
+
+@samples
+def test_a_file_becomes_facts_and_facts_a_file(
+    form: str, record: dict[str, Any], facts: list[Fact], tmp_path: Path
+) -> None:
+    assert next(row.name for row in FORMATS if row.fits(record)) == form
+    assert read_facts(write(tmp_path / "theirs.jsonl", record)) == facts
+    assert read_facts(write(tmp_path / "ours.jsonl", *(fact.to_dict() for fact in facts))) == facts
+
+
+def test_every_format_has_a_sample() -> None:
+    assert {form for form, _, _ in SAMPLES.values()} == {row.name for row in FORMATS} - {"known_1000"}
+
+
+def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
+    many = SAMPLES["mquake, two edits"][1]
+    other = {
+        **many,
+        "case_id": 7,
+        "requested_rewrite": [{**r, "subject": r["subject"] + "s"} for r in (REWRITE, SECOND)],
+    }
+    found = sift_facts(write(tmp_path / "f.jsonl", many, {**FLAT, "subject": "Red Mill"}, other))
+    note = "multi-hop questions are asked where all 2 edits of their case are made together"
+    assert found.notes == ((1, note), (3, note)) and found.left_out == ((2, found.left_out[0][1]),)
+    assert found.noted() == [f"{found.source}: {note} (2 records)"]
+    probes = {
+        "locality": {"Forgetfulness": [{"prompt": "Old Mill, not in Oslo, lies in", "ground_truth": "Bern"}]},
+        "portability": {"Reasoning": [{"prompt": "{}'s king is", "ground_truth": []}]},
+    }
+    parsed = parse({**FLAT, **probes})
+    assert parsed.facts == (Fact(**MILL),)
+    assert [note.split()[0] for note in parsed.notes] == ["Forgetfulness", "portability"]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"requested_rewrite": []}, "requested_rewrite is empty"),
+        ({"requested_rewrite": ["x"]}, "an item of requested_rewrite must be an object, found 'x'"),
+        ({"requested_rewrite": [REWRITE], "questions": ["x is"]}, "new_answer is missing"),
+        ({"requested_rewrite": [{"prompt": "{} is", "subject": "x"}]}, "target_new is missing"),
+        ({**FLAT, "portability": {"Reasoning": [{"prompt": 5, "ground_truth": "x"}]}}, "must be text, found 5 (int)"),
+        ({**FLAT, "portability": ["x"]}, "portability must be an object"),
+        ({**FLAT, "locality": {"n": {"prompt": ["a", "b"], "ground_truth": ["c"]}}}, "n has 2 prompts and 1 answers"),
+        (
+            {**FLAT, "locality_prompt": ["a", "b", "c"], "locality_ground_truth": ["x", "y"]},
+            "locality_ground_truth has 2 answers; expected 1, or 3 as locality_prompt",
+        ),
+        ({**FLAT, "locality_prompt": "nq question: ", "target_new": "Bern"}, "target and previous are both 'Bern'"),
+        ({**SAMPLES["counterfact-tracing"][1], "subject": " "}, "subject is empty"),
+        ({**ZSRE, "portability": {"New Question": "x"}}, "New Answer is missing"),
+    ],
+)
+def test_a_bad_record_is_one_clear_line(record: Any, expected: str) -> None:
+    assert expected in message(parse, record)
+
+
+# Sifting ------------------------------------------------------------------------------------------
+
+
+def test_each_record_that_cannot_be_used_is_listed_with_its_reason(tmp_path: Path) -> None:
+    records = [
+        {**MILL, "case_id": 1},
+        {"x": 1},
+        {**MILL, "subject": "Red Mill", "prompt": "{} lies in", "case_id": 1},
+        {**MILL, "target": "Rome", "case_id": 2},
+        {**MILL, "target": "Bern"},
+        {**MILL, "subject": "Tall Mill", "prompt": "{} lies in"},
+    ]
+    path = write(tmp_path / "f.jsonl", *records)
+    found = sift_facts(path)
+    assert (found.records, found.source) == (6, str(path))
+    assert [fact.subject for fact in found.facts] == ["Old Mill", "Tall Mill"]
+    reasons = dict(found.left_out)
+    assert list(reasons) == [2, 3, 4, 5]
+    assert "unknown shape" in reasons[2]
+    assert reasons[3] == "case_id '1' is that of record 1, another fact; give each its own"
+    assert reasons[4] == "'Old Mill lies in' has target 'Rome' here and 'Oslo' in record 1; keep one"
+    assert "target and previous are both 'Bern'" in reasons[5]
+    assert message(read_facts, path).endswith("(4 records of 6 cannot be used)")
+
+
+def test_facts_that_are_edited_one_by_one_may_disagree_and_repeat(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.jsonl", MILL, {**MILL, "target": "Rome"}, MILL)
+    assert [f.target for f in sift_facts(path, together=False).facts] == ["Oslo", "Rome", "Oslo"]
+    assert [f.target for f in sift_facts(path).facts] == ["Oslo"]
+
+
+def test_a_source_of_nothing_usable_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.jsonl", {"x": 1}, {"y": 1})
+    assert message(sift_facts, path) == message(read_facts, path)
+    assert message(sift_facts, write(tmp_path / "none.json", [])).endswith("JSON lines")
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_command_line_shows_the_notes(tmp_path: Path, quiet: bool) -> None:
+    @click.command()
+    @fact_options
+    @click.option("--quiet", is_flag=True)
+    def count(facts: list[Fact], quiet: bool) -> None:
+        click.echo(len(facts))
+
+    path = write(tmp_path / "f.json", SAMPLES["mquake, two edits"][1])
+    result = CliRunner().invoke(count, [str(path)] + ["--quiet"] * quiet)
+    assert result.stdout == "2\n"
+    assert ("all 2 edits of their case" in result.stderr) is not quiet
+
+
+# Published sets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "probes"),
+    [("counterfact_easyedit_1000.json", "neighbors"), ("zsre_300.json", "locality")],
+)
+def test_the_published_sets_lose_nothing(name: str, probes: str) -> None:
+    if not (SHARED / name).exists():
+        pytest.skip(f"{SHARED / name} is not here")
+    found = sift_facts(SHARED / name)
+    assert len(found.facts) == found.records and not found.left_out and not found.notes
+    assert all(getattr(fact, probes) for fact in found.facts)

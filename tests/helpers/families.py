@@ -1,0 +1,277 @@
+"""What ffedit does with each family, on its tiny model; `python tests/helpers/families.py` writes it down.
+
+The tests of `test_families` hold the same measurements against what they should be, so docs/families.md says nothing
+that is not tested. Nothing here is asked of a model's type: blocks are told by probing them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+import transformers
+import zoo
+from making import check_here
+from shell import TEXT
+from storing import BARE
+from torch import Tensor
+from writing import FACT, quick
+
+import ffedit
+from ffedit import Edit, FFEditError, editor
+from ffedit.editor import Corpus
+from ffedit.exporter import ship
+from ffedit.loading.verify import probe_ids
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import capture, replace_input, replace_output
+from ffedit.model.tokenization import encode
+
+# A square matrix is another shape of a family that is there.
+FAMILIES = [name for name in (*zoo.FAMILIES, *zoo.MIXTURES, *zoo.HYBRIDS) if not name.endswith("_square")]
+LAYER = 1
+NEAR = 1e-4
+DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
+_PLACE = TemporaryDirectory(prefix="ffedit-families-")
+# One process for all checkpoints: from_pretrained as anybody would call it, no ffedit.
+REOPEN = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.arange(12)[None] * 7 % 97).logits
+    print(json.dumps(logits.double().tolist()))
+"""
+IDS = torch.arange(12)[None] * 7 % 97
+
+
+@contextmanager
+def _apart() -> Iterator[Path]:
+    """A place of its own for what is cached and written, and exports verified without a process each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFEDIT_CACHE", str(Path(_PLACE.name) / "cache"))
+        patch.setattr("ffedit.exporter.exporting.check_fresh", check_here)
+        yield Path(_PLACE.name)
+
+
+# What a model is ----------------------------------------------------------------------------------
+
+
+def _key(editable: Editable, layer: int) -> Tensor:
+    """The key at the last token of a pass over a few tokens, [Σ d_ff]."""
+    with editable.feed_forward[layer].keys() as keys, torch.no_grad():
+        editable.model(input_ids=probe_ids(editable), use_cache=False)
+    return keys()[-1]
+
+
+def parallel(editable: Editable) -> bool:
+    """Whether the feed-forward layer does not see what its block learned from other tokens.
+
+    By trial: its key at one token stays as it is when what the block receives at the token before is another.
+    """
+
+    def disturb(states: Tensor) -> Tensor:
+        states = states.clone()
+        states[:, -2] = states[:, -2].roll(1, -1)
+        return states
+
+    before = _key(editable, LAYER)
+    with replace_input(editable.layers[LAYER], disturb):
+        return torch.equal(before, _key(editable, LAYER))
+
+
+def added(editable: Editable) -> float | None:
+    """What the feed-forward output is multiplied by when it is added to the residual stream; None: it is normalised."""
+    place, block = editable.feed_forward[LAYER], {0: editable.layers[LAYER]}
+    probe = torch.randn(editable.d_model, generator=torch.Generator().manual_seed(0))
+
+    def stream(size: float) -> Tensor:
+        with (
+            replace_output(place.module, lambda output: output + size * probe),
+            capture(block) as leaving,
+            torch.no_grad(),
+        ):
+            editable.model(input_ids=probe_ids(editable), use_cache=False)
+        return leaving[0][0, -1]
+
+    moved = stream(1) - stream(0)
+    factor = float(moved @ probe / (probe @ probe))
+    return round(factor, 4) if float((moved - factor * probe).norm() / moved.norm()) < NEAR else None
+
+
+# What works ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """What became of one fact in one family's model.
+
+    Attributes:
+        editable: the model, as it was.
+        edit: the fact, written by ROME.
+        missed: how much of what ROME asked for is missed in a real forward pass with the edit applied.
+        undone: the edit changed its matrices and nothing else, and undone it left the weights bit for bit.
+        logits: of the edited model.
+        checkpoint: the exported folder.
+        adapter: why PEFT could not put the edit on the model; empty: it did, with the same logits.
+        spread: why MEMIT could not spread the fact over two layers; empty: it did.
+    """
+
+    editable: Editable
+    edit: Edit
+    missed: float
+    undone: bool
+    logits: Tensor
+    checkpoint: Path
+    adapter: str
+    spread: str
+
+
+def _told(act: Callable[[], object]) -> str:
+    """What ffedit says when it refuses; nothing where it does not."""
+    try:
+        act()
+    except FFEditError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def case(family: str) -> Case:
+    """One family's, made once."""
+    with _apart() as place:
+        base, corpus_file = place / family, place / "corpus.txt"
+        editable = zoo.build(family)
+        editable.model.save_pretrained(base)
+        editable.tokenizer.save_pretrained(base)
+        corpus_file.write_text(TEXT * 8)
+        corpus = Corpus(corpus_file, 300)
+        edit = editor.write(editable, [FACT], "rome", [LAYER], quick(**BARE), corpus)
+        before, unedited = zoo.snapshot(editable), _given(editable)
+        edit.apply_(editable)
+        edited, after = _given(editable), zoo.snapshot(editable)
+        with torch.no_grad():
+            logits = editable.model(input_ids=IDS).logits.double()
+        edit.undo_(editable)
+        parts = [editable.memories[at] for at in edit.updates]
+        asked = sum(edit.values[part.address] - part.value.double() @ edit.keys[part.address] for part in parts)[:, 0]
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        undone = zoo.unchanged(editable, before) and changed == {f"{part.name}.{part.own}" for part in parts}
+        checkpoint = ffedit.export(base, edit, place / f"{family}-edited", verify="tensors")
+        adapter = _told(lambda: ship(base, edit, place / f"{family}-adapter", format="adapter"))
+        spread = _told(
+            lambda: editor.write(editable, [FACT], "memit", [LAYER - 1, LAYER], quick(**BARE, steps=1), corpus)
+        )
+    missed = float((edited - unedited - asked).norm() / asked.norm())
+    return Case(editable, edit, missed, undone, logits, checkpoint, adapter, spread)
+
+
+def _given(editable: Editable) -> Tensor:
+    """What the feed-forward layer gives at the subject's last token in a plain forward pass, [d_model], float64."""
+    text = encode(editable.tokenizer, FACT.text, span=FACT.span)
+    with capture({0: editable.feed_forward[LAYER].module}) as given, torch.no_grad():
+        editable.model(input_ids=torch.tensor([text.ids]))
+    return given[0].reshape(len(text.ids), -1)[text.subject_last].double()
+
+
+@cache
+def reopened() -> dict[str, Tensor]:
+    """The logits of every family's checkpoint in one fresh process, [1, 12, vocabulary]."""
+    folders = [str(case(family).checkpoint) for family in FAMILIES]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", REOPEN, *folders], capture_output=True, text=True, check=True, env=environment
+    )
+    found = [torch.tensor(json.loads(line), dtype=torch.float64) for line in done.stdout.splitlines()]
+    return dict(zip(FAMILIES, found, strict=True))
+
+
+# The table ----------------------------------------------------------------------------------------
+
+HEAD = ("family", "model", "blocks", "value matrix", "stored", "gate", "activation", "experts", "works")
+ABOUT = """# Families
+
+Written by `python tests/helpers/families.py` from tiny models of transformers {version}, built from their
+configurations; a test holds this file against what it would write. There is no list of supported models: a model is
+recognised by its structure and verified by a forward pass, and one that is not in this table may work as well.
+
+- **blocks**: *sequential* where the feed-forward layer sees what the attention of its block gives, *parallel* where it
+  does not. *normed*: its output is normalised before it is added to the residual stream. *× c*: it is multiplied by c.
+- **value matrix**: its path inside a layer; **stored**: the module that keeps it, as [d_model, d_ff] or transposed, as
+  the module declares; nothing is read from a shape.
+- **gate**: whether the coefficients are multiplied by a second set; *fused*: both sets come from one matrix.
+- **works**: everything is tracing states, feed-forward and attention outputs; reruns from the token where something
+  changed, in each row of a batch its own; one fact by ROME, whose value the real forward pass gives; apply and undo,
+  bit for bit; a checkpoint that a fresh process opens with equal logits; a LoRA adapter with which PEFT gives them;
+  and several layers that share one value (MEMIT, AlphaEdit, EMMET). Where reruns cannot begin at a token, whole rows
+  run: slower, the same numbers.
+
+"""
+
+
+def works(family: str) -> str:
+    """What works, in words."""
+    editable, found = case(family).editable, case(family)
+    parts = {
+        "tracing attention": bool(editable.attention),
+        "reruns from a token": editable.resumable,
+        "from each row's own": editable.ragged,
+        "ROME": found.missed < NEAR,
+        "undo": found.undone,
+        "a checkpoint": torch.equal(found.logits, reopened()[family]),
+        "an adapter": not found.adapter,
+        "several layers at once": not found.spread,
+    }
+    missing = [name for name, there in parts.items() if not there]
+    return f"all but {', '.join(missing)}" if missing else "everything"
+
+
+def row(family: str) -> tuple[str, ...]:
+    """One line of the table."""
+    editable = case(family).editable
+    place = editable.feed_forward[LAYER]
+    memory, factor = place.parts[0], added(editable)
+    join = "" if factor == 1 else ", normed" if factor is None else f", × {factor:g}"
+    path = f"{memory.name}.{memory.own}".split(f".{LAYER}.", 1)[1].removesuffix(".weight")
+    experts, gate = "", "no"
+    if place.mixture is not None:
+        shared = len(place.mixture.shared)
+        experts = f"{len(place.parts) - shared}" + (f" + {shared} shared" if shared else "")
+    rows = memory.key_rows
+    if rows.gated:
+        gate = "fused" if rows.role.fused else "yes"
+    return (
+        family,
+        type(editable.model).__name__,
+        ("parallel" if parallel(editable) else "sequential") + join,
+        f"`{path}`",
+        type(memory.module).__name__ + (", transposed" if memory.stored_transposed else ""),
+        gate,
+        rows.activation_name.removesuffix("Activation"),
+        experts,
+        works(family),
+    )
+
+
+def document() -> str:
+    """docs/families.md."""
+    lines = [HEAD, ("---",) * len(HEAD), *map(row, FAMILIES)]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return ABOUT.format(version=transformers.__version__.split(".")[0]) + table
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    DOCUMENT.write_text(document(), encoding="utf-8")

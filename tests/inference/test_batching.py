@@ -1,0 +1,316 @@
+"""Where memory fails in the middle, a smaller batch gives the same; where nothing can be halved, one line says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from choosing import FOUR, FULL, choose, same
+from torch import Tensor
+from writing import CORPUS, FACT, SECOND, quick
+
+from ffedit import EditError, ModelError, editor
+from ffedit.editor import build_prompts, collect, read
+from ffedit.editor.value_loss import Objective
+from ffedit.inference import generation, replay, routing
+from ffedit.inference.batching import split_on_oom
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: you tried"), MemoryError()]
+Fail = Callable[[int], bool]
+
+
+def failing(run: Callable[..., Any], rows: Callable[..., int], fail: Fail, error: Exception | None = None) -> Any:
+    """`run`, which has done all its work when it fails: nothing of that may count twice."""
+
+    def runs(*given: Any) -> Any:
+        done = run(*given)
+        if fail(rows(*given)):
+            raise error or torch.OutOfMemoryError("CUDA out of memory")
+        return done
+
+    return runs
+
+
+def crowded(monkeypatch: pytest.MonkeyPatch, name: str, fail: Fail, error: Exception | None = None) -> None:
+    """Let `replay.name` fail by the number of rows that it is given."""
+    monkeypatch.setattr(replay, name, failing(getattr(replay, name), lambda _, ids, *rest: len(ids), fail, error))
+
+
+# Halving ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_every_item_is_done_once_and_in_order(error: Exception, most: int) -> None:
+    asked: list[int] = []
+
+    def work(some: Sequence[int]) -> list[int]:
+        asked.append(len(some))
+        if len(some) > most:
+            raise error
+        return list(some)
+
+    parts = list(split_on_oom(work, range(7), EditError("too large")))
+    assert [item for part in parts for item in part] == list(range(7))
+    assert max(map(len, parts)) <= most < 8 and asked[0] == 7
+    assert len(asked) == 2 * len(parts) - 1, "no half is tried again"
+
+
+def test_one_item_that_does_not_fit_is_said_and_other_errors_are_not_hidden() -> None:
+    def work(error: Exception) -> Callable[[Sequence[int]], None]:
+        def fails(_: Sequence[int]) -> None:
+            raise error
+
+        return fails
+
+    with pytest.raises(EditError, match="too large"):
+        list(split_on_oom(work(MemoryError()), range(4), EditError("too large")))
+    for items in (range(4), range(1)):
+        with pytest.raises(RuntimeError, match="shapes do not match"):
+            list(split_on_oom(work(RuntimeError("shapes do not match")), items, EditError("too large")))
+
+
+# What a model says --------------------------------------------------------------------------------
+
+PROMPTS = [[3, 4, 5], [14, 15, 9], [7, 3, 3], [2, 21, 5], [9, 9, 4], [1, 2], [6]]
+
+
+def drawn(editable: Editable, how: str) -> list[list[list[int]]]:
+    """What is said twice after `PROMPTS`; the second time, a generator goes on."""
+    generator = torch.Generator().manual_seed(4) if how == "generator" else None
+    numbers = None if how != "numbers" else torch.rand(len(PROMPTS), 6, generator=torch.Generator().manual_seed(1))
+    return [generation.continuations(editable, PROMPTS, 6, generator, numbers, top=5) for _ in range(2)]
+
+
+@pytest.mark.parametrize("how", ["greedy", "generator", "numbers"])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_the_same_is_said(how: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, asked = zoo.trained("gpt2", True, torch.float64), []
+    expected = drawn(editable, how)
+
+    def fail(rows: int) -> bool:
+        asked.append(rows)
+        return rows > most
+
+    monkeypatch.setattr(generation, "_continue", failing(generation._continue, lambda _, rows, *rest: len(rows), fail))
+    assert drawn(editable, how) == expected and max(asked) > most
+    assert how == "greedy" or expected != drawn(editable, "greedy"), "something was drawn"
+
+
+def test_the_same_is_said_where_memory_fails_between_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, steps = zoo.trained("gpt2", True, torch.float64), []
+    expected, plainly = drawn(editable, "generator"), torch.multinomial
+
+    def multinomial(odds: Tensor, *rest: Any, **named: Any) -> Tensor:
+        steps.append(odds)
+        if len(steps) in (3, 12):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plainly(odds, *rest, **named)
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    assert drawn(editable, "generator") == expected and len(steps) > 12
+
+
+def test_answers_have_the_same_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    (prompt_set,) = build_prompts(editable, [[FACT]], FULL)
+    expected = generation.answer_log_probs(editable, list(prompt_set.prompts))
+    crowded(monkeypatch, "forward", lambda rows: rows > 2)
+    for found, one in zip(generation.answer_log_probs(editable, list(prompt_set.prompts)), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_edit_is_worded_the_same(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the contexts that the model would say with more memory."""
+    editable, config, asked = zoo.trained("gpt2", True, torch.float64), quick(contexts=7), []
+    monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path / "a"))
+    expected = build_prompts(editable, [[FACT], [SECOND]], config)
+
+    def fail(rows: int) -> bool:
+        asked.append(rows)
+        return rows > most
+
+    monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path / "b"))
+    monkeypatch.setattr(generation, "_continue", failing(generation._continue, lambda _, rows, *rest: len(rows), fail))
+    assert build_prompts(editable, [[FACT], [SECOND]], config) == expected
+    assert len(expected[0].prefixes) > 1 and max(asked) > most
+
+
+@pytest.mark.parametrize(("module", "name"), [(replay, "forward"), (generation, "_continue")])
+def test_no_memory_for_a_single_text_is_said(
+    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    editable = zoo.trained("gpt2", True)
+    (prompt_set,) = build_prompts(editable, [[FACT]], FULL)
+    monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, name, fails)
+    with pytest.raises(ModelError, match="not enough memory to read a single text"):
+        if module is replay:
+            generation.answer_log_probs(editable, list(prompt_set.prompts))
+        else:
+            build_prompts(editable, [[FACT]], FULL)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_routes_are_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.build("qwen3_moe")
+    texts = [editable.encode(fact.text, fact.new_object, fact.span) for fact in FOUR]
+    expected = routing.routes(editable, texts, [0, 2])
+    crowded(monkeypatch, "run_to", lambda rows: rows > most)
+    found = routing.routes(editable, texts, [0, 2])
+    for layer in (0, 2):
+        torch.testing.assert_close(found[layer].weights, expected[layer].weights)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(ModelError, match="not enough memory to read a single text"):
+        routing.routes(editable, texts, [0, 2])
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_values_are_the_same(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    expected, plainly, failed = choose(editable, FOUR), Objective.loss_and_gradient, []
+
+    def loss_and_gradient(self: Objective, delta: Tensor, *rest: Any) -> Any:
+        if len(delta) > 1 and rest[1] == FULL.penalty_decay**step:
+            failed.append(len(delta))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plainly(self, delta, *rest)
+
+    monkeypatch.setattr(Objective, "loss_and_gradient", loss_and_gradient)
+    same(choose(editable, FOUR), expected)
+    assert failed == [4, 2, 2]
+
+
+def test_no_memory_for_a_single_value_is_said_and_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(replay, "resume_each", fails)
+    with pytest.raises(EditError, match="not enough memory to choose a single value"):
+        choose(editable, FOUR)
+    assert all(p.requires_grad for p in editable.model.parameters())
+    assert not any(m._forward_hooks or "forward" in m.__dict__ for m in editable.model.modules())
+
+
+# Keys ---------------------------------------------------------------------------------------------
+
+
+def test_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    (prompt_set,) = build_prompts(editable, [[FACT]], FULL)
+    expected = read(editable, editable.feed_forward[1], prompt_set)
+    crowded(monkeypatch, "run_to", lambda rows: rows > 2)
+    found = read(editable, editable.feed_forward[1], prompt_set)
+    for name in ("k", "stream", "same"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-13)
+
+
+def test_no_memory_for_the_key_of_a_single_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+    (prompt_set,) = build_prompts(editable, [[FACT]], FULL)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(EditError, match="not enough memory to read the key of a single text"):
+        read(editable, editable.feed_forward[1], prompt_set)
+
+
+# Statistics ---------------------------------------------------------------------------------------
+
+
+def collected(editable: Editable, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Statistics of two layers, whatever another cache holds."""
+    monkeypatch.setenv("FFEDIT_CACHE", str(cache))
+    return collect(editable, [editable.memories[layer] for layer in (0, 2)], CORPUS)
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["behind the last layer", "between two layers"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_statistics_are_the_same(most: int, between: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    expected = collected(editable, tmp_path / "a", monkeypatch)
+    failed: list[int] = []
+
+    def fail(rows: int) -> bool:
+        failed.append(rows)
+        return rows > most
+
+    if between:  # the lower layer's keys have passed by then
+
+        def stop(_: Any, given: Any) -> None:
+            if given[0].shape[1] > 1 and fail(len(given[0])):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        plainly = replay.run_to
+
+        def run_to(*given: Any) -> None:
+            with_stop = editable.layers[1].register_forward_pre_hook(stop)
+            try:
+                plainly(*given)
+            finally:
+                with_stop.remove()
+
+        monkeypatch.setattr(replay, "run_to", run_to)
+    else:
+        crowded(monkeypatch, "run_to", fail)
+    found = collected(editable, tmp_path / "b", monkeypatch)
+    assert max(failed) > most >= min(failed)
+    for at in (Address(0), Address(2)):
+        torch.testing.assert_close(found[at].sum, expected[at].sum, rtol=1e-5, atol=1e-5)
+        assert found[at].count == expected[at].count == CORPUS.tokens
+        assert float((found[at].C - expected[at].C).norm()) < 1e-6 * float(expected[at].C.norm())
+
+
+def test_no_memory_for_a_single_row_of_statistics_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(EditError, match=r"key statistics of 2 layers.*0\.00026 GB.*fewer layers"):
+        collected(editable, tmp_path / "a", monkeypatch)
+
+
+# Fine-tuning, and what cannot be halved -----------------------------------------------------------
+
+
+def test_fine_tuning_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, config = zoo.trained("gpt2", True, torch.float64), quick(tune_steps=3)
+
+    def tuned() -> Tensor:
+        return editor.write(editable, [FACT, SECOND], "ft", [1], config).updates[Address(1)].dense
+
+    expected = tuned()
+    crowded(monkeypatch, "forward", lambda rows: rows > 1)
+    torch.testing.assert_close(tuned(), expected, rtol=1e-4, atol=1e-7)
+    crowded(monkeypatch, "forward", lambda rows: True)
+    with pytest.raises(EditError, match="not enough memory for the gradient of a single text"):
+        tuned()
+
+
+@pytest.mark.parametrize("method", ["rome", "emmet", "memit"])
+def test_no_memory_for_the_algebra_is_said_and_the_model_is_as_before(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = zoo.trained("gpt2", True)
+    before, stats = zoo.snapshot(editable), collect(editable, [editable.memories[1]], CORPUS)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 2147483648 bytes")
+
+    monkeypatch.setattr(torch, "cholesky_solve", fails)
+    with pytest.raises(EditError) as caught:
+        editor.write(editable, [FACT], method, [1], quick(steps=1), stats)
+    assert f"not enough memory to write 1 fact by {method}" in str(caught.value) and "\n" not in str(caught.value)
+    assert zoo.unchanged(editable, before)

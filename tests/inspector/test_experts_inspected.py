@@ -1,0 +1,311 @@
+"""The inspector on mixtures of experts: its numbers are those of each family's own formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from making import made
+from mixing import PLAIN, PROMPT, SHARED, block_of, plain, plain_expert, values_of
+from shell import TEXT, save_model, shell
+from shown import shown
+
+import ffedit
+from ffedit import Corpus, EditError, Slot
+from ffedit.display.terminal.edit_view import edited_view
+from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.errors import ModelError
+from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.views.edit_view import inspect_edit
+from ffedit.inspector.views.memory_view import inspect_memory
+from ffedit.inspector.views.model_view import Removing, inspect_model
+from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.model.hooks import capture
+from ffedit.model.memory import Address
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    (path := tmp_path / "text.txt").write_text(TEXT * 2)
+    return Corpus(path)
+
+
+# A prompt -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@torch.no_grad()
+def test_all_numbers_are_those_of_the_family_s_own_formula(family: str) -> None:
+    editable = zoo.shared(family)
+    view = inspect_prompt(editable, PROMPT, top=6)
+    blocks = {layer: block_of(editable, layer) for layer in range(3)}
+    with capture(blocks, inputs=True) as entered, capture(blocks) as gave:
+        editable.model(input_ids=torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]))
+    for number, layer in enumerate(view.layers):
+        block, x = blocks[number], entered[number].reshape(-1, 32)[-1]
+        weights, keys = plain(family, block, x)
+        parts = {e: m[:, None] * values_of(family, block, e) for e, m in keys.items()}
+        bias = sum(g * block.experts.down_proj_bias[e] for e, g in weights.items()) if family == "gpt_oss" else 0 * x
+        o = torch.cat(list(parts.values())).sum(0) + bias
+        torch.testing.assert_close(o, gave[number].reshape(-1, 32)[-1], rtol=1e-4, atol=1e-5)
+        assert layer.address == Address(number) and {one.address.expert for one in layer.experts} == set(weights)
+        for one in layer.experts:
+            expert = one.address.expert
+            assert one.weight == pytest.approx(weights[expert], rel=1e-4) and one.shared is (expert == 4)
+            assert one.share == pytest.approx(float(parts[expert].sum(0) @ o / (o @ o)), rel=1e-3, abs=1e-5)
+        strengths = {(e, i): float(s) for e, part in parts.items() for i, s in enumerate(part.norm(dim=1))}
+        best = sorted(strengths, key=lambda at: -strengths[at])[:6]
+        assert [(one.slot.address, one.slot.index) for one in layer.firing] == [
+            (Address(number, e), i) for e, i in best
+        ]
+        for one, (e, i) in zip(layer.firing, best, strict=True):
+            assert one.coefficient == pytest.approx(float(keys[e][i]), rel=1e-4, abs=1e-5)
+            assert one.strength == pytest.approx(strengths[e, i], rel=1e-4)
+            assert one.share == pytest.approx(float(parts[e][i] @ o / (o @ o)), rel=1e-3, abs=1e-5)
+        m = torch.cat(list(keys.values()))
+        assert (layer.activity.memories, layer.activity.by_sign) == (len(m), int((m > 0).sum()))
+        assert layer.activity.by_norm == sum(s >= 0.01 * float(o.norm()) for s in strengths.values())
+        squares = torch.tensor(list(strengths.values())).double().square()
+        assert layer.activity.effective == pytest.approx(float(squares.sum() ** 2 / squares.square().sum()), rel=1e-3)
+        assert layer.activity.bias_share == pytest.approx(float(bias @ o / (o @ o)), rel=1e-3, abs=1e-5)
+        assert (layer.activity.bias_share != 0) is (family == "gpt_oss")
+
+
+@pytest.mark.parametrize("family", zoo.MIXTURES)
+def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str) -> None:
+    view = inspect_prompt(zoo.shared(family), PROMPT, top=1000)
+    assert view.layers[-1].after.final == pytest.approx(view.prediction.max_probability, abs=1e-5)
+    assert view.gated is True and view.parallel is False
+    for layer in view.layers:
+        assert sum(one.share for one in layer.firing) + layer.activity.bias_share == pytest.approx(1, abs=1e-3)
+        assert len(layer.firing) == layer.activity.memories
+        dense = family == "deepseek_v3" and layer.address.layer == 0
+        assert (layer.experts == ()) is dense
+        if not dense:
+            made_up = sum(one.share for one in layer.experts) + layer.activity.bias_share
+            assert made_up == pytest.approx(1, abs=1e-3)
+            order = [(one.shared, -one.weight) for one in layer.experts]
+            assert order == sorted(order)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_prompt_is_told_with_its_experts(width: int) -> None:
+    view = inspect_prompt(zoo.shared("qwen2_moe"), PROMPT, {"1.3.2": 0}, promoted="Rome", top=2)
+    text = shown(prompt_view(view), width)
+    for words in ("Experts that the token goes to", "router's weight inside", "shared (", "1.3.2 × 0"):
+        assert words in text
+    assert all(f"{one.address} × " in text for layer in view.layers for one in layer.experts)
+    assert "Experts that" not in shown(prompt_view(inspect_prompt(zoo.shared("gpt2"), PROMPT)), width)
+    assert view.to_dict()["layers"][1]["experts"][0]["address"] == str(view.layers[1].experts[0].address)
+
+
+# One memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@torch.no_grad()
+def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus: Corpus) -> None:
+    editable, block = zoo.shared(family), block_of(zoo.shared(family), 1)
+    view = inspect_memory(editable, "1.2.7", corpus, top=5)
+    text = tuple(editable.tokenizer(TEXT * 2)["input_ids"])
+    found: dict[tuple[int, ...], float] = {}
+    sent = []
+    assert len(text) <= 65
+    for end in range(len(text) - 1):
+        ids = text[: end + 1]
+        with capture({0: block}, inputs=True) as entered:
+            editable.model(input_ids=torch.tensor([ids]))
+        _, keys = plain(family, block, entered[0].reshape(-1, 32)[-1])
+        found[ids] = float(keys[2][7]) if 2 in keys else 0.0
+        sent.append(2 in keys)
+    best = [ids for ids in sorted(found, key=lambda ids: -found[ids]) if found[ids] > 0][:5]
+    assert best and [one.coefficient for one in view.triggers] == pytest.approx([found[i] for i in best], rel=1e-3)
+    assert [one.prefix.last.strip() for one in view.triggers] == [editable.tokenizer.decode(i[-1]) for i in best]
+    assert view.sent == pytest.approx(sum(sent) / len(sent)) and 0 < view.sent < 1
+    assert view.active == pytest.approx(sum(m > 0 for m in found.values()) / len(found))
+    value = values_of(family, block, 2)[7]
+    assert view.value_norm == pytest.approx(float(value.norm())) and view.memories == len(values_of(family, block, 2))
+    p = editable.model.lm_head(editable.model.model.norm(value)).softmax(-1)
+    assert [one.id for one in view.value.top] == p.topk(5).indices.tolist()
+    assert view.removal is not None and view.removal.triggers == sum(len(ids) > 1 for ids in best)
+    assert view.agrees is (text[len(best[0])] == int(p.argmax()))
+
+
+def test_where_an_expert_is_not_asked_its_memory_is_said_to_be_silent(corpus: Corpus) -> None:
+    text = shown(memory_view(inspect_memory(zoo.shared("mixtral"), "1.2.7", corpus)))
+    assert "expert 2 of layer 1" in text and "router" in text and "0 at all other tokens" in " ".join(text.split())
+    for family, name in (("qwen2_moe", "1.4.7"), ("gpt2", "1.7")):  # all tokens go there
+        view = inspect_memory(zoo.shared(family), name, corpus)
+        assert view.sent is None and "router" not in shown(memory_view(view))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("1.4.0", "layer 1 has experts 0 to 3"),
+        ("1.7", "write L.E.I"),
+        ("3.0.0", "layers 0 to 2"),
+        ("1.3.48", "memories 0 to 47"),
+    ],
+)
+def test_names_that_are_none_are_refused_in_one_line(name: str, says: str) -> None:
+    for look in (lambda: inspect_memory(zoo.shared("mixtral"), name), lambda: turns(name)):
+        with pytest.raises(EditError, match=says) as caught:
+            look()
+        assert "\n" not in str(caught.value)
+
+
+def turns(name: str) -> None:
+    inspect_prompt(zoo.shared("mixtral"), PROMPT, {name: 0.0})
+
+
+# The same memory read other ways ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@torch.no_grad()
+def test_an_expert_is_attention_over_its_keys_and_values(family: str) -> None:
+    editable, x = zoo.shared(family), torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
+    block = block_of(editable, 1)
+    for expert in range(4):
+        memory = editable.memories[Address(1, expert)]
+        m = torch.stack([plain_expert(family, block, expert, one) for one in x])
+        torch.testing.assert_close(memory.coefficients(x), m, rtol=1e-4, atol=1e-4)
+        bias = block.experts.down_proj_bias[expert] if family == "gpt_oss" else 0
+        torch.testing.assert_close(memory.attend(x), m @ values_of(family, block, expert) + bias, rtol=1e-4, atol=1e-3)
+        rows = memory.key_rows
+        gate, up = x @ rows.rows.T, x @ rows.up.T
+        if family == "gpt_oss":
+            gate, up = (gate + rows.bias).clamp(max=7), (up + rows.up_bias).clamp(-7, 7) + 1
+        else:
+            assert rows.bias is None and rows.up_bias is None
+        alpha = 1.702 if family == "gpt_oss" else 1.0
+        torch.testing.assert_close(gate * torch.sigmoid(alpha * gate) * up, m, rtol=1e-4, atol=1e-4)
+        assert rows.gated and rows.role.fused and rows.rows.shape == (memory.d_ff, 32)
+        shares = rows.rows.untyped_storage().data_ptr() == block.experts.gate_up_proj.untyped_storage().data_ptr()
+        assert shares, "views of the model's weights"
+    if family in SHARED:
+        shared, own = editable.memories[Address(1, 4)], block.shared_expert
+        torch.testing.assert_close(shared.attend(x), own(x), rtol=1e-4, atol=1e-4)
+
+
+def test_an_order_of_gate_and_up_that_is_not_known_is_refused() -> None:
+    editable = zoo.build("mixtral")
+    memory = editable.memories[Address(1, 0)]
+    module: Any = memory.module
+    usual = module._apply_gate
+    for strange in (
+        lambda z: usual(z).flip(-1),
+        lambda z: usual(torch.cat(z.chunk(2, -1)[::-1], -1)),  # the gate behind
+    ):
+        module._apply_gate = strange
+        with pytest.raises(ModelError, match="neither in halves nor in turn") as caught:
+            _ = memory.key_rows.rows
+        assert "\n" not in str(caught.value)
+        assert memory.coefficients(torch.randn(2, 32)).shape == (2, 48)
+        del memory.__dict__["key_rows"]
+
+
+# An edit ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_an_edit_of_experts_is_what_two_plain_passes_find(family: str, corpus: Corpus) -> None:
+    editable = zoo.build(family)
+    places = {Address(1, 3): 1, Address(1, 2): 2, Address(2, 4 if family in SHARED else 0): 1}
+    edit, before = made(editable, places, size=0.3), zoo.snapshot(editable)
+    view = inspect_edit(editable, edit, corpus, top=4)
+    assert zoo.unchanged(editable, before) and not editable.history.edits
+    assert [layer.address for layer in view.layers] == sorted(places)
+    ids = torch.tensor([editable.tokenizer(TEXT * 2)["input_ids"]])[:, :-1]
+    blocks = {layer: block_of(editable, layer) for layer in (1, 2)}
+    with capture(blocks, inputs=True) as entered, capture(blocks) as gave, torch.no_grad():
+        p = editable.model(input_ids=ids).logits[0].softmax(-1)
+    with edit.applied(editable), torch.no_grad():
+        q = editable.model(input_ids=ids).logits[0].softmax(-1)
+    assert view.changed == pytest.approx(float((p.argmax(-1) != q.argmax(-1)).double().mean())) and view.changed > 0
+    with torch.no_grad():
+        xs = {layer: x.reshape(-1, 32) for layer, x in entered.items()}
+        plain_keys = {layer: [plain(family, blocks[layer], x)[1] for x in some] for layer, some in xs.items()}
+    change = torch.zeros(3, len(p), 32, dtype=torch.float64)
+    for at, update in edit.updates.items():
+        for token, keys in enumerate(plain_keys[at.layer]):
+            if at.expert in keys:
+                change[at.layer, token] += update.dense @ keys[at.expert].double()
+    sizes = [change[layer].norm(dim=1) / gave[layer].reshape(-1, 32).double().norm(dim=1) for layer in (1, 2)]
+    largest = torch.stack(sizes).amax(0)
+    lost = (p.max(-1).values - q.gather(1, p.argmax(-1)[:, None])[:, 0]).sort(descending=True)
+    for one, at in zip(view.passages, lost.indices.tolist(), strict=False):
+        assert one.change == pytest.approx(float(largest[at]), rel=1e-3, abs=1e-6)
+    for layer in view.layers:
+        delta, memory = edit.updates[layer.address].dense, editable.memories[layer.address]
+        assert layer.memories == memory.d_ff and len(layer.added) == places[layer.address]
+        assert [one.slot.index for one in layer.most] == delta.norm(dim=0).topk(4).indices.tolist()
+        assert {one.slot.address for one in layer.most} == {layer.address}
+        for one in layer.added:
+            assert all(trigger.coefficient is not None and trigger.coefficient > 0 for trigger in one.triggers)
+    text = shown(edited_view(view))
+    assert "Expert 3 of layer 1: the values that changed most" in text
+    assert "memory that expert 3 of layer 1 gets" in " ".join(text.split())
+
+
+# A model ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3"])
+def test_a_model_is_the_union_of_its_experts(family: str, corpus: Corpus, tmp_path: Path) -> None:
+    editable, folder = zoo.shared(family), tmp_path / "pass"
+    report = inspect_model(editable, corpus, folder, Settings(top=3, positions=10), Removing(2, 2))
+    assert report.memories == tuple(sum(layer.sizes) for layer in editable.feed_forward)
+    assert all(value is not None for value in report["active_norm"].values)
+    names = [Slot.parse(one["memory"]) for one in report.surest.examples]
+    assert names and all(slot.address in editable.memories for slot in names)
+    kept = ffedit.inspector.corpus_pass.memory_pass.Pass.load(folder).triggers[1]
+    layer = editable.feed_forward[1]
+    for column in (3, layer.sizes[0] + 5, layer.d_ff - 1):
+        alone = inspect_memory(editable, Slot(*layer.at(column)), corpus, top=3)
+        coefficients = [m for m in kept.coefficients[column].tolist() if m > 0]
+        assert coefficients == pytest.approx([one.coefficient for one in alone.triggers], rel=1e-3, abs=1e-6)
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def test_the_commands_take_a_mixture(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_model(zoo.build("qwen2_moe", True), empty / "model")
+    (empty / "text.txt").write_text(TEXT)
+    made(ffedit.load(model), {Address(1, 2): 1}, size=0.3).save(empty / "edit")
+    given = ("--model", model, "--corpus", "text.txt", "--html", "page.html")
+    for words, says in (
+        (("memory", "1.3.7", *given), "expert 3 of layer 1"),
+        (("prompt", PROMPT, "--set", "1.4.0=0", *given[:2], *given[4:]), "Experts that the token goes to"),
+        (("edit", "edit", *given), "memory that expert 2 of layer 1 gets"),
+        (
+            (
+                "model",
+                "--out",
+                "all",
+                "--top",
+                "3",
+                "--positions",
+                "8",
+                "--removing",
+                "2",
+                "2",
+                "--annotate",
+                "a.jsonl",
+                *given,
+            ),
+            "layer",
+        ),
+    ):
+        done = shell(capsys, "inspect", *words)
+        assert (done.code, done.err) == (0, ""), done.err
+        assert says in done.out and says.split()[0].lower() in Path("page.html").read_text().lower()
+    assert '"memory": "1.' in Path("a.jsonl").read_text()
+    done = shell(capsys, "inspect", "memory", "1.9.7", *given)
+    assert done.code != 0 and "experts 0 to 4" in done.err and done.err.count("\n") == 1

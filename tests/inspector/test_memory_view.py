@@ -1,0 +1,158 @@
+"""The memory view: values and triggers are those of a plain search, one prefix at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from shell import TEXT
+from shown import shown
+from torch import Tensor
+
+from ffedit import Corpus, EditError, Slot
+from ffedit.display.terminal.memory_view import memory_view
+from ffedit.inspector.views.memory_view import MemoryView, inspect_memory
+from ffedit.inspector.views.slots import parse_scalings
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import capture
+from ffedit.model.memory import Address
+
+OTHER = "the Nile river flows through Egypt . Leo Tolstoy wrote Anna Karenina in Germany , known for a big violin . "
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    (path := tmp_path / "text.txt").write_text(TEXT + OTHER)
+    return Corpus(path)
+
+
+def coefficient(editable: Editable, slot: Slot, ids: tuple[int, ...]) -> float:
+    """m_i at the last of `ids`, which run by themselves."""
+    with capture({0: editable.memories[slot.address].module}, inputs=True) as seen, torch.no_grad():
+        editable.model(input_ids=torch.tensor([ids]))
+    return float(seen[0].reshape(len(ids), -1)[-1, slot.index])
+
+
+def norm(x: Tensor, family: str, editable: Editable) -> Tensor:
+    module = editable.model.get_submodule(editable.norm)
+    if family == "llama":
+        return x / (x.square().mean() + module.variance_epsilon).sqrt() * module.weight
+    return (x - x.mean()) / (x.var(unbiased=False) + module.eps).sqrt() * module.weight + module.bias
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2", "llama"])  # ReLU, GELU, SwiGLU
+def test_a_memory_is_what_a_plain_search_finds(family: str, corpus: Corpus) -> None:
+    editable, slot = zoo.shared(family), Slot(Address(1), 7)
+    view = inspect_memory(editable, "1.7", corpus, top=5)
+    text = tuple(editable.tokenizer(TEXT + OTHER)["input_ids"])
+    prefixes = {
+        text[start : end + 1]: text[end + 1]
+        for start in range(0, len(text) - 1, 64)
+        for end in range(start, min(start + 64, len(text) - 1))
+    }
+    found = {ids: coefficient(editable, slot, ids) for ids in prefixes}
+    best = [ids for ids in sorted(found, key=lambda ids: -found[ids]) if found[ids] > 0][:5]
+    assert view.tokens == len(text) - 1 and view.slot == slot and view.layers == 3
+    assert [one.coefficient for one in view.triggers] == pytest.approx([found[ids] for ids in best], rel=1e-4)
+    with torch.no_grad():
+        value = editable.memories[1].value[:, 7]
+        p = (editable.unembedding.weight @ norm(value, family, editable)).softmax(-1)
+    assert view.value_norm == pytest.approx(float(value.norm()))
+    assert view.value.max_probability == pytest.approx(float(p.max()), abs=1e-5)
+    assert [one.id for one in view.value.top] == p.topk(5).indices.tolist()
+    assert [one.id for one in view.value.bottom] == p.topk(5, largest=False).indices.tolist()
+    for one, ids in zip(view.triggers, best, strict=True):
+        words = [*one.prefix.text.split(), one.prefix.last.strip()]
+        assert words == editable.tokenizer.decode(ids).split()
+        assert one.next.id == prefixes[ids] and one.next.probability == pytest.approx(float(p[one.next.id]), abs=1e-5)
+        assert one.rank == int((p > p[one.next.id]).sum()) + 1
+    says = int(p.argmax())
+    assert view.agrees is (prefixes[best[0]] == says)
+    assert view.agreeing == sum(prefixes[ids] == says for ids in best) / len(best)
+    assert view.chance == pytest.approx(sum(i == says for i in text[1:]) / (len(text) - 1))
+    times = max(Counter(ids[-1] for ids in best).values())
+    assert view.shallow is not None and view.shallow.last_share == times / len(best)
+    assert view.active == pytest.approx(sum(found[ids] > 0 for ids in prefixes) / len(prefixes))
+    several = [ids for ids in best if len(ids) > 1]
+    changes = [coefficient(editable, slot, ids[:-1]) / found[ids] - 1 for ids in several]
+    assert view.removal is not None and view.removal.triggers == len(several)
+    assert view.removal.last == pytest.approx(sum(changes) / len(changes), rel=1e-3, abs=1e-4)
+
+
+def test_equal_prefixes_are_shown_once(tmp_path: Path) -> None:
+    (path := tmp_path / "same.jsonl").write_text('{"text": "the old tower stands in Rome ."}\n' * 9)
+    view = inspect_memory(zoo.shared("gpt2"), "0.3", Corpus(path), top=20)
+    prefixes = [one.prefix for one in view.triggers]
+    assert len(set(prefixes)) == len(prefixes) <= 7
+
+
+def test_a_memory_that_nothing_fires_has_no_triggers(corpus: Corpus) -> None:
+    editable = zoo.build("opt")
+    with torch.no_grad():
+        editable.layers[1].fc1.bias[7] = -1e6
+    view = inspect_memory(editable, Slot(Address(1), 7), corpus)
+    assert (view.triggers, view.shallow, view.agrees, view.removal, view.active) == ((), None, None, None, 0)
+    assert "Nothing" in shown(memory_view(view)) and view.to_dict()["triggers"] == []
+
+
+def test_by_default_the_model_samples_the_text() -> None:
+    view = inspect_memory(zoo.shared("gpt2", True), "2.5", Corpus(tokens=200), top=3)
+    assert view.tokens > 150 and "sampled" in view.corpus
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_last_token_of_a_trigger_is_marked(width: int, corpus: Corpus) -> None:
+    view: MemoryView = inspect_memory(zoo.shared("gpt2"), "1.7", corpus, top=4)
+    text = shown(memory_view(view), width)
+    for one in view.triggers:
+        assert f"«{one.prefix.last.strip()}»" in text
+    for words in ("says most", "says least", "next", "place", "pattern", "agreement", "removal"):
+        assert words in text
+    assert text.isascii() is False and shown(memory_view(view), 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "L.I"),
+        ("3", "L.I"),
+        ("a.b", "L.I"),
+        ("1.2.3.4", "L.I"),
+        ("-1.2", "L.I"),
+        ("1.", "L.I"),
+        ("１.2", "L.I"),
+        ("99999999999999999999.1", "L.I"),
+        ("3.0", "layers 0 to 2"),
+        ("0.128", "memories 0 to 127"),
+        ("0.0.1", "no experts"),
+    ],
+)
+def test_names_that_are_none_are_refused(name: str, says: str) -> None:
+    with pytest.raises(EditError, match=says):
+        inspect_memory(zoo.shared("gpt2"), name, Corpus(tokens=64))
+
+
+@pytest.mark.parametrize("words", ["1.2", "1.2=", "1.2=x", "1.2=nan", "1.2=inf", "=3", "1=3", "1.2=3=4"])
+def test_turns_that_are_none_are_refused(words: str) -> None:
+    with pytest.raises(EditError, match=r"L\.I"):
+        parse_scalings([words])
+
+
+def test_turns_are_read_and_may_not_repeat() -> None:
+    assert parse_scalings(["1.2=0", "0.3=-1.5"]) == {Slot(Address(1), 2): 0.0, Slot(Address(0), 3): -1.5}
+    assert parse_scalings(["1.0.2=3"]) == {Slot(Address(1, 0), 2): 3.0}
+    with pytest.raises(EditError, match="twice"):
+        parse_scalings(["1.2=0", "1.2=3"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "two tokens|no text"), (b"the", "two tokens|one token"), (b"a\0b", "NUL"), (b"\xff\xfe", "UTF-8")],
+)
+def test_texts_that_hold_none_are_refused(content: bytes, says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(EditError, match=says):
+        inspect_memory(zoo.shared("gpt2"), "0.0", Corpus(path))

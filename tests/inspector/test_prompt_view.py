@@ -1,0 +1,276 @@
+"""The prompt view: the numbers of a plain pass, the theorems behind them, and turning memories."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import zoo
+from shown import shown
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
+
+import ffedit
+from ffedit import EditError, Slot
+from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.errors import FactError, FFEditError
+from ffedit.inspector.analyses.activity import contributions
+from ffedit.inspector.interventions import coefficient_scaling
+from ffedit.inspector.views.prompt_view import first_and_for_good, inspect_prompt, side_by_side
+from ffedit.inspector.views.slots import turned
+from ffedit.model.editable import Editable
+from ffedit.model.hooks import capture
+from ffedit.model.memory import Address
+
+PROMPT = "the Eiffel tower is located in"
+
+
+def layer_norm(x: Tensor, norm: torch.nn.Module) -> Tensor:
+    return (x - x.mean()) / (x.var(unbiased=False) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def rms_norm(x: Tensor, norm: torch.nn.Module) -> Tensor:
+    return x / (x.square().mean() + norm.variance_epsilon).sqrt() * norm.weight
+
+
+def plain_gpt2(model: torch.nn.Module, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    block = model.transformer.h[layer]
+    m = gelu(layer_norm(x, block.ln_2) @ block.mlp.c_fc.weight + block.mlp.c_fc.bias, approximate="tanh")
+    return m, block.mlp.c_proj.weight, block.mlp.c_proj.bias
+
+
+def plain_opt(model: torch.nn.Module, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    block = model.model.decoder.layers[layer]
+    m = relu(block.fc1.weight @ layer_norm(x, block.final_layer_norm) + block.fc1.bias)
+    return m, block.fc2.weight.T, block.fc2.bias
+
+
+def plain_llama(model: torch.nn.Module, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    block = model.model.layers[layer]
+    x = rms_norm(x, block.post_attention_layernorm)
+    m = silu(block.mlp.gate_proj.weight @ x) * (block.mlp.up_proj.weight @ x)
+    return m, block.mlp.down_proj.weight.T, torch.zeros(len(x))
+
+
+# family: (feed-forward layer, attention by layer, final norm); GPT-2 and OPT tie their embeddings, Llama does not.
+PLAIN: dict[str, tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], str, Callable[..., Tensor], str]] = {
+    "gpt2": (plain_gpt2, "transformer.h.{}.attn.c_proj", layer_norm, "transformer.ln_f"),
+    "opt": (plain_opt, "model.decoder.layers.{}.self_attn.out_proj", layer_norm, "model.decoder.final_layer_norm"),
+    "llama": (plain_llama, "model.layers.{}.self_attn.o_proj", rms_norm, "model.norm"),
+}
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@torch.no_grad()
+def test_all_numbers_are_those_of_a_plain_pass(family: str) -> None:
+    feed_forward, attention, norm, final = PLAIN[family]
+    editable = zoo.build(family)  # its own: transformers leaves hooks where hidden states were asked for
+    model, view = editable.model, inspect_prompt(editable, PROMPT, top=4)
+    assert view.norm == final and [word.strip() for word in view.tokens] == PROMPT.split()
+    head, last = model.get_output_embeddings().weight, model.get_submodule(final)
+
+    def lens(x: Tensor) -> Tensor:
+        return (head @ norm(x, last)).softmax(-1)
+
+    attentions = {i: model.get_submodule(attention.format(i)) for i in range(3)}
+    with capture(attentions) as attended:
+        out = model(input_ids=torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]), output_hidden_states=True)
+    p = out.logits[0, -1].softmax(-1)
+    assert view.prediction.max_probability == pytest.approx(float(p.max()), abs=1e-5)
+    assert view.prediction.entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-4)
+    assert [one.id for one in view.prediction.top] == p.topk(4).indices.tolist()
+    assert [one.id for one in view.prediction.bottom] == p.topk(4, largest=False).indices.tolist()
+    for i, layer in enumerate(view.layers):
+        before = out.hidden_states[i][0, -1] + attended[i].reshape(-1, len(out.hidden_states[0][0, 0]))[-1]
+        m, values, bias = feed_forward(model, i, before)
+        o = m @ values + bias
+        for reading, x in ((layer.before, before), (layer.output, o), (layer.after, before + o)):
+            assert reading.says.id == int(lens(x).argmax())
+            assert reading.says.probability == pytest.approx(float(lens(x).max()), abs=1e-5)
+            assert reading.final == pytest.approx(float(lens(x)[p.argmax()]), abs=1e-5)
+            assert reading.rank == int((lens(x) > lens(x)[p.argmax()]).sum()) + 1
+        strengths = (m[:, None] * values).norm(dim=1)
+        assert [one.slot.index for one in layer.firing] == strengths.topk(4).indices.tolist()
+        for one in layer.firing:
+            j = one.slot.index
+            said = lens(m[j].sign() * values[j])
+            assert one.coefficient == pytest.approx(float(m[j]), rel=1e-5, abs=1e-5)
+            assert one.strength == pytest.approx(float(strengths[j]), rel=1e-5)
+            assert one.share == pytest.approx(float(m[j] * values[j] @ o / (o @ o)), rel=1e-4, abs=1e-5)
+            assert one.promotes.id == int(said.argmax())
+            assert one.promotes.probability == pytest.approx(float(said.max()), abs=1e-5)
+        found = layer.activity
+        assert (found.memories, found.by_sign) == (len(m), int((m > 0).sum()))
+        assert found.by_norm == int((strengths >= 0.01 * o.norm()).sum())
+        effective = float((strengths**2).sum() ** 2 / (strengths**4).sum())
+        assert found.effective == pytest.approx(effective, rel=1e-4)
+        assert found.bias_share == pytest.approx(float(bias @ o / (o @ o)), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str) -> None:
+    editable = zoo.shared(family)
+    view = inspect_prompt(editable, PROMPT, top=editable.memories[0].d_ff)
+    assert view.layers[-1].after.final == pytest.approx(view.prediction.max_probability, abs=1e-5)
+    assert view.layers[-1].after.rank == 1
+    for layer in view.layers:
+        shares = sum(one.share for one in layer.firing) + layer.activity.bias_share
+        assert shares == pytest.approx(1, abs=1e-3)
+        assert layer.activity.bias_share == 0 or editable.memories[layer.address].bias is not None
+    assert view.gated is (editable.memories[0].key_rows.gated)
+
+
+@pytest.mark.parametrize(
+    ("family", "parallel"),
+    [("gptj", True), ("gpt_neox", True), ("falcon", True), ("falcon_alibi", False), ("gpt2", False), ("llama", False)],
+)
+def test_blocks_whose_attention_the_feed_forward_layer_does_not_see_are_told(family: str, parallel: bool) -> None:
+    view = inspect_prompt(zoo.shared(family), PROMPT, top=1)
+    assert view.parallel is parallel
+    assert ("side by side" in shown(prompt_view(view))) is parallel
+
+
+def test_attention_that_is_not_recognised_says_nothing_about_its_place() -> None:
+    editable = zoo.build("gpt2")
+    editable.attention = []
+    assert side_by_side(editable, torch.tensor([[3, 4]])) is None
+
+
+def test_the_effective_number_counts_equally_strong_memories() -> None:
+    memory = zoo.build("llama").memories[1]
+    with torch.no_grad():
+        memory.weight.copy_(torch.eye(*memory.shape))
+    m = torch.zeros(memory.d_ff)
+    m[:5] = torch.tensor([1.0, -1, 1, -1, 1])
+    found = contributions(memory.value, memory.bias, m).activity
+    assert (found.effective, found.by_sign, found.by_norm, found.bias_share) == (5, 3, 5, 0)
+    silent = contributions(memory.value, memory.bias, torch.zeros(memory.d_ff))
+    assert (silent.activity.effective, silent.activity.by_norm, float(silent.shares.abs().max())) == (0, 0, 0)
+
+
+def test_where_a_prediction_appears_and_where_it_stays() -> None:
+    assert first_and_for_good([False, True, False, True, True]) == (1, 3)
+    assert first_and_for_good([False, True]) == (1, 1) and first_and_for_good([True, True]) == (0, 0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("factor", [0.0, 3.0])
+def test_turning_a_memory_is_scaling_its_value(family: str, factor: float) -> None:
+    editable = zoo.build(family)
+    view = inspect_prompt(editable, PROMPT, {"1.7": factor, "1.9": factor, "2.0": factor})
+    assert view.untouched == inspect_prompt(editable, PROMPT).prediction != view.prediction
+    assert view.to_dict()["turned"] == {"1.7": factor, "1.9": factor, "2.0": factor}
+    for layer, index in ((1, 7), (1, 9), (2, 0)):
+        memory = editable.memories[layer]
+        value = memory.value.clone()
+        value[:, index] *= factor
+        memory.set_(value)
+    scaled = inspect_prompt(editable, PROMPT).prediction
+    assert [one.id for one in view.prediction.top] == [one.id for one in scaled.top]
+    assert view.prediction.max_probability == pytest.approx(scaled.max_probability, abs=1e-5)
+
+
+def log_p(editable: Editable, ids: Tensor, token: int, turns: dict[Slot, float]) -> float:
+    with turned(editable.memories, turns), torch.no_grad():
+        return float(editable.model(input_ids=ids).logits[0, -1].double().log_softmax(-1)[token])
+
+
+# GPT-J's attention and Llama's norms count in float32, whatever the weights.
+@pytest.mark.parametrize(("family", "near"), [("gpt2", 1e-5), ("opt", 1e-5), ("gptj", 3e-3), ("llama", 3e-3)])
+def test_slopes_are_the_derivatives_of_the_measured_effect(family: str, near: float) -> None:
+    editable = zoo.build(family, dtype=torch.float64)
+    ids, step = torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]), 2**-10
+    found = coefficient_scaling.slopes(editable, ids, 40)
+    for address, slope in found.items():
+        strongest = int(slope.abs().argmax())
+        for slot in (Slot(address, strongest), Slot(address, 3)):
+            up, down = (log_p(editable, ids, 40, {slot: 1 + by}) for by in (step, -step))
+            assert float(slope[slot.index]) == pytest.approx((up - down) / (2 * step), rel=1e-3, abs=near)
+    assert all(parameter.requires_grad for parameter in editable.model.parameters())
+
+
+def test_the_memories_to_turn_are_ranked_and_measured() -> None:
+    editable = zoo.shared("gpt_neo")
+    ids = torch.tensor([editable.tokenizer(PROMPT)["input_ids"]])
+    third = inspect_prompt(editable, PROMPT).prediction.top[2].token
+    found = inspect_prompt(editable, PROMPT, promoted=third, top=3).promotion
+    assert found is not None and (found.token.token, found.rank) == (third, 3) and len(found.turns) == 6
+    token = found.token.id
+    promises = [turn.predicted for turn in found.turns]
+    assert promises == sorted(promises, reverse=True) and promises[-1] > 0
+    slopes = coefficient_scaling.slopes(editable, ids, token)
+    assert promises[0] == pytest.approx(max(max(float(2 * s.max()), float(-s.min())) for s in slopes.values()))
+    assert all(turn.factor == (3.0 if turn.slope > 0 else 0.0) for turn in found.turns)
+    now, so_far = log_p(editable, ids, token, {}), {}
+    for turn in found.turns:
+        assert turn.gain == pytest.approx(log_p(editable, ids, token, {turn.slot: turn.factor}) - now, abs=1e-4)
+        so_far[turn.slot] = turn.factor
+        assert turn.together == pytest.approx(torch.tensor(log_p(editable, ids, token, so_far)).exp().item(), abs=1e-5)
+    assert found.enough is not None and 1 <= found.enough <= found.tried
+    ranking = coefficient_scaling._ranked(slopes)
+    for count, wins in ((found.enough, True), (found.enough - 1, False)):
+        turns = {slot: coefficient_scaling._factor(slope) for slot, slope in ranking[:count]}
+        with turned(editable.memories, turns), torch.no_grad():
+            assert (int(editable.model(input_ids=ids).logits[0, -1].argmax()) == token) is wins
+
+
+def test_a_token_that_is_the_prediction_needs_no_turning() -> None:
+    editable = zoo.shared("gpt2")
+    said = inspect_prompt(editable, PROMPT).prediction.top[0].token
+    view = inspect_prompt(editable, PROMPT, promoted=said)
+    assert view.promotion is not None and view.promotion.enough == 0 and "already" in shown(prompt_view(view))
+
+
+@pytest.mark.parametrize("works_from", [0, 1, 2, 5, 37, 100, 101])
+def test_enough_is_found_by_doubling_and_halving(works_from: int) -> None:
+    asked: list[int] = []
+
+    def works(count: int) -> bool:
+        asked.append(count)
+        return count >= works_from
+
+    assert coefficient_scaling._enough(works, 100) == (works_from if works_from <= 100 else None) and len(asked) < 20
+
+
+MISTAKES: list[tuple[dict[str, object], type[FFEditError], str]] = [
+    ({"prompt": "  "}, EditError, "empty"),
+    ({"prompt": "the " * 100}, FactError, "takes 64"),
+    ({"scaled": {"3.1": 0}}, EditError, "layers 0 to 2"),
+    ({"scaled": {"1.128": 0}}, EditError, "memories 0 to 127"),
+    ({"scaled": {"1.2.3": 0}}, EditError, "no experts"),
+    ({"scaled": {"1": 0}}, EditError, "L.I"),
+    ({"scaled": {"-1.2": 0}}, EditError, "L.I"),
+    ({"scaled": {"1.2": float("nan")}}, EditError, "finite"),
+    ({"scaled": {"1.2": 1e300}}, EditError, "32 bits"),
+    ({"scaled": {"1.2": 1e38}}, EditError, "smaller factors"),
+    ({"promoted": "Vladivostok"}, EditError, "does not know"),
+    ({"promoted": "Rome Paris"}, EditError, "2 tokens"),
+    ({"promoted": " "}, EditError, "promoted"),
+    ({"promoted": ""}, EditError, "promoted"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "says"), MISTAKES)
+def test_mistakes_are_told_in_one_line(arguments: dict[str, object], kind: type[FFEditError], says: str) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        inspect_prompt(zoo.shared("gpt2"), **{"prompt": PROMPT, **arguments})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_final_norm_is_read_through_the_unembedding_alone() -> None:
+    editable = copy.copy(zoo.shared("gpt2"))
+    editable.norm = ""
+    view = inspect_prompt(editable, PROMPT)
+    assert view.norm is None and "no final norm" in shown(prompt_view(view))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_view_fits_the_terminal_with_all_its_columns(width: int) -> None:
+    view = inspect_prompt(zoo.shared("llama"), PROMPT, {"0.1": 0}, promoted="Rome", top=2)
+    text = shown(prompt_view(view), width)
+    for words in ("without it", "bias's share", "promotes", "then says", "as it is", "gated layers"):
+        assert words in text
+    assert "…" not in text
+    assert view.layers[0].address == Address(0) and ffedit.inspect_prompt is inspect_prompt

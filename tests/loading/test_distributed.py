@@ -1,0 +1,69 @@
+"""Many processes: who does what, and that all of them know what each found."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from shell import process
+
+from ffedit.loading.distributed import ProcessGroup, own_device, process_group
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch
+from ffedit.processes import crew
+
+crew = crew()
+own = {"rank": crew.rank, "size": crew.size, "share": crew.share(range(5)), "long": "é" * (1 + 70_000 * crew.rank)}
+found = crew.gather(own)
+numbers = crew.gather([0.1 + 0.2, float("nan"), None])
+crew.wait()
+crew.disband()
+left = torch.distributed.is_initialized()
+(Path(sys.argv[1]) / f"{crew.rank}.json").write_text(json.dumps([found, numbers, crew.first, left]))
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_shares_are_all_of_the_work_and_nothing_twice(size: int) -> None:
+    shares = [ProcessGroup(rank, size).share(range(5)) for rank in range(size)]
+    assert sorted(item for share in shares for item in share) == list(range(5))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_process_that_was_started_alone_is_a_crew_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    alone = process_group()
+    assert (alone, alone.first, own_device()) == (ProcessGroup(0, 1), True, None)
+    assert alone.share("abc") == ["a", "b", "c"]
+    assert alone.gather({"a": (1, 0.1 + 0.2)}) == [{"a": [1, 0.1 + 0.2]}]
+    alone.wait()
+    alone.disband()
+    with pytest.raises(TypeError):
+        alone.gather(object())
+
+
+def test_a_rank_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="process 2 of 2"):
+        ProcessGroup(2, 2)
+
+
+def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(PROGRAM)
+    # Without a GPU accelerate starts several processes only when it is told that these are for one each.
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    ran = process(*launch, program, tmp_path)
+    assert ran.code == 0, ran.err
+    for rank in (0, 1):
+        found, numbers, first, left = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert [(one["rank"], one["size"], len(one["long"])) for one in found] == [(0, 2, 1), (1, 2, 70_001)]
+        assert [one["share"] for one in found] == [[0, 2, 4], [1, 3]]
+        for exact, nothing, none in numbers:
+            assert exact == 0.1 + 0.2 and math.isnan(nothing) and none is None
+        assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"

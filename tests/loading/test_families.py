@@ -1,0 +1,63 @@
+"""One suite for every family. Its other items stand where they are tested for all families, too:
+
+    anatomy verified                    test_anatomy
+    reruns equal whole passes           test_replay
+    a trace equals the reference        test_trace
+    FF = Σ m_i v_i                      test_key_rows, test_inspect_prompt
+    before, added, after                test_stacks
+
+Here: what ROME asked for is there in the real forward pass, undo is exact, checkpoints open in a fresh process with
+equal logits, adapters do what PEFT lets them, and docs/families.md says what was measured.
+"""
+
+from __future__ import annotations
+
+import families
+import pytest
+import torch
+from families import FAMILIES, NEAR
+
+pytest.importorskip("peft")
+every_family = pytest.mark.parametrize("family", FAMILIES)
+# PEFT takes every module called `down_proj` for an expert's.
+NO_ADAPTER = {"qwen3_next"}
+NORMED = {"gemma2", "gemma3", "olmo2"}
+
+
+# What works ---------------------------------------------------------------------------------------
+
+
+@every_family
+def test_what_rome_asked_for_is_there_in_the_real_forward_pass(family: str) -> None:
+    assert families.case(family).missed < NEAR
+
+
+@every_family
+def test_an_edit_changes_its_matrices_alone_and_is_undone_to_the_bit(family: str) -> None:
+    assert families.case(family).undone
+
+
+@every_family
+def test_a_fresh_process_sees_the_logits_of_the_edited_model(family: str) -> None:
+    expected, found = families.case(family).logits, families.reopened()[family]
+    assert torch.equal(found, expected)
+    with torch.no_grad():
+        before = families.case(family).editable.model(input_ids=families.IDS).logits
+    assert float((expected - before).abs().max()) > 1e-3 * float(before.abs().max()), "the edit does something"
+
+
+@every_family
+def test_an_adapter_gives_the_same_logits_or_says_why_it_cannot(family: str) -> None:
+    told = families.case(family).adapter
+    assert ("export a checkpoint or a delta" in told) == bool(told) == (family in NO_ADAPTER) and "\n" not in told
+
+
+@every_family
+def test_several_layers_share_a_value_unless_their_output_is_normalised(family: str) -> None:
+    told = families.case(family).spread
+    assert bool(told) == (families.added(families.case(family).editable) is None) == (family in NORMED)
+    assert "cannot share a value; name one layer" in told or not told
+
+
+def test_the_document_says_what_was_measured() -> None:
+    assert families.DOCUMENT.read_text(encoding="utf-8") == families.document(), "run python tests/helpers/families.py"

@@ -1,0 +1,81 @@
+"""`accelerate launch` as a person types it: two processes find what one finds, and one that is left alone says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benching import facts, same, timeless
+from shell import process, shell
+
+from ffedit.cli.bench import ALONE
+from ffedit.loading.distributed import ProcessGroup, left_alone
+
+LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
+NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]
+SET = [word for number in NUMBERS for word in ("--set", number)]
+SETTINGS = ["--methods", "memit,ft", "--layers", "1", "--no-full", *SET]
+
+
+def bench(model: Path, *words: str) -> list[str]:
+    given = ["bench", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", *SETTINGS, *words]
+    return [str(word) for word in given]
+
+
+def written(out: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The report of a run, and where it was computed."""
+    found = json.loads((Path(out) / "report.json").read_text())
+    (machine,) = found["run"]["hardware"]
+    return timeless(found), machine
+
+
+@pytest.mark.parametrize("mode", ["single", "batch:2"])
+def test_two_processes_find_what_one_finds(
+    mode: str, model: Path, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(4)]))
+    ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *bench(model, "--mode", mode, "--out", "two"))
+    assert ran.code == 0 and ALONE not in ran.err, ran.err
+    assert ran.out.count("two/report.md") == 1, "the first process tells it"
+    assert shell(capsys, *bench(model, "--mode", mode, "--out", "one")).code == 0
+    (two, here), (one, alone) = written("two"), written("one")
+    same(two, one)
+    assert (here["processes"], alone["processes"]) == (2, 1)
+    assert not list(Path("two").glob("results-*")), "the parts are merged"
+
+
+def test_the_processes_part_when_the_work_is_done(
+    model: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(2)]))
+    parted: list[bool] = []
+    monkeypatch.setattr(ProcessGroup, "disband", lambda _: parted.append(Path("one/report.md").exists()))
+    assert shell(capsys, *bench(model, "--mode", "single", "--out", "one")).code == 0
+    assert parted == [True], "once, after the last that they tell each other"
+
+
+def test_a_process_that_accelerate_left_alone_says_how_to_start_several(empty: Path) -> None:
+    ran = process(*LAUNCH, "--cpu", "-m", "ffedit", "bench", "nowhere.json", "--out", "out")
+    assert ran.code == 1 and ran.err.splitlines().count(ALONE) == 1, ran.err
+    assert ran.err.index(ALONE) < ran.err.index("error: no file nowhere.json")
+
+
+def test_it_says_so_only_where_it_was_left_alone(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "nowhere.json", "--out", "out"]
+    for name in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert not left_alone() and ALONE not in shell(capsys, *command).err
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert not left_alone(), "a cluster's address alone is no launch"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert left_alone() and ALONE in shell(capsys, *command, "--json", "-").err
+    assert ALONE not in shell(capsys, *command, "--quiet").err
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not left_alone() and ALONE not in shell(capsys, *command).err
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.delenv("MASTER_ADDR")
+    assert not left_alone(), "one process was asked for"

@@ -1,0 +1,39 @@
+"""The house: few files at the root, a core that neither prints nor names a device, and no error swallowed whole.
+
+Who may import whom is a contract of import-linter (`pyproject.toml`), which the gate runs.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "ffedit"
+FILES = sorted(PACKAGE.rglob("*.py"))
+# The surface: what a person sees, and the embedded models with what trains them.
+SURFACE = {"display", "cli", "atlas", "__main__.py"}
+MOST_AT_THE_ROOT = 9
+
+
+def test_the_root_holds_nothing_but_the_way_in() -> None:
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= MOST_AT_THE_ROOT
+
+
+def test_the_core_prints_nothing_and_names_no_device() -> None:
+    for path in FILES:
+        if path.relative_to(PACKAGE).parts[0] in SURFACE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.Name) and node.id == "print"), f"{path}: print"
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not node.value.startswith("cuda"), f"{path}: {node.value!r}"
+
+
+def test_errors_are_never_swallowed_whole() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ExceptHandler):
+                caught = ast.unparse(node.type) if node.type else "everything"
+                reraised = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+                assert caught not in ("everything", "Exception", "BaseException") or reraised, path
+            assert not (isinstance(node, ast.Name) and node.id == "suppress"), path
