@@ -36,8 +36,8 @@ EXPORT = """
 import json, sys, time
 from dataclasses import asdict
 from ffedit import Edit
-from ffedit.shipping import ship
-from ffedit.shipping.fresh import peak
+from ffedit.exporter import ship
+from ffedit.exporter.subprocess_check import peak
 base, edit, out = sys.argv[1:]
 began = time.perf_counter()
 done = ship(base, Edit.load(edit), out, verify="tensors")

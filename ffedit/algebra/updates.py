@@ -65,7 +65,7 @@ def _counted_in(C: Tensor, rows: Tensor, weight: float) -> Tensor:
     return double(C).clone().addmm_(a.T, a, alpha=weight / max(1, len(a)))
 
 
-def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Tensor) -> LowRank:
+def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
     """The update of smallest C-norm with (W + Δ) k = v.
 
         Δ = (v − W k) (C⁻¹k)ᵀ / (kᵀ C⁻¹ k)

@@ -18,7 +18,6 @@ import click
 from rich.console import Console
 
 from ffedit.errors import CheckError, FFEditError, RequirementError
-from ffedit.exporter.waiting import prepared
 from ffedit.version import __version__
 
 OTHERS_WAIT = 5.0  # seconds
@@ -71,27 +70,8 @@ class Lazy(click.Group):
             formatter.write_dl(list(self.summaries.items()))
 
 
-class Main(Lazy):
-    """The commands; beside one that writes what has to be verified, the process that will do so loads its libraries."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command and import its module, which takes as long as that process does."""
-        if not ctx.resilient_parsing and _verifies(*args):
-            ctx.with_resource(prepared())
-        return super().resolve_command(ctx, args)
-
-
-def _verifies(name: str, *given: str) -> bool:
-    """Whether a command will have something verified: offline, and not only be asked how to call it."""
-    words = {word.partition("=")[0] for word in given}
-    writes = name in ("export", "undo") or (name == "apply" and "--export" in words)
-    return writes and not words & {"-h", "--help", "--trust-remote-code"}
-
-
 @click.command(
-    cls=Main, summaries=COMMANDS, home="ffedit.cli.{}", context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="ffedit")
 def cli() -> None:

@@ -16,7 +16,7 @@ from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
 from ffedit.display.terminal import render
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor import METHODS, PRESETS, applied_edits, by_subject, preset, tokens_for
+from ffedit.editor import METHODS, applied_edits, by_subject, preset, preset_names, tokens_for
 from ffedit.evaluator import FULL
 from ffedit.evaluator.prompts import questions
 from ffedit.facts.fact import Fact
@@ -52,7 +52,7 @@ from ffedit.safety.verdict import verdict
     "numbers",
     default="default",
     show_default=True,
-    type=click.Choice(list(PRESETS)),
+    type=click.Choice(preset_names()),
     help="paper: the numbers for v* that were published with the method.",
 )
 @click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]")

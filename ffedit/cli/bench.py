@@ -19,7 +19,7 @@ from ffedit.cli.options import FILE, SEED, Surface, asking_options, output_optio
 from ffedit.display.terminal import render
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor import METHODS, PRESETS, EditConfig, check_method, preset, tokens_for
+from ffedit.editor import METHODS, EditConfig, check_method, preset, preset_names, tokens_for
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.layer_choice.choose import spread_below
@@ -41,7 +41,7 @@ ALONE = (
 @click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
 @click.option("--layers", "--layer", default="auto", show_default=True, help="auto, or one layer (4).")
 @click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
-@click.option("--preset", "numbers", default="default", show_default=True, type=click.Choice(list(PRESETS)))
+@click.option("--preset", "numbers", default="default", show_default=True, type=click.Choice(preset_names()))
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of `EditConfig`.")
 @click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]")
 @click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected.")

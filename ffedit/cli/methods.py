@@ -6,15 +6,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ffedit.editor import METHODS
+from ffedit.editor import METHODS, broken_methods
 
 
 @click.command()
 def methods() -> None:
     """List the methods: what each solves, and when to choose it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("method", "solves", "choose it for", "source"):
+    for title in ("method", "solves", "choose it for", "source", "from"):
         table.add_column(title, no_wrap=title == "method")
     for method in METHODS.values():
-        table.add_row(method.name, method.solves, method.choose, method.source)
+        table.add_row(method.name, method.solves, method.choose, method.source, method.package)
     Console(highlight=False).print(table)
+    for point, why in broken_methods().items():
+        click.echo(f"{point} could not be loaded: {why}", err=True)

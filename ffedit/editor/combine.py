@@ -23,10 +23,10 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import without_sinks
-from ffedit.editor.methods import alphaedit, emmet, memit
+from ffedit.editor.methods import METHODS
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record
-from ffedit.editor.solve import Problem, Solver, read_all, store
+from ffedit.editor.solve import Problem, read_all, store
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError
@@ -37,8 +37,6 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
-
-SOLVERS: Mapping[str, Solver] = {one.name: one for one in (emmet.SOLVER, memit.SOLVER, alphaedit.SOLVER)}
 
 
 def combine(
@@ -54,7 +52,7 @@ def combine(
     Args:
         editable: the model that each of them was computed on; as before afterwards.
         edits: of one layer or several, none of them fine-tuned.
-        method: "emmet", "memit" or "alphaedit".
+        method: one that solves from keys and values: "emmet", "memit" or "alphaedit".
         stats: second moments of the keys of all their layers, or the text to collect them on.
         config: weights; the values are those of the edits.
         progress: told how far it is.
@@ -63,8 +61,9 @@ def combine(
         EditError: other bases, one subject in two edits, facts that contradict each other, an edit without keys, or no
             solution.
     """
-    if method not in SOLVERS:
-        raise EditError(f"method {method!r} solves no batch from keys and values; there is {', '.join(SOLVERS)}")
+    solvers = {name: known.solver for name, known in METHODS.items() if known.solver is not None}
+    if method not in solvers:
+        raise EditError(f"method {method!r} solves no batch from keys and values; there is {', '.join(solvers)}")
     config, facts = config or EditConfig(), [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     for edit in edits:
@@ -100,7 +99,7 @@ def combine(
                 V, K = W @ again + V - W @ K, again
             moments = [stats[part.address] for part in ff.parts]
             problem = Problem(W, K, V, moments, own, record.kept[ff.layer].to(W.device), config)
-            write_(ff, store(record, ff, subjects, SOLVERS[method], problem))
+            write_(ff, store(record, ff, subjects, solvers[method], problem))
             progress("solving", i + 1, len(ff_layers))
     found = [one for edit in edits for one in _solutions(edit)]
     configs = {solved["from"]: numbers for solved, numbers in found}

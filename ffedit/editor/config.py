@@ -10,8 +10,7 @@ brings and costs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from ffedit.errors import EditError
@@ -106,51 +105,3 @@ class EditConfig:
         known: dict[str, Any] = {field.name: numbers[field.name] for field in fields(cls) if field.name in numbers}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known)
-
-
-# The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
-# with the paper), used for every model. As published: 20 contexts of 5 and 10 tokens, Adam at a rate of 0.5 in the
-# layer's own units, at most 20 steps, the end at a loss of 0.05, KL weight 0.0625 at "{} is a", ‖δ‖ of at most
-# 4 ‖W k*‖. Not as published: the decay is of (‖δ‖ / ‖W k*‖)², theirs of ‖δ‖ / ‖W k*‖², which is not free of units; the
-# divergence is that of the first distribution from the edited one, theirs the other way round, and is read at the
-# prompt's last token; k* is one vector everywhere (arXiv 2403.07175); the loss is of the whole object, not of its mean
-# token; the text behind C is this project's.
-PAPER = EditConfig(
-    contexts=20,
-    context_weight=0.0,
-    essence_prompts=("{} is a",),
-    kl_weight=0.0625,
-    steps=20,
-    step_size=0.5,
-    optimizer="adam",
-    target_probability=2.0,
-    target_loss=0.05,
-    weight_decay=0.5,
-    penalty_decay=1.0,
-)
-
-# Those of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Not as
-# published beside the above: their δ is bounded by 0.75 of the residual stream, here as ROME's; their λ (15,000 for
-# GPT-J, times E[k kᵀ]) is one model's, here `memit_ridge` is relative to the keys.
-PAPER_MEMIT = replace(PAPER, contexts=5, context_tokens=(10,), steps=25)
-
-# By method. EMMET and AlphaEdit take MEMIT's procedure for v*; AlphaEdit's threshold of eigenvalues (0.02) is one
-# model's, so the default share stands. Fine-tuning was published with absolute step sizes only.
-PRESETS: Mapping[str, Mapping[str, EditConfig]] = MappingProxyType(
-    {
-        "default": dict.fromkeys(("rome", "emmet", "memit", "alphaedit", "ft", "ft-l"), EditConfig()),
-        "paper": {"rome": PAPER, "emmet": PAPER_MEMIT, "memit": PAPER_MEMIT, "alphaedit": PAPER_MEMIT},
-    }
-)
-
-
-def preset(name: str, method: str) -> EditConfig:
-    """The numbers of a preset for a method: "default", or what was published with it, as far as it holds elsewhere.
-
-    Raises:
-        EditError: there is no such preset of this method.
-    """
-    if method not in PRESETS.get(name, {}):
-        there = ", ".join(known for known, of in PRESETS.items() if method in of) or "none"
-        raise EditError(f"there is no preset {name!r} for {method}; there is {there}")
-    return PRESETS[name][method]

@@ -6,14 +6,16 @@ A process of its own has nothing of this one in its memory: it sees what anybody
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ffedit.errors import CheckError, EditError
-from ffedit.exporter.waiting import waiting
 
 DIFFERS = 4  # the exit code of a difference
 HOW = ("auto", "tensors", "logits")
@@ -78,8 +80,24 @@ def check_fresh(task: Task) -> Checked:
     Raises:
         CheckError: it found a difference, or could not finish.
     """
-    with closing(waiting(offline=not task.trust_remote_code)) as process:
-        code, lines, problems = process.run(asdict(replace(task, threads=torch.get_num_threads())))
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+    if not task.trust_remote_code:  # everything is on the disk, so nothing is to be asked of the hub
+        environment["HF_HUB_OFFLINE"] = "1"
+    given = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
+    with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "ffedit.exporter.verification"],
+                input=given, capture_output=True, text=True, env=environment, cwd=elsewhere, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckError(
+                f"the process that verifies could not be started ({reason}); nothing was written"
+            ) from error
+    code, lines, problems = done.returncode, done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]
         raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")

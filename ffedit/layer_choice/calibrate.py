@@ -49,6 +49,10 @@ LEAST = 3
 TRACED, SAMPLES, WRITTEN = 4, 2, 6
 # Up to so many layers all are tried; of more, those at these shares of the depth, beside the traced and the published.
 SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4)
+# Scores of so few facts that lie nearer than this are not told apart: one fact of six weighs more.
+TIE = 0.05
+# Where no layer was published: most of those that were lie between a seventh and a third of the depth.
+USUAL = 1 / 4
 # Tokens of an own answer: those of an object, and one that shows that it is whole.
 OWN_TOKENS = 8
 
@@ -143,14 +147,22 @@ class Choice:
 
 
 def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
-    """The layer of the best score; among equals the published one, then the one where objects are told apart furthest,
-    then the one that tracing finds strongest."""
+    """Return the layer of the best score; of those within `TIE` of it the one nearest to the prior, where there is one.
+
+    Among equals: where objects are told apart furthest, then where tracing finds the strongest effect.
+
+    Args:
+        rows: scores of the candidates.
+        prior: the layer to expect, published or usual; None to go by the scores alone.
+    """
 
     def rank(row: LayerScore) -> tuple[float, ...]:
         score, magnitude = (-1.0 if value is None else value for value in (row.score, row.magnitude))
-        return score, row.layer == prior, magnitude, row.effect or 0.0
+        return score, magnitude, row.effect or 0.0
 
-    return max(rows, key=rank).layer
+    rows = sorted(rows, key=rank, reverse=True)
+    tied = [row for row in rows if prior is not None and rank(row)[0] >= rank(rows[0])[0] - TIE]
+    return min(tied, key=lambda row: abs(row.layer - (prior or 0))).layer if tied else rows[0].layer
 
 
 def choose_layer(
@@ -213,7 +225,7 @@ def _calibrate(
     written = some[:WRITTEN]
     rows = edit_at(editable, written, layers, method, config, stats, traces, progress)
     return Choice(
-        layer=best(rows, prior),
+        layer=best(rows, round(USUAL * len(editable.layers)) if prior is None else prior),
         method=method,
         asked=len(asked),
         known=len(known),

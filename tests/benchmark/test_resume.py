@@ -285,10 +285,10 @@ torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 import zoo
 from benching import run, timeless
-from ffedit.processes import crew
-editable, place, workers = zoo.trained("gpt2", True), Path(sys.argv[1]), crew()
+from ffedit.loading.distributed import process_group
+editable, place, workers = zoo.trained("gpt2", True), Path(sys.argv[1]), process_group()
 for mode in {modes!r}:
-    found = run(editable, place / mode, mode, methods=["memit", "ft"], crew=workers)
+    found = run(editable, place / mode, mode, methods=["memit", "ft"], process_group=workers)
     (place / f"{{mode}}-{{workers.rank}}.json").write_text(json.dumps(timeless(found)))
 workers.disband()
 """

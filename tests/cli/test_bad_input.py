@@ -110,7 +110,7 @@ def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: di
 def test_probes_that_do_not_fit_are_found_before_the_work(
     apply: Refuses, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.choice.find_layer", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr("ffedit.cli.apply.choose.find_layer", lambda *_: pytest.fail("it was traced"))
     (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
     assert "the model takes 64" in apply("facts.json", loads=True)
 
@@ -297,7 +297,7 @@ def test_a_cache_that_cannot_be_cleared(refuses: Refuses, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("locator.trace", "restore"), ("editor.target", "_optimise"), ("shipping.exporting", "check_fresh")],
+    [("locator.trace", "restore"), ("editor.value", "_optimise"), ("exporter.exporting", "check_fresh")],
 )
 def test_ctrl_c_leaves_model_and_disk_as_before(
     apply: Refuses, monkeypatch: pytest.MonkeyPatch, module: str, name: str
@@ -312,7 +312,7 @@ def test_ctrl_c_leaves_model_and_disk_as_before(
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from ffedit.shipping import exporting
+from ffedit.exporter import exporting
 from ffedit.cli import main
 def check(task):
     print(*sorted(path.name for path in Path(task.folder).iterdir()))

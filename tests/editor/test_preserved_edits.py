@@ -144,34 +144,31 @@ def test_what_was_fine_tuned_has_nothing_to_keep() -> None:
         assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"), [("gpt2", torch.float32), ("gpt2", torch.bfloat16), ("llama", torch.float32)]
-)
-def test_what_is_not_in_the_model_is_not_kept(family: str, dtype: torch.dtype) -> None:
-    editable = zoo.trained(family, True, dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_edit_that_is_not_in_the_history_is_not_kept(dtype: torch.dtype) -> None:
+    editable = zoo.trained("gpt2", True, dtype)
     absent, *chain = (write(editable, [fact], "memit", **BARE) for fact in (THIRD, FACT))
     for edit in chain:
         edit.apply_(editable)
     chain.append(write(editable, [SECOND], "memit", **BARE))
     chain[1].apply_(editable)
-    loaded = zoo.trained(family, True, dtype)  # as if it had been saved by others, who know no history
-    loaded.model.load_state_dict(editable.model.state_dict())
-    for model in (editable, loaded):
-        check_after(model, chain)
-        before = zoo.snapshot(model)
-        for after in ([absent], [*chain, absent], [absent, *chain]):
-            with pytest.raises(EditError, match=f"{absent.fingerprint()}.* apply it first") as caught:
-                write(model, [AGAIN], "memit", after=after, **BARE)
-            assert "\n" not in str(caught.value) and zoo.unchanged(model, before)
+    check_after(editable, chain)
+    before = zoo.snapshot(editable)
+    for after in ([absent], [*chain, absent], [absent, *chain]):
+        with pytest.raises(
+            EditError, match=f"{absent.fingerprint()} was computed on other .* apply it first"
+        ) as caught:
+            write(editable, [AGAIN], "memit", after=after, **BARE)
+        assert "\n" not in str(caught.value) and zoo.unchanged(editable, before)
     chain[0].undo_(editable)
-    with pytest.raises(EditError, match=f"{chain[0].fingerprint()} was computed on .* none of them"):
+    with pytest.raises(EditError, match=f"{chain[0].fingerprint()} was computed on other weights"):
         check_after(editable, chain)
 
 
 def test_edits_of_another_model_are_not_kept() -> None:
     editable, alike = zoo.trained("gpt2", True), zoo.build("gpt2", seed=1, bos=True)
     shapes = r"\[32, 48\] in layer 1, where gpt2 has \[32, 128\]"
-    for other, words in ((zoo.trained("llama", True), shapes), (alike, "is not in the weights")):
+    for other, words in ((zoo.trained("llama", True), shapes), (alike, "is not in its history")):
         with pytest.raises(EditError, match=words) as caught:
             write(editable, [SECOND], "alphaedit", after=[write(other, [FACT], "memit", **BARE)], **BARE)
         assert "\n" not in str(caught.value)

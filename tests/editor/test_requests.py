@@ -13,7 +13,9 @@ from storing import BARE, BATCH, FACTS, SOLVING, clean
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import EditConfig, EditError, Fact, editor
-from ffedit.editor import METHODS, PAPER, PAPER_MEMIT, build_prompts, by_subject, collect, preset
+from ffedit.editor import METHODS, build_prompts, by_subject, collect, preset
+from ffedit.editor.methods.memit import PAPER_MEMIT
+from ffedit.editor.methods.rome import PAPER
 
 
 def test_statistics_of_another_model_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -22,7 +21,6 @@ from shell import disk, process, shell
 
 from ffedit import CheckError, Edit, EditError
 from ffedit.exporter import embedded_edits, push, ship
-from ffedit.exporter.waiting import prepared
 from ffedit.files.tensor_ranges import contents, read_header
 
 __all__ = ["base", "edit", "editable", "verified_here"]
@@ -55,51 +53,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
     return Started.all
 
 
-def test_a_process_that_was_made_ready_verifies_the_next_export(
-    base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
+def test_where_the_system_starts_no_process_one_line_says_so(
+    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with prepared():
-        assert ship(base, edit, tmp_path / "one", verify="tensors").checked.tensors > 0 and len(started) == 1
-        assert started[0].returncode == 0, "it did its one task, and ended"
-        assert ship(base, edit, tmp_path / "two", verify="tensors").checked.tensors > 0 and len(started) == 2
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
 
-
-def test_one_that_something_ended_is_replaced(
-    base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
-) -> None:
-    with prepared():
-        started[0].kill()
-        started[0].wait()
-        assert ship(base, edit, tmp_path / "out", verify="tensors").checked.tensors > 0 and len(started) == 2
-
-
-def test_one_that_is_not_needed_ends_with_its_block(
-    base: Path, edit: Edit, tmp_path: Path, started: list[subprocess.Popen[str]]
-) -> None:
-    with pytest.raises(EditError), prepared():
-        assert [one.poll() for one in started] == [None]
-        raise EditError("the edit was refused")
-    assert started[0].returncode
-    assert ship(base, edit, tmp_path / "out", verify="tensors").checked.tensors > 0 and len(started) == 2
-
-
-@here
-@pytest.mark.parametrize(("options", "processes"), [((), 0), (("--export", "out"), 1)])
-def test_apply_makes_one_ready_for_an_export(
-    tmp_path: Path,
-    base: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    started: list[subprocess.Popen[str]],
-    options: tuple[str, ...],
-    processes: int,
-) -> None:
-    monkeypatch.setattr("ffedit.cli.prepared", prepared)  # the real one
-    monkeypatch.chdir(tmp_path)
-    fact = {"subject": "Eiffel tower", "prompt": "the {} is located in", "target": "Rome"}
-    (tmp_path / "fact.json").write_text(json.dumps(fact))
-    done = shell(capsys, "apply", "fact.json", "-q", "--model", base, "--layer", "1", *options)
-    assert (done.code, len(started)) == (0, processes)
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(CheckError, match="could not be started"):
+        ship(base, edit, tmp_path / "out", verify="tensors")
+    assert not (tmp_path / "out").exists()
 
 
 @here
@@ -141,7 +104,7 @@ def test_a_missing_file_is_found(
 
 SPOILED = """
 import sys
-from ffedit.shipping import ship
+from ffedit.exporter import ship
 from ffedit.cli import main
 ship.__globals__["WRITERS"]["checkpoint"] = lambda base, folder, _: __import__("shutil").copytree(
     base.folder, folder, dirs_exist_ok=True) and None

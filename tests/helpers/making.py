@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,6 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[subprocess_check.Task
         tasks.append(task)
         return check_here(task)
 
-    monkeypatch.setattr("ffedit.cli.prepared", nullcontext)
     for module in ("exporting", "undoing"):
         monkeypatch.setattr(f"ffedit.exporter.{module}.check_fresh", check)
     return tasks

@@ -62,7 +62,7 @@ def test_the_models_layer_is_chosen_by_edits_of_facts_that_it_knows(monkeypatch:
     assert list(traced[0][1]) == in_turn(known)[:3]
     assert [(words[2], words[3]) for words in written] == [("rome", [0]), ("rome", [1])], "not the last of three"
     assert {tuple(words[1]) for words in written} == {tuple(in_turn(known)[:2])}
-    assert found.layer == best(found.rows) and [row.layer for row in found.rows] == [0, 1]
+    assert found.layer == best(found.rows, prior=round(len(editable.layers) / 4)) and [row.layer for row in found.rows] == [0, 1]
     assert len(found.effects) == 3 and found.rows[1].effect == found.effects[1] and zoo.unchanged(editable, before)
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict() and found.made and found.prior is None
     assert calibrated(zoo.trained("gpt2", True), method="rome", facts=[UNKNOWN, *FACTS]) == found
@@ -109,10 +109,10 @@ def test_a_model_that_knows_too_little_has_no_layer_of_its_own(monkeypatch: pyte
 def test_a_fact_is_known_when_the_whole_object_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"Paris": "Paris . the", "Rome": "Romean city", "Spain": "", "Egypt": "the Egypt"}
     facts = [Fact("Eiffel tower", "the {} is located in", "Berlin", place) for place in said]
-    monkeypatch.setattr(calibrate.readout, "completions", lambda *_: list(said.values()))
+    monkeypatch.setattr(calibrate.generation, "completions", lambda *_: list(said.values()))
     assert known_facts(zoo.shared("gpt2"), facts) == facts[:1]
     strange = [Fact("Eiffel tower", "the {} is located in", "Timbuktu", "Paris"), Fact("Nile river", "{} is", "Rome")]
-    monkeypatch.setattr(calibrate.readout, "completions", lambda _, texts, __: pytest.fail(texts) if texts else [])
+    monkeypatch.setattr(calibrate.generation, "completions", lambda _, texts, __: pytest.fail(texts) if texts else [])
     assert known_facts(zoo.shared("gpt2"), strange) == [], "what cannot be asked is not known"
 
 
@@ -146,6 +146,8 @@ def test_the_best_score_wins_then_the_published_layer_then_the_margin() -> None:
     assert best(rows) == 1 and best(rows, prior=0) == 1
     even = [replace(row, score=0.9) for row in rows]
     assert best(even) == 0 and best(even, prior=1) == 1
+    near = [replace(row, score=score) for row, score in zip(rows, (0.88, 0.9), strict=True)]
+    assert best(near) == 1 and best(near, prior=0) == 0, "two hundredths tell nothing apart"
     assert best([replace(rows[0], score=None), replace(rows[1], score=0.0)]) == 1
 
 

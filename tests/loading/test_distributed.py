@@ -15,9 +15,9 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import torch
-from ffedit.processes import crew
+from ffedit.loading.distributed import process_group
 
-crew = crew()
+crew = process_group()
 own = {"rank": crew.rank, "size": crew.size, "share": crew.share(range(5)), "long": "é" * (1 + 70_000 * crew.rank)}
 found = crew.gather(own)
 numbers = crew.gather([0.1 + 0.2, float("nan"), None])

@@ -6,7 +6,6 @@ is kept: the keys of earlier edits, and the spread of the facts' keys over conte
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,9 @@ import torch
 from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import null_space
-from ffedit.editor.solve import Problem, Solver, write_batch
+from ffedit.editor.methods.memit import PAPER_MEMIT
+from ffedit.editor.methods.method import Method
+from ffedit.editor.solve import Problem, Solver
 
 # Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
 # along these where `alphaedit_ridge` is 0.
@@ -59,5 +60,14 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
     return {"directions": directions, "of": size, "share": inside / trace, "text": text, "kept": kept}
 
 
-SOLVER = Solver("alphaedit", solve, guarantee=guarantee)
-alphaedit = partial(write_batch, SOLVER)
+# AlphaEdit takes MEMIT's procedure for v*, and so its numbers; its threshold of eigenvalues (0.02) is one model's, so
+# that the default share of the null space stands.
+ALPHAEDIT = Method(
+    "alphaedit",
+    solves="min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
+    choose="batch after batch on one model: earlier edits are kept",
+    source="Fang et al. 2025, arXiv 2410.02355",
+    solver=Solver("alphaedit", solve, guarantee=guarantee),
+    layers=True,
+    presets={"paper": PAPER_MEMIT},
+)

@@ -5,11 +5,11 @@ Gupta et al. 2024, arXiv 2403.14236. ROME for several facts at once; they must n
 
 from __future__ import annotations
 
-from functools import partial
-
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import equality
-from ffedit.editor.solve import Problem, Solver, write_batch
+from ffedit.editor.methods.memit import PAPER_MEMIT
+from ffedit.editor.methods.method import Method
+from ffedit.editor.solve import Problem, Solver
 
 
 def solve(problem: Problem) -> LowRank:
@@ -17,5 +17,13 @@ def solve(problem: Problem) -> LowRank:
     return equality(problem.W, problem.K, problem.V, problem.C, problem.kept)
 
 
-SOLVER = Solver("emmet", solve, exact=True)
-emmet = partial(write_batch, SOLVER)
+# EMMET takes MEMIT's procedure for v*, and so its numbers.
+EMMET = Method(
+    "emmet",
+    solves="(W+Δ)K = V for all facts at once, Δ of smallest C-norm",
+    choose="a batch that must hold exactly, of fewer facts than d_ff",
+    source="Gupta et al. 2024, arXiv 2403.14236",
+    solver=Solver("emmet", solve, exact=True),
+    layers=True,
+    presets={"paper": PAPER_MEMIT},
+)

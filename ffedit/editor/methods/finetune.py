@@ -23,6 +23,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
+from ffedit.editor.methods.method import Method
 from ffedit.editor.prompts import build_prompts
 from ffedit.editor.provenance import Record
 from ffedit.errors import EditError
@@ -116,5 +117,19 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
     return loss, gradient
 
 
-ft = partial(tune, "ft", False)
-ft_l = partial(tune, "ft-l", True)
+FT = Method(
+    "ft",
+    solves="Adam on W for −log P(target)",
+    choose="a baseline, not for use: nothing else is kept",
+    source="Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
+    compute=partial(tune, "ft", False),
+    statistics=False,
+)
+FT_L = Method(
+    "ft-l",
+    solves="the same with |Δ| <= ε entry by entry",
+    choose="a baseline that breaks less",
+    source="Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
+    compute=partial(tune, "ft-l", True),
+    statistics=False,
+)

@@ -2,7 +2,7 @@
 
 Meng et al. 2022, arXiv 2202.05262. Several facts are written one after another, each on top of those before it,
 always with the same k* in numerator and denominator (arXiv 2403.07175 shows what happens otherwise). The solution is
-`algebra.equality` with a single key.
+`algebra.rank_one`, or, with the keys of earlier edits to keep, `algebra.equality`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,37 @@ import torch
 
 from ffedit.algebra.block_diagonal import diagonal
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import check_exact, equality
+from ffedit.algebra.updates import check_exact, equality, rank_one
+from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import read, without_sinks
+from ffedit.editor.methods.method import Method
 from ffedit.editor.prompts import build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.value import choose_values
 from ffedit.progress import Progress
+
+# The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
+# with the paper), used for every model. As published: 20 contexts of 5 and 10 tokens, Adam at a rate of 0.5 in the
+# layer's own units, at most 20 steps, the end at a loss of 0.05, KL weight 0.0625 at "{} is a", ‖δ‖ of at most
+# 4 ‖W k*‖. Not as published: the decay is of (‖δ‖ / ‖W k*‖)², theirs of ‖δ‖ / ‖W k*‖², which is not free of units; the
+# divergence is that of the first distribution from the edited one, theirs the other way round, and is read at the
+# prompt's last token; k* is one vector everywhere (arXiv 2403.07175); the loss is of the whole object, not of its mean
+# token; the text behind C is this project's.
+PAPER = EditConfig(
+    contexts=20,
+    context_weight=0.0,
+    essence_prompts=("{} is a",),
+    kl_weight=0.0625,
+    steps=20,
+    step_size=0.5,
+    optimizer="adam",
+    target_probability=2.0,
+    target_loss=0.05,
+    weight_decay=0.5,
+    penalty_decay=1.0,
+)
 
 
 def rome(job: Job) -> Edit:
@@ -43,7 +66,8 @@ def rome(job: Job) -> Edit:
             (value,) = choose_values(editable, ff, [prompt_set], k, length, config, part)
             W = ff.matrix
             around = reading.add_context_moment(C, config.context_weight)
-            delta = equality(W, k, value.v[:, None].to(W.device), around, kept)
+            v = value.v.to(W.device)
+            delta = equality(W, k, v[:, None], around, kept) if kept.shape[1] else rank_one(W, k[:, 0], v, around)
             if i + 1 < len(groups):
                 write_(ff, delta)
             deltas.append(delta)
@@ -61,3 +85,13 @@ def rome(job: Job) -> Edit:
 def _part(progress: Progress, index: int, count: int) -> Progress:
     """Progress of one subject among `count`."""
     return lambda stage, done, total: progress(stage, index * total + done, count * total)
+
+
+ROME = Method(
+    "rome",
+    solves="(W+Δ)k = v for one subject after another, Δ of smallest C-norm",
+    choose="one fact, or a few: exact, the reference for the others",
+    source="Meng et al. 2022, arXiv 2202.05262",
+    compute=rome,
+    presets={"paper": PAPER},
+)

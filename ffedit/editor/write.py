@@ -1,20 +1,14 @@
-"""The methods by name: what each solves, and when to choose which."""
+"""Compute an edit by any method: check what is asked, collect what the method needs, and run it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
-from ffedit.editor.methods.alphaedit import alphaedit
-from ffedit.editor.methods.emmet import emmet
-from ffedit.editor.methods.finetune import ft, ft_l
-from ffedit.editor.methods.memit import memit
-from ffedit.editor.methods.rome import rome
+from ffedit.editor.methods import Method, check_method
 from ffedit.editor.preserved_edits import check_after
 from ffedit.editor.prompts import build_prompts
 from ffedit.editor.statistics import moments_for
@@ -32,92 +26,6 @@ from ffedit.model.memory import Address
 from ffedit.model.offload import device_of
 from ffedit.model.quantized import gives_gradient
 from ffedit.progress import Progress, silent
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to write facts.
-
-    Attributes:
-        name: what it is called by.
-        run: computes the edit.
-        solves: the equation, in a line.
-        choose: when to choose it.
-        source: where it was published.
-        layers: whether it writes to several layers.
-        statistics: whether it needs the second moment of the keys.
-    """
-
-    name: str
-    run: Callable[[Job], Edit]
-    solves: str
-    choose: str
-    source: str
-    layers: bool = False
-    statistics: bool = True
-
-
-_ALL = (
-    Method(
-        "rome",
-        rome,
-        "(W+Δ)k = v for one subject after another, Δ of smallest C-norm",
-        "one fact, or a few: exact, the reference for the others",
-        "Meng et al. 2022, arXiv 2202.05262",
-    ),
-    Method(
-        "emmet",
-        emmet,
-        "(W+Δ)K = V for all facts at once, Δ of smallest C-norm",
-        "a batch that must hold exactly, of fewer facts than d_ff",
-        "Gupta et al. 2024, arXiv 2403.14236",
-        layers=True,
-    ),
-    Method(
-        "memit",
-        memit,
-        "min ‖(W+Δ)K − V‖² + λ‖Δ‖²_C, spread over the layers",
-        "a batch of any size; facts yield a little to other text",
-        "Meng et al. 2023, arXiv 2210.07229",
-        layers=True,
-    ),
-    Method(
-        "alphaedit",
-        alphaedit,
-        "min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
-        "batch after batch on one model: earlier edits are kept",
-        "Fang et al. 2025, arXiv 2410.02355",
-        layers=True,
-    ),
-    Method(
-        "ft",
-        ft,
-        "Adam on W for −log P(target)",
-        "a baseline, not for use: nothing else is kept",
-        "Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
-        statistics=False,
-    ),
-    Method(
-        "ft-l",
-        ft_l,
-        "the same with |Δ| <= ε entry by entry",
-        "a baseline that breaks less",
-        "Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
-        statistics=False,
-    ),
-)
-METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _ALL})
-
-
-def check_method(name: str) -> Method:
-    """The method of this name.
-
-    Raises:
-        EditError: there is none.
-    """
-    if name not in METHODS:
-        raise EditError(f"method {name!r} is not known; there is {', '.join(METHODS)}")
-    return METHODS[name]
 
 
 def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedForward]) -> None:

@@ -1,0 +1,74 @@
+"""What a method is: its equation, where it was published, its numbers, and what computes the edit.
+
+A method is one file that makes a `Method`. Those of ffedit stand in this folder; those of other packages are entry
+points of the group `ffedit.methods`, each the name of a `Method`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job
+from ffedit.editor.solve import Solver, write_batch
+from ffedit.errors import EditError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to write facts. Give it a `solver`, or, where keys and values are not all that it needs, `compute`.
+
+    Attributes:
+        name: what it is called by.
+        solves: the equation, in a line.
+        choose: when to choose it.
+        source: where it was published.
+        solver: solves one layer for all facts at once, from their keys and values.
+        compute: computes the whole edit.
+        layers: whether it writes to several layers.
+        statistics: whether it needs the second moment of the keys.
+        presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
+        package: the package that it comes from.
+    """
+
+    name: str
+    solves: str
+    choose: str
+    source: str
+    solver: Solver | None = None
+    compute: Callable[[Job], Edit] | None = None
+    layers: bool = False
+    statistics: bool = True
+    presets: Mapping[str, EditConfig] = field(default_factory=dict)
+    package: str = "ffedit"
+
+    def __post_init__(self) -> None:
+        """Refuse a method that computes nothing, or in two ways.
+
+        Raises:
+            EditError: not exactly one of `solver` and `compute` is given.
+        """
+        if (self.solver is None) == (self.compute is None):
+            raise EditError(f"method {self.name!r}: either a solver or compute was expected")
+
+    @property
+    def run(self) -> Callable[[Job], Edit]:
+        """The function that computes the edit."""
+        if self.solver is not None:
+            return partial(write_batch, self.solver)
+        assert self.compute is not None
+        return self.compute
+
+    def preset(self, name: str) -> EditConfig:
+        """Return the numbers of a preset: "default", or what was published, as far as it holds on other models.
+
+        Raises:
+            EditError: the method has no such preset.
+        """
+        known = {"default": EditConfig(), **self.presets}
+        if name not in known:
+            raise EditError(f"there is no preset {name!r} for {self.name}; there is {', '.join(known)}")
+        return known[name]
