@@ -62,7 +62,8 @@ def test_the_models_layer_is_chosen_by_edits_of_facts_that_it_knows(monkeypatch:
     assert list(traced[0][1]) == in_turn(known)[:3]
     assert [(words[2], words[3]) for words in written] == [("rome", [0]), ("rome", [1])], "not the last of three"
     assert {tuple(words[1]) for words in written} == {tuple(in_turn(known)[:2])}
-    assert found.layer == best(found.rows, prior=round(len(editable.layers) / 4)) and [row.layer for row in found.rows] == [0, 1]
+    usual = round(len(editable.layers) / 4)
+    assert found.layer == best(found.rows, usual) and [row.layer for row in found.rows] == [0, 1]
     assert len(found.effects) == 3 and found.rows[1].effect == found.effects[1] and zoo.unchanged(editable, before)
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict() and found.made and found.prior is None
     assert calibrated(zoo.trained("gpt2", True), method="rome", facts=[UNKNOWN, *FACTS]) == found
