@@ -76,7 +76,7 @@ def _named(ff: FeedForward) -> str:
 
 
 def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
-    """Add the routes before and after the edit to its provenance, if it changes a mixture.
+    """Return the edit with the routes before and after it in its provenance, if it changes a mixture, else unchanged.
 
     `provenance["routing"]` is plain JSON, by layer: `texts`, the number of texts stating the facts; `experts`, for each
     expert the `share` of them whose subject is routed to it and its mean `weight` then; `moved`, the share routed to

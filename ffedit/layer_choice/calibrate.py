@@ -146,8 +146,10 @@ class Choice:
 
 
 def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
-    """Return the layer of the best score; ties go to the published layer, then to the largest `magnitude`, then to the
-    largest `effect`."""
+    """Return the layer of the best score.
+
+    Ties go to the published layer `prior`, then to the largest `magnitude`, then to the largest `effect`.
+    """
 
     def rank(row: LayerScore) -> tuple[float, ...]:
         score, magnitude = (-1.0 if value is None else value for value in (row.score, row.magnitude))

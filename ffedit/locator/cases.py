@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """One fact in tokens.
+    """Tokenised fact.
 
     Attributes:
         fact: the fact.

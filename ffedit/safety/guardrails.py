@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Breach:
-    """A limit that an edit breaks.
+    """Limit that an edit breaks.
 
     Attributes:
         limit: its name, a field of `Limits`.
