@@ -1,4 +1,4 @@
-"""Write facts: choose keys and values, solve for the smallest change, keep it as an `Edit`."""
+"""Write facts: compute keys and values, solve for the smallest change, return it as an `Edit`."""
 
 from ffedit.editor.combine import combine
 from ffedit.editor.config import EditConfig

@@ -1,12 +1,12 @@
-"""Solve several edits of one model again, as one.
+"""Combine several edits of one model into one, by solving for the keys of all jointly.
 
-The sum of two edits writes each as if the other were not there: where their keys overlap, both values are missed. The
-keys and values that each was solved for are kept with it, so the union can be solved without choosing any value again.
+In the sum of two edits each was solved without the other: where their keys overlap, both values are missed. Each edit
+holds the keys and values it was solved for, so the union can be solved without optimising any value again.
 
-A key depends on the layers below. Those of the lowest layer are taken as they are; above it each edit read its keys
-with its own change below, and the union changes more there. So going up, the keys are read again with the union's
-change in place, in the texts that the edit was worded in, and each is to receive the residual V − W K that its edit
-asked for. The division of the work between layers stays that of the edits.
+A key depends on the layers below. The keys of the lowest layer are reused; above it each edit read its keys with only
+its own change below, while the union changes more there. So from the lowest layer up, the keys are read again with the
+union's changes written, on the edit's own prompts, and each is to receive the residual V − W K of its edit. The share
+of each layer stays that of the edits.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def combine(
     config: EditConfig | None = None,
     progress: Progress = silent,
 ) -> Edit:
-    """One edit that stores the facts of all `edits`.
+    """Compute one edit that stores the facts of all `edits`.
 
     Args:
-        editable: the model that each of them was computed on; as before afterwards.
+        editable: the model that each of them was computed on; restored afterwards.
         edits: of one layer or several, none of them fine-tuned.
         method: one that solves from keys and values: "emmet", "memit" or "alphaedit".
         stats: second moments of the keys of all their layers, or the text to collect them on.
         config: weights; the values are those of the edits.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
-        EditError: other bases, one subject in two edits, facts that contradict each other, an edit without keys, or no
+        EditError: the edits have other bases, share a subject, contain contradicting facts or no keys, or there is no
             solution.
     """
     solvers = {name: known.solver for name, known in METHODS.items() if known.solver is not None}
@@ -107,9 +107,9 @@ def combine(
 
 
 def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
-    """What an edit solved in a layer: whose keys, the keys [Σ d_ff, n], and what they are to give together.
+    """Return the subjects, keys [Σ d_ff, n] and joint target values [d_model, n] that an edit solved for in a layer.
 
-    Experts that it did not write to go on giving what they give, which is no part of the values; keys are 0 there.
+    The outputs of experts that it did not write to are unchanged and not part of the values; keys are 0 there.
     """
     at = next((part.address for part in ff.parts if edit.subjects(part.address)), None)
     if at is None:
@@ -121,7 +121,7 @@ def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
 
 
 def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]:
-    """The texts that the value of each subject was chosen in."""
+    """Rebuild the prompts that the value of each subject was optimised on."""
     alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:
         groups = {group[0].subject: group for group in by_subject(edit.facts)}
@@ -135,7 +135,7 @@ def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]
 
 
 def _solutions(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """How each value of `edit` was found, `from` which edit it is, and the numbers of that one."""
+    """Yield how each value of `edit` was found, with the fingerprint of its edit in `from`, and that edit's config."""
     for part in edit.provenance.get("parts", [edit.provenance]):  # of a sum
         name, configs = part.get("fingerprint", edit.fingerprint()), part.get("configs", {})
         for solved in part.get("solved", ()):

@@ -1,7 +1,7 @@
-"""An edit is a value: changes of value matrices, the facts they store, and how they were found.
+"""An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
-Nothing in a model has changed until it is applied, and undoing puts the original weights back
-(`ffedit.model.edit_history`). Edits of the same weights add; on disk an edit is a folder
+The model is unchanged until an edit is applied, and undoing restores the original weights
+(`ffedit.model.edit_history`). Edits of the same weights can be added; on disk an edit is a folder
 (`ffedit.editor.edit_folder`).
 """
 
@@ -31,12 +31,12 @@ class HasScores(Protocol):
     """Scores as plain numbers by name."""
 
     def to_dict(self) -> dict[str, float | None]:
-        """The scores."""
+        """Return the scores by name."""
         ...
 
 
 class Scored(Protocol):
-    """A report of what was measured before and after an edit."""
+    """Report of the scores measured before and after an edit."""
 
     @property
     def before(self) -> HasScores:
@@ -54,13 +54,13 @@ class Edit:
     """Changes of value matrices that store facts.
 
     Attributes:
-        updates: Δ per memory, [d_model, d_ff]; factors in float64, or dense where fine-tuning found it.
-        keys: the keys solved for, per memory, [d_ff, n]; n = 0 where nothing was solved (fine-tuning).
-        values: the values they are to give, per memory, [d_model, n].
+        updates: Δ per memory, [d_model, d_ff]; factors in float64, or dense if it comes from fine-tuning.
+        keys: the keys solved for, per memory, [d_ff, n]; n = 0 if nothing was solved (fine-tuning).
+        values: the target values of the keys, per memory, [d_model, n].
         facts: what was written, in order.
         provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
             weights that the edit was computed on, `dtype` the precision of their checkpoint; by address, `matrices`
-            tells the original matrices (`memory.identity`) and `norms` their ‖W‖.
+            identifies the original matrices (`memory.identity`) and `norms` is their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -92,14 +92,14 @@ class Edit:
         return str(self.provenance["base"])
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over changes, keys, values and facts: the edit's identity, whatever was measured."""
+        """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, whatever was measured."""
         return edit_folder.digest(self)
 
     def subjects(self, at: Address) -> list[str]:
-        """Whose key each column of `keys[at]` is.
+        """Return the subject of each column of `keys[at]`.
 
         Raises:
-            EditError: an edit of an early version that does not say.
+            EditError: the edit is of an early version that does not record the subjects.
         """
         named: list[str] | None = self.provenance.get("subjects", {}).get(str(at))
         count = self.keys[at].shape[1] if at in self.keys else 0
@@ -112,35 +112,35 @@ class Edit:
 
     @property
     def in_chat(self) -> bool:
-        """Whether all of it was computed inside the model's chat template."""
+        """True if all of the edit was computed inside the model's chat template."""
         parts = self.provenance.get("parts", [self.provenance])
         return all(part.get("chat", False) for part in parts)
 
     @property
     def computed_in(self) -> torch.dtype | None:
-        """Precision of the weights that it was computed with, which early edits call `dtype`; None: not told."""
+        """Precision of the weights it was computed with, which early edits call `dtype`; None if not recorded."""
         about = self.provenance
         return getattr(torch, str(about.get("computed_in", about.get("dtype"))), None)
 
     def norms(self) -> dict[Address, float]:
-        """‖Δ‖ (Frobenius) per memory."""
+        """Compute ‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
 
     def scored(self, report: Scored) -> Edit:
-        """The same edit, with the scores that were measured before and after it in its provenance."""
+        """Return the same edit with the scores measured before and after it in its provenance."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
         return self.noted(scores=scores)
 
     def noted(self, **notes: Any) -> Edit:
-        """The same edit, with more in its provenance, plain JSON: `warnings`, say."""
+        """Return the same edit with `notes` added to its provenance: plain JSON, such as `warnings`."""
         return replace(self, provenance={**self.provenance, **notes})
 
     def __add__(self, other: Edit) -> Edit:
-        """Both edits as one: changes add, keys, values and facts are joined in order.
+        """Add two edits: changes are summed; keys, values and facts are concatenated in order.
 
-        A sum is not a joint solution. Each part was solved as if the other were not there, so the key of a fact reads
-        some of what the other part stores (crosstalk), the more the more alike the keys are. `ffedit.combine` solves
-        for the keys of both jointly.
+        A sum is not a joint solution. Each part was solved without the other, so the key of a fact reads some of what
+        the other part stores (crosstalk), the more the more alike the keys are. `ffedit.combine` solves for the keys of
+        both jointly.
 
         Raises:
             EditError: they were computed on different weights, or write one fact twice.
@@ -148,14 +148,14 @@ class Edit:
         return added(self, other)
 
     def apply_(self, editable: Editable) -> None:
-        """Write the edit into the model, in place; `undo_` takes it out again.
+        """Write the edit into the model, in place; `undo_` removes it.
 
-        The weights must be those that the edit was computed on: as they are now, or as they were before the edits that
-        are applied. In the second case the edits add as `+` does, and may not write the same facts.
+        The edit must have been computed on the current weights, or on those before the edits that are applied. In the
+        second case the edits are added as by `+`, and must not write the same facts.
 
         Raises:
-            EditError: the edit is applied already or does not fit, the model is not the one that it was computed on, or
-                the edited weights would not be finite; nothing has changed then.
+            EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
+                edited weights would not be finite; nothing is changed then.
         """
         found = self.check(editable)
         for address in self.updates:
@@ -163,12 +163,12 @@ class Edit:
         editable.history.apply_(editable.memories, self.fingerprint(), self, found)
 
     def undo_(self, editable: Editable) -> None:
-        """Take the edit out of the model, in place and in any order, bit for bit as if it had never been applied.
+        """Remove the edit from the model, in place and in any order, bit for bit as if it had never been applied.
 
-        What others than ffedit wrote into these matrices since is lost.
+        Anything written into these matrices since, other than by ffedit, is lost.
 
         Raises:
-            EditError: the edit is not applied, or the originals of what it changed were left out.
+            EditError: the edit is not applied, or the originals of the matrices it changed are missing.
         """
         name = self.fingerprint()
         if name in editable.history.lasting:
@@ -183,9 +183,9 @@ class Edit:
 
     @contextmanager
     def applied(self, editable: Editable) -> Iterator[None]:
-        """The edited model for the length of a block; afterwards the weights are what they were, bit for bit.
+        """Apply the edit within a block; afterwards the weights are restored bit for bit.
 
-        In a quantised model the edit stands beside the weights, as an adapter would.
+        In a quantised model the edit is computed beside the weights, like an adapter.
 
         Raises:
             EditError: as `apply_`.
@@ -204,10 +204,10 @@ class Edit:
             self.undo_(editable)
 
     def check(self, editable: Editable) -> str:
-        """Refuse a model that the edit may not be written into.
+        """Check that the edit may be written into the model.
 
         Returns:
-            The fingerprint of its weights as they are.
+            The fingerprint of its current weights.
 
         Raises:
             EditError: as `apply_`.
@@ -225,7 +225,7 @@ class Edit:
             total = double(memory.value)
             total = total + delta.dense.to(total.device)
             kinds = memory.saved_dtype, memory.dtype
-            # Not "any above": NaN is not above anything.
+            # `not <=` rather than `>`, which is False for NaN.
             if not float(total.abs().max()) <= min(torch.finfo(kind).max for kind in kinds):
                 raise EditError(
                     "the edit holds NaN, infinity or numbers too large for the weights; nothing was written"
@@ -260,12 +260,16 @@ class Edit:
 
 
 def applied_edits(editable: Editable) -> tuple[Edit, ...]:
-    """The edits that are in a model, the oldest first."""
+    """Return the edits applied to a model, oldest first."""
     return tuple(edit for edit in editable.history.known.values() if isinstance(edit, Edit))
 
 
 def added(a: Edit, b: Edit) -> Edit:
-    """What `a + b` is."""
+    """Return `a + b`.
+
+    Raises:
+        EditError: as `Edit.__add__`.
+    """
     if a.base != b.base:
         raise EditError(
             f"edits of different weights cannot be added: one was computed on {a.base}, the other on {b.base}; "
@@ -289,7 +293,7 @@ def added(a: Edit, b: Edit) -> Edit:
 
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
-    """The provenance of a sum: what its parts share, and each part's own."""
+    """Build the provenance of a sum: the entries its parts share, and each part's own."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}
     layers = sorted({address.layer for address in updates})
@@ -303,14 +307,18 @@ def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, An
 
 
 def _parts(edit: Edit) -> list[dict[str, Any]]:
-    """The edits that an edit is the sum of: itself, if it is none."""
+    """Return the provenance of each edit that an edit is the sum of, with its fingerprint; its own if it is no sum."""
     if edit.provenance.get("method") == "sum":
         return list(edit.provenance["parts"])
     return [{"fingerprint": edit.fingerprint(), **edit.provenance}]
 
 
 def refuse_shared(some: Sequence[Fact], others: Sequence[Fact]) -> None:
-    """Refuse facts of `others` that are among `some` already, with another object or with the same."""
+    """Refuse facts of `others` that are also in `some`, with the same object or another.
+
+    Raises:
+        EditError: there is such a fact.
+    """
     facts = [*some, *others]
     for i, j in same_question(facts):
         a, b = facts[i], facts[j]

@@ -1,8 +1,8 @@
-"""An edit as a folder: `edit.safetensors` holds every number exactly, `manifest.json` says what they are.
+"""Save an edit as a folder: `edit.safetensors` holds every number exactly, `manifest.json` describes them.
 
-Two hashes guard it. The *fingerprint* is the edit's identity: factors, keys, values and facts, whatever is told about
-them later. The *checksum* covers all of the manifest, its provenance too, so that no line of it can be changed by hand
-unnoticed. An edit that was scored is the same edit, with the same fingerprint and, once saved, another checksum.
+Two hashes protect it. The *fingerprint* is the edit's identity: factors, keys, values and facts, but not the
+provenance. The *checksum* covers the whole manifest, provenance included, so that any change by hand is detected. An
+edit that was scored is the same edit, with the same fingerprint and, once saved, another checksum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def save(edit: Edit, path: str | Path, force: bool = False) -> None:
 
 
 def load(kind: type[Edit], path: str | Path) -> Edit:
-    """Read what `save` wrote, in this format or the one before it (low rank only, provenance unguarded).
+    """Read what `save` wrote, in this format or the one before it (low rank only, no checksum of the provenance).
 
     Raises:
         EditError: there is no edit, or it is damaged, changed by hand, or of another format.
@@ -83,12 +83,12 @@ def load(kind: type[Edit], path: str | Path) -> Edit:
 
 
 def is_edit(folder: Path) -> bool:
-    """Whether a folder claims to be an edit."""
+    """Return True if a folder has an edit's manifest."""
     return (folder / MANIFEST).is_file()
 
 
 def digest(edit: Edit) -> str:
-    """16 hexadecimal digits over facts, changes as they are factored, keys and values."""
+    """Hash facts, changes as they are factored, keys and values to 16 hexadecimal digits."""
     hashed = _hashed_facts(edit)
     for name, tensor in sorted(_tensors(edit), key=lambda named: named[0]):
         hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
@@ -97,7 +97,7 @@ def digest(edit: Edit) -> str:
 
 
 def _first_digest(edit: Edit) -> str:
-    """What the first format called the fingerprint: over facts and factors, without keys and values."""
+    """Compute the fingerprint of format 1: over facts and factors, without keys and values."""
     hashed = _hashed_facts(edit)
     for address, delta in sorted(edit.updates.items()):
         hashed.update(f"{address}".encode())
@@ -111,7 +111,7 @@ def _hashed_facts(edit: Edit) -> hashlib._Hash:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    # numpy knows no bfloat16.
+    # numpy has no bfloat16.
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
@@ -147,6 +147,6 @@ def _assembled(kind: type[Edit], tensors: Mapping[str, Tensor], manifest: Mappin
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:
-    """Over the manifest as it is read back: JSON knows no tuples, and only text for names."""
+    """Hash the manifest as it will be read back: JSON has no tuples, and only strings as keys."""
     plain = json.loads(json.dumps(manifest))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

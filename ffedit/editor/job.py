@@ -1,4 +1,4 @@
-"""What is asked of a method: which facts, where, with which numbers."""
+"""Input of a method: the facts, the layers, the hyperparameters."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One edit to compute.
+    """Specification of one edit to compute.
 
     Attributes:
-        editable: the model as it is; a method leaves it so, whether it returns or fails.
+        editable: the model; a method leaves it unchanged, whether it returns or fails.
         facts: what to write.
-        ff_layers: where: the memories of each layer, in rising order.
-        config: all numbers.
+        ff_layers: the memories of each layer to write to, in ascending order.
+        config: all hyperparameters.
         stats: second moments of the keys of these layers, for methods that use them.
-        after: earlier edits, in the model already, whose keys are to give what they give.
-        progress: told how far it is.
+        after: earlier edits, applied to the model, whose keys are to keep their outputs.
+        progress: called with the progress.
     """
 
     editable: Editable
@@ -46,19 +46,19 @@ class Job:
 
     @property
     def groups(self) -> list[list[Fact]]:
-        """The facts, those of one subject together."""
+        """Facts grouped by subject."""
         return by_subject(self.facts)
 
 
 def write_(ff: FeedForward, delta: LowRank) -> None:
-    """W ← W + Δ in the memories of a layer, for `delta` [d_model, Σ d_ff]."""
+    """Add `delta` [d_model, Σ d_ff] to the value matrices of a layer's memories, W ← W + Δ, in place."""
     for part, right in zip(ff.parts, ff.split(delta.right, 1).values(), strict=True):
         part.write_(LowRank(delta.left, right))
 
 
 @contextmanager
 def unedited(editable: Editable) -> Iterator[None]:
-    """In the block, the originals are in the place of all matrices that edits changed."""
+    """Put the original of every edited matrix back for the length of a block."""
     originals = editable.history.originals
     with restored([editable.memories[at] for at in originals]):
         for at, original in originals.items():
@@ -68,8 +68,8 @@ def unedited(editable: Editable) -> Iterator[None]:
 
 @contextmanager
 def restored(memories: Sequence[KeyValueMemory]) -> Iterator[None]:
-    """What the block writes into `memories` is gone afterwards, bit for bit."""
-    written = [memory for memory in memories if not memory.quantised]  # the others cannot be written to
+    """Restore `memories` after the block, bit for bit."""
+    written = [memory for memory in memories if not memory.quantised]  # quantised ones cannot be written to
     originals = [memory.value.clone() for memory in written]
     try:
         yield

@@ -1,11 +1,11 @@
-"""What addresses a fact: the memory coefficients at the subject's last token.
+"""Read the key k* of a fact: the memory coefficients at the subject's last token.
 
-k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3): the same vector in every place of
-the algebra.
+k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3); the same vector is used wherever
+the algebra needs a key.
 
-Where no BOS stands in front, the first token of a text may be an attention sink: its key is nearly that of any other
-first token, and has nothing of the subject's. A subject of one token that begins a text is therefore not written there
-(`without_sinks`): the change would reach every text that there is.
+Without a BOS, the first token of a text may be an attention sink: its key is nearly that of any other first token and
+carries nothing of the subject. Texts that begin with a subject of one token are therefore left out (`without_sinks`):
+a change at that key would affect every text.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import Encoded, pad
 
-# Cosine of a subject's key at the first position with its keys elsewhere, below which it is the sink's. Keys of one
-# name in other contexts are far more alike than this, a sink's and a name's hardly at all.
+# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's. Keys
+# of one name in different contexts have far larger cosines, those of a sink and a name nearly 0.
 SINK = 0.3
 NO_ROOM = "not enough memory to read the key of a single text; use a smaller dtype, or another --device"
 
 
 @dataclass(frozen=True, eq=False)
 class LayerKeys:
-    """What one layer shows while the texts of a wording run through the model as it is.
+    """Keys and residual stream of one layer on the texts of a prompt set, in the unchanged model.
 
     Attributes:
         k: k*, [d_ff], float64.
@@ -51,15 +51,15 @@ class LayerKeys:
     same: Tensor
 
     def add_context_moment(self, C: Moment, weight: float) -> Moment:
-        """C with the spread of this key over its contexts counted in (`algebra.add_context_moment`), [d_ff, d_ff]."""
+        """Add the spread of this key over its contexts to C (`algebra.add_context_moment`), [d_ff, d_ff]."""
         return updates.add_context_moment(C, self.k, self.same, weight) if weight else C
 
 
 def read(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> LayerKeys:
-    """Run the texts of `prompt_set` up to a layer, in parts where memory fails; keys are those of its memories joined.
+    """Read the keys of `prompt_set` in a layer, concatenated over its memories; texts are split if memory runs out.
 
     Raises:
-        EditError: there is no memory for a single text.
+        EditError: memory does not suffice for a single text.
     """
     texts = [*prompt_set.prompts, *prompt_set.essence]
     parts = zip(*split_on_oom(partial(_run, editable, ff), texts, EditError(NO_ROOM)), strict=True)
@@ -69,10 +69,10 @@ def read(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> LayerKey
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> PromptSet:
-    """Leave out the texts in which the subject's key is that of an attention sink, where there are others.
+    """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain.
 
     Raises:
-        EditError: there is no memory for a single text.
+        EditError: memory does not suffice for a single text.
     """
     texts = [*prompt_set.prompts, *prompt_set.essence]
     first = torch.tensor([text.site == 0 for text in texts])
@@ -85,12 +85,12 @@ def without_sinks(editable: Editable, ff: FeedForward, prompt_set: PromptSet) ->
 
 
 def nothing(ff: FeedForward) -> Moment:
-    """The second moment of no key, [Σ d_ff, Σ d_ff], float64, where the layer's equations are solved."""
+    """Return a zero second moment, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
     return diagonal([torch.zeros(size, size, dtype=torch.float64, device=ff.solve_device) for size in ff.sizes])
 
 
 def _run(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Of `texts`: keys and residual stream at each subject's last token."""
+    """Run `texts` up to a layer; return keys and residual stream at each subject's last token."""
     ids = pad([e.ids for e in texts])
     with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
         replay.run_to(editable, ids, ff.layer)

@@ -1,8 +1,8 @@
-"""In which words is the new fact trained, and which words must not change?
+"""Build the prompts that a value is optimised on, and those whose predictions must not change.
 
-One prompt alone would be learnt by heart. ROME (arXiv 2202.05262, section 3.1) puts random prefixes before it and
-keeps the subject's *essence* with a KL term at "{subject} is a". The prefixes come from the model itself, sampled with
-a seed.
+A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes
+before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". The prefixes are sampled
+from the model, with a seed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ffedit.model.tokenization import Encoded, decode
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The texts that one value is optimised on, each with the subject in it.
+    """Texts that one value is optimised on, each containing the subject.
 
-    Facts that share a subject share its key and thus their value: they are worded together, and solved jointly (one
-    value for each would leave each about half, arXiv 2502.07322).
+    Facts that share a subject share its key and thus their value: their prompts form one set, and they are solved
+    jointly (one value for each would leave each about half, arXiv 2502.07322).
 
     Attributes:
         prompts: each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first.
-        fact_of: for each of `prompts`, which of the subject's facts it states.
-        essence: essence prompts; the last position's distribution is to stay.
+        fact_of: for each of `prompts`, index of the subject's fact that it states.
+        essence: essence prompts, whose distribution at the last position is to be preserved.
         prefixes: the sampled prefixes, for the provenance.
-        sinks: how many texts were left out because the subject is an attention sink in them.
+        sinks: number of texts left out because the subject is an attention sink in them.
     """
 
     prompts: tuple[Encoded, ...]
@@ -39,7 +39,7 @@ class PromptSet:
     sinks: int = 0
 
     def without(self, sinks: Collection[int]) -> PromptSet:
-        """Leave out some texts, by their number among the prompts and the essence prompts behind them."""
+        """Leave out the texts `sinks`, by their index among the prompts followed by the essence prompts."""
         prompts = [i for i in range(len(self.prompts)) if i not in sinks]
         essence = [text for i, text in enumerate(self.essence, len(self.prompts)) if i not in sinks]
         return replace(
@@ -52,12 +52,12 @@ class PromptSet:
 
     @property
     def facts(self) -> int:
-        """How many facts it words."""
+        """Number of facts that the prompts state."""
         return len(set(self.fact_of))
 
 
 def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
-    """Short texts of the model's own, as contexts before a prompt."""
+    """Sample short texts from the model, as contexts before a prompt."""
     rows = own_text(editable, config.contexts, max(config.context_tokens, default=1), config.seed)
     lengths = [config.context_tokens[i % len(config.context_tokens)] for i in range(len(rows))]
     texts = [
@@ -68,13 +68,13 @@ def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
 
 
 def _after(prefix: str, text: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
-    """`text` as a sentence of its own after `prefix`, and where its span went."""
+    """Append `text` to `prefix` as a sentence of its own; return the result and the shifted span."""
     lead = prefix + (" " if prefix[-1] in ".!?" else ". ")
     return lead + text, (span[0] + len(lead), span[1] + len(lead))
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
-    """Gather the texts for some subjects, each with its facts; a subject's texts do not depend on the others.
+    """Build the prompt sets of several subjects, each with its facts; a subject's texts do not depend on the others.
 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
@@ -85,7 +85,7 @@ def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: 
 
 def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
     limit, subject = editable.max_tokens, facts[0].subject
-    # The bare prompts come first: whatever is wrong with a fact shows here.
+    # The bare prompts come first, so that an error in a fact is raised on its own prompt.
     at = config.fact_token
     bare = [replace(editable.encode(fact.text, fact.new_object, fact.span, limit), fact_token=at) for fact in facts]
     prompts: list[Encoded] = []

@@ -1,4 +1,4 @@
-"""How an edit was found: what it needs to be repeated, judged and undone, as plain JSON."""
+"""Record how an edit was computed: all that is needed to repeat, judge and undo it, as plain JSON."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ffedit.version import __version__
 
 
 class Record:
-    """What a method notes while it works; an `Edit` in the end.
+    """Record of one run of a method, from which the `Edit` is built.
 
     Args:
         method: its name.
-        job: what it is to do.
+        job: the edit to compute.
 
     Attributes:
-        kept: per layer, the keys that `after` stored there, without those of subjects that are edited now,
-            [Σ d_ff, p].
+        kept: per layer, the keys that the edits in `job.after` stored there, without those of subjects that are edited
+            now, [Σ d_ff, p].
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -80,10 +80,10 @@ class Record:
         division: Sequence[float],
         guarantee: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Note the change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
+        """Record the change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
 
-        Each memory of the layer is noted with its own part of Δ and of the keys, and with values that sum to these.
-        `guarantee` is what the method promises of it, and what came of that.
+        Each memory of the layer is recorded with its own columns of Δ and rows of the keys, and with values that sum to
+        `values`. `guarantee` is what the method guarantees of the solution, and its measured value.
         """
         delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
         rights, own = ff.split(delta.right, 1), ff.split(keys, 0)
@@ -105,11 +105,11 @@ class Record:
         self._values |= {at: given + missing for at, given in found.items()}
 
     def add_dense(self, memory: KeyValueMemory, delta: Tensor) -> None:
-        """Note a change, [d_model, d_ff], that was not solved for."""
+        """Record a change, [d_model, d_ff], that was not solved for."""
         self._updates[memory.address] = Dense(double(delta).cpu())
 
     def edit(self, solved: Sequence[Mapping[str, Any]]) -> Edit:
-        """The finished edit; `solved` says how each value was found."""
+        """Build the finished edit; `solved` describes how each value was found."""
         norms = self._about["norms"]
         ratio = max(delta.norm() / norms[str(at)] for at, delta in self._updates.items())
         about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
@@ -117,9 +117,9 @@ class Record:
 
 
 def divisions(delta: LowRank, C: Moment) -> list[float]:
-    """1 / (u C uᵀ) of each row u of the right factor: of one fact written by equality, its division factor kᵀC⁻¹k.
+    """Compute 1 / (u C uᵀ) for each row u of the right factor: for one fact written by equality, kᵀC⁻¹k.
 
-    Among several facts, what of it no other key holds. Tiny factors make huge updates.
+    With several facts, the part of this division factor that no other key shares. Tiny factors make huge updates.
     """
     found: list[float] = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
     return found
@@ -128,7 +128,7 @@ def divisions(delta: LowRank, C: Moment) -> list[float]:
 def how_solved(
     groups: Sequence[Sequence[Fact]], prompt_sets: Sequence[PromptSet], values: Sequence[Value]
 ) -> list[dict[str, Any]]:
-    """How each subject's value was found."""
+    """Describe how each subject's value was found."""
     return [
         {
             "subject": facts[0].subject,
@@ -144,9 +144,9 @@ def how_solved(
 
 
 def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:
-    """Keys that earlier edits stored in a layer, but for subjects that are written anew, [Σ d_ff, p].
+    """Collect the keys that earlier edits stored in a layer, except for subjects written again, [Σ d_ff, p].
 
-    A key that did not pass through one of the memories is 0 there.
+    A key that was not routed to one of the memories is 0 there.
     """
     columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
     for number, edit in enumerate(after):
@@ -177,13 +177,13 @@ def _statistics(moments: KeyMoments) -> dict[str, Any]:
 
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:
-    """The precision of the base's checkpoint, and the one that was computed in."""
+    """Return the dtype of the base's checkpoint, and the dtype computed in."""
     found = {"dtype": memory.saved_dtype, "computed_in": memory.dtype}
     return {name: str(dtype).removeprefix("torch.") for name, dtype in found.items()}
 
 
 def versions() -> dict[str, str]:
-    """What computed this."""
+    """Return the versions of ffedit, Python, torch and transformers."""
     return {
         "ffedit": __version__,
         "python": platform.python_version(),

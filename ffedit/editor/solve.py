@@ -1,8 +1,8 @@
-"""Write many facts at once: keys of all, values of all, one solution per layer.
+"""Write many facts at once: read all keys, optimise all values, solve each layer once.
 
-The values are chosen at the last of the layers. Several layers share the work (MEMIT, arXiv 2210.07229, section 4.3):
-going up, each stores an equal part of what is then still missing from the residual stream behind the last layer, at the
-keys that the changed layers below now give.
+The values are chosen at the last of the layers. Several layers share the update (MEMIT, arXiv 2210.07229, section 4.3):
+from the lowest up, each stores an equal share of the residual still missing from the residual stream behind the last
+layer, at the keys computed with the layers below already changed.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import pad
 
-# Share of a change that the residual stream behind the layer may miss before it is no longer (a multiple of) it.
+# Largest relative deviation of the change in the residual stream from a multiple of the change in the layer's output.
 ADDED = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What one layer is to store.
+    """Equations that one layer is to satisfy.
 
     Attributes:
         W: value matrix, of all memories joined, [d_model, Σ d_ff], float64.
         K: keys, [Σ d_ff, n].
-        V: values that they should give, [d_model, n].
+        V: target values of the keys, [d_model, n].
         moments: second moment of the keys of other text, of each memory.
-        own: that of the spread of the facts' keys over their contexts, by its weight (`algebra.add_context_moment`),
-            [Σ d_ff, Σ d_ff].
+        own: weighted second moment of the spread of the facts' keys over their contexts
+            (`algebra.add_context_moment`), [Σ d_ff, Σ d_ff].
         kept: keys of earlier edits, [Σ d_ff, p].
         config: weights.
     """
@@ -64,26 +64,27 @@ class Problem:
 
     @cached_property
     def C(self) -> Moment:
-        """What a change is measured in: other text and the facts' own together, [Σ d_ff, Σ d_ff]."""
+        """Metric C of the norm ‖Δ‖_C: moments of other text plus `own`, [Σ d_ff, Σ d_ff]."""
         pairs = zip(self.moments, blocks_of(self.own), strict=True)
-        return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is made anew each time
+        return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is a new tensor each time
 
     @cached_property
     def unused(self) -> Moment:
-        """Directions that other text hardly uses, [Σ d_ff, m]."""
+        """Basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
         found = [moments.unused(self.config.null_share).to(self.W.device) for moments in self.moments]
         return diagonal(found)
 
 
 @dataclass(frozen=True)
 class Solver:
-    """How a method solves what one layer is to store.
+    """Closed-form solution of a method for one layer.
 
     Attributes:
         name: of the method, for the provenance.
-        solve: the smallest change.
-        exact: it exists for independent keys only, so that others are refused before any value is chosen.
-        guarantee: what it promises of a solution, and what came of that, for the provenance, plain JSON.
+        solve: returns the smallest change.
+        exact: a solution exists for independent keys only, so dependent keys are refused before any value is chosen.
+        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
+            JSON.
     """
 
     name: str
@@ -93,20 +94,20 @@ class Solver:
 
 
 def write_batch(solver: Solver, job: Job) -> Edit:
-    """Store the facts of `job` in the value matrices of its layers.
+    """Solve for the edit that stores the facts of `job` in the value matrices of its layers.
 
     Args:
         solver: solves each layer.
         job: what to write; the values are chosen at the highest layer.
 
     Raises:
-        EditError: there is no solution, or several layers are asked for where they cannot share a value.
+        EditError: there is no solution, or several layers are requested that cannot share a value.
     """
     editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
     last, spread = ff_layers[-1], len(ff_layers) > 1
     prompt_sets = [without_sinks(editable, last, prompt_set) for prompt_set in build_prompts(editable, groups, config)]
-    # A layer that works alone is read once: nothing below it changes.
+    # A single layer needs its keys read only once, since nothing below it changes.
     K, own, lengths = read_all(editable, last, prompt_sets, 0.0 if spread else config.context_weight)
     gain = _gain(editable, last, prompt_sets[0], last.matrix @ K[:, 0]) if spread else 1.0
     for ff in ff_layers if solver.exact else ():
@@ -134,7 +135,7 @@ def write_batch(solver: Solver, job: Job) -> Edit:
 
 
 def store(record: Record, ff: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
-    """Solve for one layer and note it: the change, which is not written."""
+    """Solve for one layer, record the change, and return it; it is not written into the model."""
     delta = solver.solve(problem)
     told = divisions(delta, problem.C)
     record.add(ff, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
@@ -144,11 +145,11 @@ def store(record: Record, ff: FeedForward, subjects: Sequence[str], solver: Solv
 def read_all(
     editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], weight: float
 ) -> tuple[Tensor, Moment, Tensor]:
-    """Read the keys of all wordings in a layer.
+    """Read the keys of all prompt sets in a layer.
 
     Returns:
-        k* of each, [Σ d_ff, n], where W is; `weight` times the second moment of their spread over contexts, summed,
-        [Σ d_ff, Σ d_ff]; and the norm of the residual stream behind the layer at each subject, [n].
+        k* of each, [Σ d_ff, n], on the device of W; `weight` times the second moment of their spread over contexts,
+        summed, [Σ d_ff, Σ d_ff]; and the norm of the residual stream behind the layer at each subject, [n].
     """
     readings = [read(editable, ff, prompt_set) for prompt_set in prompt_sets]
     own = nothing(ff)
@@ -159,16 +160,16 @@ def read_all(
 
 
 def _streams(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> Tensor:
-    """The residual stream behind the layer at each subject, mean over the texts that state its facts, [d_model, n]."""
+    """Read the residual stream behind the layer at each subject, mean over texts that state its facts, [d_model, n]."""
     return torch.stack([read(editable, ff, prompt_set).stream for prompt_set in prompt_sets], 1)
 
 
 @torch.no_grad()
 def _gain(editable: Editable, ff: FeedForward, prompt_set: PromptSet, direction: Tensor) -> float:
-    """What the layer's output is multiplied by where it is added to the residual stream: 1 but in Granite.
+    """Measure the factor on the layer's output where it is added to the residual stream: 1 except in Granite.
 
     Raises:
-        EditError: it is normalised on the way (Gemma 2, OLMo 2), so layers cannot share δ.
+        EditError: the output is normalised before it is added (Gemma 2, OLMo 2), so layers cannot share δ.
     """
     text = prompt_set.prompts[0]
     ids, at, block = pad([text.ids]), text.site, {0: editable.layers[ff.layer]}
@@ -184,7 +185,7 @@ def _gain(editable: Editable, ff: FeedForward, prompt_set: PromptSet, direction:
         return double(leaving[0].reshape(*ids.shape, -1)[0, at])
 
     before = stream(torch.zeros_like(direction))
-    # As large as the stream itself, so that rounding in 16 bits does not hide it.
+    # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (direction * (before.norm().to(direction.device) / direction.norm())).to(before)
     moved = stream(probe) - before
     gain = float(moved @ probe / (probe @ probe))

@@ -1,18 +1,18 @@
-"""Collect the second moments of the keys of several layers in one pass over ordinary text, and remember them.
+"""Collect the second moments of the keys of several layers in one pass over ordinary text, and cache them.
 
-C = E[k kᵀ] asks whose reading an edit may disturb. Over running text the answer is: that of "the" and "is", which
-make up most tokens and need few directions, while a name that occurs once counts for nothing. By default the
-expectation is therefore taken over token *types*: each occurrence weighs one over the number of times its token
-occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running
-text, as ROME was published.
+C = E[k kᵀ] determines which keys an edit is to disturb least. Over running text it is dominated by "the" and "is",
+which make up most tokens and need few directions, while a name that occurs once counts for nothing. By default the
+expectation is therefore taken over token *types*: each occurrence is weighted by one over the number of times its token
+occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running text,
+as ROME was published.
 
-A row of text begins as the model's texts do: with BOS, where its tokenizer puts one in front. Whatever comes first is
-an attention sink, whose key says nothing of its token, and is left out; sinks further on are found by the length of
-their keys (`moments`).
+A row of text begins as the model's texts do: with BOS if the tokenizer prepends one. The first token is an attention
+sink, whose key does not depend on the token, and is left out; later sinks are detected by the norm of their keys
+(`key_moments`).
 
-One pass gives the keys of every layer, since a layer's keys are on its way to the next; it stops at the deepest layer
-asked for. Each layer keeps two sums of d_ff² float64 numbers while it runs, one for each half of the text, and one
-afterwards. The result is cached under a fingerprint of everything it depends on; so is a pass that was interrupted.
+One forward pass computes the keys of every layer up to the deepest one requested, where it stops. Each layer keeps two
+sums of d_ff² float64 numbers during the pass, one for each half of the text, and one afterwards. The result is cached
+under a fingerprint of everything it depends on; so is an interrupted pass.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.progress import Progress, silent
 
-# A few thousand keys: enough for full speed of their products, few enough for float32.
+# A few thousand keys: enough for fast matrix products, few enough for float32 sums.
 ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
-# Of what is counted, and how: statistics that other rules collected are not taken from the cache.
+# Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 2
-# Any text: what its tokens begin with tells whether the tokenizer puts BOS there.
+# Any text: its first token shows whether the tokenizer prepends BOS.
 ANY_TEXT = "a"
 EDITED = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
 
@@ -60,21 +60,22 @@ def collect(
     progress: Progress = silent,
     tolerance: float | None = None,
 ) -> dict[Address, KeyMoments]:
-    """C of all `memories` over `corpus`, from the cache where it is there, the others in one pass.
+    """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
     Args:
         editable: the model.
-        memories: whose keys; layers above the deepest of them do not run.
-        corpus: the text; by default what ships with ffedit, or what the model samples where it does not speak that.
-        progress: told how far it is.
-        tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, looked at each time
-            when the text has doubled. Tokens are weighted by their frequencies in all of the text nonetheless.
+        memories: whose keys are collected; layers above the deepest of them do not run.
+        corpus: the text; by default the text that ships with ffedit, or sampled text if the model does not know its
+            language.
+        progress: called with the progress.
+        tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, checked each time
+            the text has doubled. Tokens are still weighted by their frequencies in all of the text.
 
     Returns:
-        By address, the moments; `count` tells how many tokens there were.
+        The moments by address; `count` is the number of tokens.
 
     Raises:
-        EditError: the corpus cannot be used, or the model's keys on it cannot.
+        EditError: the corpus, or the model's keys on it, cannot be used.
     """
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
@@ -83,7 +84,7 @@ def collect(
     text, beginning = identity(editable, corpus, ids)
     layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
     marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
-    # A text that was read to its end serves where less would have done.
+    # Moments of the whole text also satisfy a tolerance.
     whole = {address: _entry("moments", f"{marks[address]}:{text}:{corpus.weighting}:{RULES}") for address in marks}
     part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
     kept = {a: whole[a] if tolerance is None or whole[a].exists() else part[a] for a in marks}
@@ -115,7 +116,7 @@ def collect(
 
 
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
-    """The ids of a text that is there, [tokens or fewer], and what it is called; None where it is to be sampled."""
+    """Return the token ids of an existing text, [tokens or fewer], or None if it is to be sampled; and its name."""
     if corpus.named is not None:
         return given(editable, corpus, progress), str(corpus)
     shipped = neutral(editable) if corpus.path is None else None
@@ -123,7 +124,7 @@ def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tenso
 
 
 def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
-    """What the cache holds there; a file that is damaged, or of another version, is as none."""
+    """Read cached moments; None if the file is missing, damaged, or of another version."""
     try:
         return KeyMoments.load(path, fingerprint)
     except EditError:
@@ -136,12 +137,12 @@ def collect_moments(
     corpus: Corpus | None = None,
     progress: Progress = silent,
 ) -> KeyMoments:
-    """C of one memory over `corpus`, as by `collect`."""
+    """Collect C of one memory over `corpus`, as `collect` does."""
     return collect(editable, [memory], corpus, progress)[memory.address]
 
 
 def mark(editable: Editable, memory: KeyValueMemory) -> str:
-    """The fingerprint of everything that the keys of `memory` depend on, but the text: nothing above its layer."""
+    """Fingerprint everything but the text that the keys of `memory` depend on: nothing above its layer."""
     return f"{fingerprint(editable, memory.address.layer)}:{memory.address}"
 
 
@@ -153,10 +154,10 @@ def moments_for(
     seed: int,
     progress: Progress = silent,
 ) -> Mapping[Address, KeyMoments]:
-    """The second moments of `memories` for an edit: those given, or collected on the text given, or on sampled text.
+    """Return the second moments of `memories` for an edit: `stats`, or collected over the corpus `stats` or a default.
 
     Raises:
-        EditError: they do not fit the model, or cannot be collected.
+        EditError: the moments do not fit the model, or cannot be collected.
     """
     if stats is None:
         stats = Corpus(tokens=tokens_for(subjects), seed=seed)
@@ -170,10 +171,10 @@ def moments_for(
 
 
 def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
-    """Make sure that the text of `stats` came to each of `memories`.
+    """Check that each of `memories` received keys from the text of `stats`.
 
     Raises:
-        EditError: the router sent none of it to one of them.
+        EditError: the router sent no token to one of them.
     """
     for memory in memories:
         moments = stats[memory.address]
@@ -186,12 +187,12 @@ def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, Ke
 
 
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
-    """Make sure that `stats` are the second moments of all `memories`.
+    """Check that `stats` are the second moments of all `memories`.
 
-    Edits that are applied below a layer change its keys a little; statistics from before them all may serve a sequence.
+    Edits applied below a layer change its keys only slightly, so statistics of the unedited model are accepted too.
 
     Raises:
-        EditError: one is missing, or of another model, layer or precision.
+        EditError: moments are missing, or of another model, layer or precision.
     """
     missing = next((memory.address for memory in memories if memory.address not in stats), None)
     if missing is not None:
@@ -205,7 +206,7 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
 def unlike(
     editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
 ) -> list[KeyValueMemory]:
-    """The memories whose statistics were collected neither on the weights as they are nor on those before all edits."""
+    """List the memories whose statistics were collected neither on the current nor on the unedited weights."""
 
     def odd(some: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
         return [memory for memory in some if stats[memory.address].fingerprint != mark(editable, memory)]
@@ -218,7 +219,7 @@ def unlike(
 
 
 def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:
-    """What other precision, size or layer a memory has than statistics are of, in words; None where they agree."""
+    """Describe the layer, precision and d_ff of a memory if they differ from those of the moments, else None."""
     dtype = str(memory.dtype).removeprefix("torch.")
     if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
         return None
@@ -239,10 +240,10 @@ def _pass(
     progress: Progress,
     tolerance: float | None,
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
-    """The sums of all `memories` over `ids`, and the seconds it took; goes on from `unfinished`."""
+    """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
     length = row_length(editable)
     weights = _weights(ids, length, corpus.weighting)
-    # A short text makes two batches nonetheless, so that its halves can be compared.
+    # Even a short text is split into two batches, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: KeyMomentsFitter() for memory in memories}
     started = time.perf_counter() - resume_statistics(unfinished, fitters)
@@ -275,13 +276,13 @@ def _batch(
     weights: Tensor,
     length: int,
 ) -> None:
-    """Run `ids` [n] in rows of `length` up to the last of `memories`; each fitter takes its keys as they pass.
+    """Run `ids` [n] in rows of `length` up to the last of `memories`; update each fitter with its keys on the way.
 
-    Where memory fails, some rows follow others. A run that failed has passed the lower layers: what a fitter has taken
-    of the batch it does not take again.
+    If memory runs out, the rows are split. The failed run has already updated fitters of lower layers: keys that a
+    fitter has counted are not counted again.
 
     Raises:
-        EditError: there is no memory for a single row.
+        EditError: memory does not suffice for a single row.
     """
     rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
     rows.view(-1)[: len(ids)] = ids
@@ -314,7 +315,7 @@ def _batch(
 
 
 def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForward]:
-    """The layers that hold some memories, each with these alone, in rising order."""
+    """Group memories by layer: each layer restricted to its addresses among `addresses`, in ascending order."""
     wanted: dict[int, list[Address]] = {}
     for at in sorted(addresses):
         wanted.setdefault(at.layer, []).append(at)
@@ -330,7 +331,7 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
 
 
 def _converged(fitters: Iterable[KeyMomentsFitter], tolerance: float | None) -> bool:
-    """Whether, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
+    """Return True if, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
     if tolerance is None:
         return False
     return all(
@@ -340,7 +341,7 @@ def _converged(fitters: Iterable[KeyMomentsFitter], tolerance: float | None) -> 
 
 
 def begun(editable: Editable, ids: Tensor) -> Tensor:
-    """As many `ids` [n] of a text, in rows that begin with BOS where the tokenizer puts one in front of a text."""
+    """Put BOS at the start of each row of a text if the tokenizer prepends one; the number of `ids` [n] is kept."""
     bos, length = editable.tokenizer.bos_token_id, row_length(editable)
     if bos is None or editable.tokenizer(ANY_TEXT, verbose=False)["input_ids"][:1] != [bos]:
         return ids
@@ -350,7 +351,7 @@ def begun(editable: Editable, ids: Tensor) -> Tensor:
 
 
 def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
-    """How much each token counts, [n], float64, 1 in the mean: 0 at a row's first position, else by `weighting`."""
+    """Compute token weights, [n], float64, of mean 1: 0 at a row's first position, else by `weighting`."""
     weights = torch.ones(len(ids), dtype=torch.float64)
     weights[::length] = 0
     if weighting == "types":

@@ -1,8 +1,8 @@
-"""Key statistics as a folder of the user's: one safetensors file for each layer, which says what it is of.
+"""Save key statistics in a user's folder: one safetensors file for each memory, with a description of its origin.
 
-Statistics of another model, layer or precision would make an edit quietly worse. Each file carries the fingerprint of
-all that its keys depend on, and in words the model, the layer and the precision, so that what does not fit can be
-refused by name.
+Statistics of another model, layer or precision would silently make an edit worse. Each file holds the fingerprint of
+all that its keys depend on, and the names of model, layer and precision, so that an error about a mismatch can name
+them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ffedit.model.memory import Address
 
 
 def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
-    """Write `stats` as a folder, which appears whole or not at all.
+    """Write `stats` as a folder, whole or not at all.
 
     Args:
-        stats: by address, as `ffedit.stats` gives them.
-        folder: the folder to make.
-        force: replace a folder that is there.
+        stats: by address, as `ffedit.stats` returns them.
+        folder: the folder to create.
+        force: replace an existing folder.
 
     Returns:
         The folder.
@@ -39,17 +39,18 @@ def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: b
 
 
 def file_name(address: Address) -> str:
-    """What the file of one memory is called."""
+    """Return the file name of one memory."""
     return f"layer-{address}.safetensors"
 
 
 def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMoments]:
-    """What `save_stats` wrote, for the model that it was collected from; layers that are of other weights are left out.
+    """Read what `save_stats` wrote for this model; layers collected with other weights are left out.
 
-    On an edited model those of the unedited one serve, too, where the originals of what its edits changed are there.
+    On an edited model, statistics of the unedited one are accepted too, if the originals of the edited matrices are
+    available.
 
     Args:
-        folder: where it lies.
+        folder: that `save_stats` wrote.
         editable: the model.
 
     Raises:
@@ -71,7 +72,7 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
 
 
 def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:
-    """The statistics in several folders as those of all their texts; a layer may be in some of them only.
+    """Merge the statistics of several folders into those of all their texts; a layer may be missing in some folders.
 
     Raises:
         EditError: a folder holds none, they are of different models, or a text is in two of them.
@@ -92,7 +93,7 @@ def _address(name: str) -> Address:
 
 
 def _read(folder: Path) -> dict[Path, KeyMoments]:
-    """By file, what a folder holds, in the order of the layers."""
+    """Read all statistics in a folder, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
     found = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}

@@ -1,6 +1,6 @@
-"""A pass over a text that was interrupted, so that the next one goes on where it stopped, to the same bits.
+"""Save an interrupted pass over a text, so that the next one resumes it and ends with the same bits.
 
-Between two batches the sums are whole. An interrupt (Ctrl-C) waits for that moment, which is a batch away.
+The sums are consistent between two batches only, so an interrupt (Ctrl-C) is delayed until the current batch is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ffedit.model.memory import Address
 
 
 def save_partial_statistics(path: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds: float) -> None:
-    """Keep what was summed so far; a cache that cannot be written is done without."""
+    """Save the sums so far; do nothing if the cache cannot be written."""
     tensors: dict[str, Tensor] = {}
     counts = {}
     for address, fitter in fitters.items():
@@ -34,7 +34,7 @@ def save_partial_statistics(path: Path, fitters: Mapping[Address, KeyMomentsFitt
 
 
 def resume_statistics(path: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
-    """Give `fitters` back what `save_partial_statistics` kept of them, if anything; the seconds spent on it.
+    """Restore into `fitters` what `save_partial_statistics` saved, if anything; return the seconds spent on it.
 
     Raises:
         EditError: the file is damaged.

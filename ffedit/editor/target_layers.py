@@ -1,9 +1,9 @@
-"""To which memories of a layer is a fact written?
+"""Select the memories of a layer that a fact is written to.
 
-Of a dense layer, to its one. Of a mixture of experts, to those that the subject's last token really goes to: an expert
-that at least half of the texts stating the fact come to, and every shared one. The router itself is never changed. What
-it does is measured before and after: how much of its weight the written experts hold over contexts, and whether a text
-goes to other experts once the edit is in the model.
+A dense layer has one. In a mixture of experts, a fact is written to the experts that the subject's last token is routed
+to in at least half of the texts stating the fact, and to every shared one. The router itself is never changed. Its
+routes are measured before and after: the share of its weight on the written experts over contexts, and whether a text
+is routed to other experts once the edit is in the model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 
-# In what share of the texts that state a fact its key must pass through an expert that is written to.
+# Share of the texts stating a fact that must be routed to an expert for it to be written.
 OFTEN = 0.5
 
 
 def find_ff_layers(editable: Editable, layers: Sequence[int], prompt_sets: Sequence[PromptSet]) -> list[FeedForward]:
-    """Return the memories of `layers` that the facts' keys pass through, by layer; a dense layer needs no prompts."""
+    """Return the memories of `layers` that the facts' keys are routed to, by layer; a dense layer needs no prompts."""
     mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
     found = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], mixed)
     return [
@@ -39,7 +39,7 @@ def find_ff_layers(editable: Editable, layers: Sequence[int], prompt_sets: Seque
 
 
 def _written(layer: FeedForward, found: Routes, prompt_sets: Sequence[PromptSet]) -> list[Address]:
-    """The addresses of the experts that some subject passes through, and of the shared ones."""
+    """Return the addresses of the experts that any subject is routed to, and of the shared experts."""
     routed = found.weights.shape[1]
     chosen = {part.address.expert for part in layer.parts if (part.address.expert or 0) >= routed}
     for rows in torch.arange(len(found.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
@@ -51,10 +51,10 @@ def _written(layer: FeedForward, found: Routes, prompt_sets: Sequence[PromptSet]
 def check_routes(
     editable: Editable, ff: FeedForward, subjects: Sequence[str], prompt_sets: Sequence[PromptSet]
 ) -> None:
-    """Make sure that the subjects still go to the experts of `ff`, with the layers below it edited.
+    """Check that the subjects are still routed to the experts of `ff`, with the layers below it edited.
 
     Raises:
-        EditError: one no longer does.
+        EditError: a subject is routed to another expert.
     """
     if ff.mixture is None:
         return
@@ -76,12 +76,12 @@ def _named(ff: FeedForward) -> str:
 
 
 def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
-    """The edit, with what the routers do before and after it in its provenance, where it changes a mixture.
+    """Return the edit with the routes before and after it in its provenance, if it changes a mixture, else unchanged.
 
-    `provenance["routing"]` is plain JSON, by layer: `texts`, how many state the facts; `experts`, by number the `share`
-    of them whose subject goes there and the mean `weight` that the expert has then; `moved`, the share that goes to
-    other experts once the edit is in the model; of an edited layer, `written`, the experts, and `covered`, the share of
-    the router's weight that they hold.
+    `provenance["routing"]` is plain JSON, by layer: `texts`, the number of texts stating the facts; `experts`, for each
+    expert the `share` of them whose subject is routed to it and its mean `weight` then; `moved`, the share routed to
+    other experts once the edit is in the model; for an edited layer, `written`, the experts, and `covered`, the share
+    of the router's weight on them.
     """
     editable, mixed = job.editable, [ff for ff in job.ff_layers if ff.mixture is not None]
     if not mixed:

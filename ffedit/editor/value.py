@@ -1,19 +1,20 @@
-"""What should be found at a fact's key instead?
+"""Choose the value v* that a fact's key is to give.
 
-v* = W k* + δ, where δ is added to the layer's output at the subject's last token and optimised until the model says the
-new object in every context (ROME, arXiv 2202.05262, eq. 4):
+v* = W k* + δ, where δ is added to the layer's output at the subject's last token and optimised until the model predicts
+the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
     L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖h‖² )
 
-h is the residual stream behind the layer, the unit of every length here: what δ has to turn is the stream, while ‖W k*‖
-differs tenfold between the layers of one model. Steps go along the gradient, each a share of ‖h‖ long: Adam moves every
-entry of δ alike at first, which makes δ longer than it has to be. The two penalties weigh less from step to step
-(ρ < 1), so that an easy fact ends small while they are high, and a hard one is reached once they are low. Where every
-context says the new object from the start, more likely than not, δ is 0: an edit that is in the model already reaches
-somewhat less in single contexts than its value did when it was chosen, and is not to be written again.
+h is the residual stream behind the layer, and ‖h‖ the unit of every length here: δ acts on the stream, while ‖W k*‖
+differs tenfold between the layers of one model. Steps follow the gradient, with lengths in units of ‖h‖: Adam at first
+moves every entry of δ by the same amount, which makes δ longer than necessary. The weights of the two penalties decay
+from step to step (ρ < 1), so that an easy fact ends with a small δ while they are high, and a hard one reaches its
+target once they are low. If the new object is more likely than not in every context from the start, δ is 0: an edit
+that is already in the model reaches a slightly lower probability in single contexts than its value did when it was
+chosen, and is not to be written again.
 
-Many values are optimised together, each with its own loss and its own end, so that what is found for one does not
-depend on its company.
+Many values are optimised together, each with its own loss and stopping condition, so that a value does not depend on
+the others in its batch.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from ffedit.progress import Progress, silent
 
 # A step aims at this multiple of the target probability, so that the last one does not end just below it.
 AIM = 1.1
-# Of a new object that is said from the start, in every context: likelier than all else together.
+# Target at step 0, in every context: the new object is likelier than all else together.
 SAID = 0.5
-# Nats that a δ as long as the residual stream would gain: less is rounding, as where nothing that is read depends on δ
-# (behind the last layer, but at the subject itself), and gives no direction.
+# Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where no output that
+# is read depends on δ (behind the last layer, except at the subject itself), and gives no direction.
 FLAT = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What `choose_values` found for one subject.
+    """Value of one subject, found by `choose_values`.
 
     Attributes:
         v: v* = W k* + δ, [d_model], float64.
         delta: δ, [d_model], float64.
-        losses: the whole loss before each step, and behind the last, nats.
+        losses: the whole loss before each step, and after the last, nats.
         probabilities: of each fact's new object in its bare prompt with δ in place.
     """
 
@@ -74,16 +75,16 @@ def choose_values(
     """Find v* for each of `prompt_sets`.
 
     Args:
-        editable: the model; nothing in it changes.
-        ff: where the facts are to be written.
-        wordings: what is to be said and what is to be kept, one for each subject.
+        editable: the model; it is not changed.
+        ff: the layer that the facts are to be written to.
+        prompt_sets: the prompts to be answered with the new objects and the essence prompts, one set per subject.
         keys: k* of each, [d_ff, n].
         lengths: the unit in which δ is measured, [n]: the norm of the residual stream behind the layer.
         config: steps, weights and bounds.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
-        EditError: the loss is not finite, or there is no memory for a single subject.
+        EditError: the loss is not finite, or memory does not suffice for a single subject.
     """
     refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     W = ff.matrix
@@ -105,7 +106,7 @@ def choose_values(
 
 
 def _groups(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> Iterator[tuple[int, int]]:
-    """Runs of wordings whose recordings fit into memory together."""
+    """Yield index ranges (first, end) of prompt sets whose recordings fit into memory together."""
     most, first, held = batch_budget(editable, ROOM, SHARES), 0, 0
     for i, prompt_set in enumerate(prompt_sets):
         one = size(editable, ff, prompt_set)
@@ -129,7 +130,7 @@ def _optimise(
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
-    # How much log-probability the new object misses in the context that says it least; aimed at is a little more.
+    # Log-probability that the new object lacks in its least likely context, relative to the aim.
     aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
@@ -161,7 +162,10 @@ def _optimise(
 
 
 def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Steps along the gradient, [n, d_model], to where it says that nothing is missing; of `step_size` at most."""
+    """Return the function of steps along the gradient, [n, d_model].
+
+    To first order a step gains the missing log-probability; its length is at most `step_size`.
+    """
 
     def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
         slope = gradient.norm(dim=1, keepdim=True).clamp(min=FLAT)
@@ -172,7 +176,10 @@ def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Adam's steps of each value on its own, in units of `unit` [n, 1]; as published, entries of δ move alike."""
+    """Return the function of Adam's steps, each value on its own, in units of `unit` [n, 1].
+
+    As published, Adam works on δ itself, whose entries move alike.
+    """
     mean = square = torch.zeros(())
     count = 0
 

@@ -1,9 +1,9 @@
-"""L(δ) for many values at once.
+"""Compute the loss L(δ) of many values at once.
 
 Adding δ to a layer's output at the subject's last token changes nothing below that layer and nothing left of that
-token. So the texts of all wordings are recorded once; a step then runs those that take part on from the layer and from
-their subject's last token, in batches of texts that run about as far (buckets), and reads the unembedding where the
-loss is.
+token. So the texts of all prompt sets are recorded once; a step then resumes those of the values still optimised at the
+layer and their subject's last token, in batches of texts with similar numbers of positions to run (buckets), and
+applies the unembedding only at the positions that the loss reads.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, pad
 
-# How many numbers the recordings of a group of values may hold, or a batch of theirs with its gradients: on a CPU
-# 128 MB in float32; on a GPU, a share of what is free.
+# Numbers that the recordings of a group of values may hold, or a batch of texts with its gradients: on a CPU 128 MB in
+# float32; on a GPU, one of SHARES shares of the free memory.
 ROOM, SHARES = 2**25, 8
-# What one more batch costs, in tokens: with fewer, the weights are read for nearly nothing.
+# Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
 BATCH_COST = 32
-# Activations that are kept for the gradient, per token and layer, in widths of the residual stream.
+# Activations kept for the gradient, per token and layer, in multiples of d_model.
 ACTIVATIONS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Some texts, recorded.
+    """Recorded texts that are run together.
 
     Attributes:
-        rows: which of the objective's texts, [r].
+        rows: indices of the texts in the objective, [r].
         starts: first position of each that is run again, [r]; no subject ends left of it.
         recording: of these texts.
         said: for each token of an answer: row in the bucket, position before it, token; [a, 3].
-        kept: for each position to be kept: row in the bucket, position; [k, 2].
-        before: what is to be kept there, [k, vocabulary].
+        kept: for each position whose distribution is preserved: row in the bucket, position; [k, 2].
+        before: the distribution to preserve there, [k, vocabulary].
         entropy: of `before`, [k], nats.
     """
 
@@ -60,12 +60,12 @@ class _Bucket:
 
 
 class Objective:
-    """The texts of some wordings, recorded once on the unedited model; their loss at any δ.
+    """Loss of several prompt sets at any δ; their texts are recorded once on the unedited model.
 
     Args:
         editable: the model.
         ff: the layer that δ is added to.
-        wordings: one for each value, n in all.
+        prompt_sets: one for each value, n in all.
         config: weights.
     """
 
@@ -76,7 +76,7 @@ class Objective:
         self._ragged = editable.resumable and editable.ragged
         self._texts: list[Encoded] = []
         owners: list[int] = []
-        # Of each text that states a fact: whose value, which of its facts, and which text.
+        # For each text that states a fact: indices of the value, of the fact within it, and of the text.
         self._prompts: list[tuple[int, int, int]] = []
         for owner, prompt_set in enumerate(prompt_sets):
             self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(prompt_set.fact_of)]
@@ -90,16 +90,17 @@ class Objective:
         self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
 
     def _cut(self) -> Iterator[Tensor]:
-        """Buckets of least cost: rows × positions that are run, and so much for each; indices of texts.
+        """Partition the texts into buckets of least total cost, rows × positions that are run + `BATCH_COST` for each.
 
-        A rerun begins where its subject ends. Where the model can begin in each row at another position, texts that run
-        as far go together; else those whose subject ends at about the same place, since all begin at the leftmost.
+        A rerun begins where its subject ends. If the model can begin at a different position in each row, texts with
+        similar numbers of positions to run share a bucket; else those whose subjects end at similar positions, since
+        all rows begin at the leftmost. Yields indices of texts.
         """
         at, end = self._at.tolist(), self._end.tolist()
         key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
         keys = sorted(set(key))
         of = [[row for row in range(len(key)) if key[row] == one] for one in keys]
-        # best[j]: least cost of all texts whose key is below keys[j], and where its last bucket begins.
+        # best[j]: least cost of all texts whose key is below keys[j], and the index where its last bucket begins.
         best: list[tuple[float, int]] = [(0.0, 0)]
         for j in range(1, len(keys) + 1):
             longest, weight, options = 0, 0, []
@@ -112,12 +113,12 @@ class Objective:
         last = len(keys)
         while last:
             first = best[last][1]
-            # Sorted, so that most parts of a large bucket begin at one position, which needs no mask.
+            # Sorted, so that the rows of most parts of a large bucket begin at one position, which needs no mask.
             yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
             last = first
 
     def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
-        """A bucket in parts of which the keys and values of all layers have room, while they are recorded."""
+        """Split a bucket into parts whose attention keys and values in all layers fit into memory while recording."""
         longest = max(len(self._texts[row].ids) for row in rows.tolist())
         each = 2 * longest * len(self.editable.layers) * self.editable.d_model
         return _parts(rows, batch_budget(self.editable, ROOM, SHARES) // each)
@@ -142,7 +143,7 @@ class Objective:
         return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
 
     def _weights(self) -> tuple[Tensor, Tensor]:
-        """What −log P(answer) and the divergence of each text count, [texts]; a fact's contexts count 1 together."""
+        """Compute the weights of each text's −log P(answer) and KL term, [texts]; a fact's contexts sum to 1."""
         answers, kept = torch.zeros(len(self._texts)), torch.full((len(self._texts),), self.config.kl_weight)
         contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
         for owner, fact, row in self._prompts:
@@ -153,11 +154,11 @@ class Objective:
     def loss_and_gradient(
         self, delta: Tensor, going: Tensor, penalty: float = 1.0
     ) -> tuple[Tensor, Tensor, list[list[list[float]]]]:
-        """L without its decay, and its gradient, at those values of `delta` [n, d_model] that are `going` [n].
+        """Compute L without its weight decay, and its gradient, for the values of `delta` [n, d_model] in `going` [n].
 
         Args:
             delta: δ of each value, in the units of the layer's output.
-            going: which values are asked for; the loss and gradient of the others are 0.
+            going: mask of the values to compute; the loss and gradient of the others are 0.
             penalty: factor on the KL term.
 
         Returns:
@@ -181,7 +182,7 @@ class Objective:
         return loss, gradient, by_fact
 
     def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
-        """The texts that take part, [texts], as indices within a bucket, no more at once than there is room for."""
+        """Yield the texts selected by `taking`, [texts], as (bucket, indices within it), in batches that fit."""
         most = batch_budget(self.editable, ROOM, SHARES)
         layers = len(self.editable.layers) - self.ff.layer
         for bucket in self._buckets:
@@ -207,7 +208,7 @@ class Objective:
 
         def add(output: Tensor) -> Tensor:
             moved = output.reshape(len(some), -1, output.shape[-1]).clone()
-            # A model that cannot be resumed runs whole rows.
+            # A model that cannot be resumed runs whole rows, so positions count from the row's beginning.
             moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
             return moved.reshape(output.shape)
 
@@ -219,7 +220,7 @@ class Objective:
         reads = torch.cat([said[:, :2], kept])
         reads = torch.stack([ff[reads[:, 0]], reads[:, 1]], 1)
         run, from_end = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
-        # Where δ is added to the last layer itself, that one runs whole.
+        # If δ is added to the last layer itself, that layer must run at all positions.
         last = layer + 1 == len(editable.layers)
         with (
             replace_output(self.ff.module, add),
@@ -243,17 +244,17 @@ class Objective:
 
 
 def _parts(rows: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Parts of at most so many rows, and of one at least; all about as long, since a short one costs nearly as much."""
+    """Split `rows` into parts of 1 to `most` rows, of about equal length, since a short part costs nearly as much."""
     return rows.tensor_split(ceil(len(rows) / max(1, most)))
 
 
 def _end(text: Encoded) -> int:
-    """One position behind the last that is read."""
+    """Return the position after the last that is read."""
     return len(text.ids) - 1 if text.target_ids else len(text.ids)
 
 
 def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
-    """How many numbers an `Objective` keeps for a wording, about."""
+    """Estimate how many numbers an `Objective` keeps for a prompt set."""
     width, layers = ff.shape[0], len(editable.layers) - ff.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     texts = (*prompt_set.prompts, *prompt_set.essence)

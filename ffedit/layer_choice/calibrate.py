@@ -1,13 +1,13 @@
 """Choose the layer to edit in a model, once, by editing facts that the model knows.
 
-Where a fact is recalled is not always where it is best changed (Hase et al. 2023, arXiv 2301.04213), and one fact's
-trace says little about a model. So a small set of facts that ships with ffedit is asked; those that the model knows are
-traced at the subject's last token, where the key is read; and a few of them are written at each of a few candidate
-layers: where the trace finds most, what was published for such a model, and early ones, where most models edit best.
-The best harmonic mean of efficacy, paraphrase and specificity wins.
+The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213), and one fact's
+trace is weak evidence about a model. So the model is queried with a small set of facts that ships with ffedit; those
+that it knows are traced at the subject's last token, where the key is read; and a few of them are written at each of a
+few candidate layers: the layer of the largest effect, the published one for the model, and early ones, where most
+models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen.
 
-All of it is counted and not timed, so that the same model gives the same layer; it is kept under the fingerprint of the
-unedited weights.
+The amount of work is fixed by counts, not by time, so that the same model gives the same layer; the choice is cached
+under the fingerprint of the unedited weights.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from ffedit.version import __version__
 FACTS = Path(__file__).with_name("calibration.json")
 # A model that knows fewer of the facts cannot be calibrated on them.
 LEAST = 3
-# How many known facts are traced, in how many corrupted runs each, and how many of them are written at each candidate.
+# Known facts that are traced, corrupted runs of each, and known facts that are written at each candidate.
 TRACED, SAMPLES, WRITTEN = 4, 2, 6
-# Up to so many layers all are tried; of more, those at these shares of the depth, beside the traced and the published.
+# Models of up to SHALLOW layers try them all; deeper ones try these shares of the depth, the traced and the published.
 SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4)
 # Scores of so few facts that lie nearer than this are not told apart: one fact of six weighs more.
 TIE = 0.05
-# Where no layer was published: most of those that were lie between a seventh and a third of the depth.
+# Where no layer was published: those that were lie between .15 and .35 of the depth.
 USUAL = 1 / 4
-# Tokens of an own answer: those of an object, and one that shows that it is whole.
+# Tokens generated for an answer: those of an object, and one that shows that it is complete.
 OWN_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class LayerScore:
-    """What tracing and editing say about one layer.
+    """Scores of tracing and editing at one layer.
 
     Attributes:
         layer: the layer.
         effect: average indirect effect at the subject's last token, window of layers around this one, or None.
-        efficacy: after editing the facts in this layer; so are the others. None where it was not measured.
-        paraphrase: None where no fact has paraphrases.
-        specificity: None where no fact has neighbors.
-        score: harmonic mean of efficacy and of those of the other two that there are; None without efficacy.
-        magnitude: mean of the same rates' magnitudes, differences of probability: it decides between equal scores.
+        efficacy: after editing the facts in this layer, as are the other scores; None if it was not measured.
+        paraphrase: None if no fact has paraphrases.
+        specificity: None if no fact has neighbors.
+        score: harmonic mean of efficacy and whichever of the other two were measured; None without efficacy.
+        magnitude: mean of the same rates' magnitudes, differences of probability; decides between equal scores.
     """
 
     layer: int
@@ -81,7 +81,7 @@ class LayerScore:
 
     @classmethod
     def of(cls, layer: int, effect: float | None, scores: Scores) -> LayerScore:
-        """The row of a layer whose edits scored so."""
+        """Build the row of a layer from its effect and the scores of the edits at it."""
         names = ("efficacy", "paraphrase", "specificity")
         rates = {name: getattr(scores, name) for name in names}
         there = [name for name in names if rates[name] is not None]
@@ -94,23 +94,23 @@ class LayerScore:
 
 @dataclass(frozen=True)
 class Choice:
-    """The layer to edit in a model, and what it was chosen by.
+    """Layer to edit in a model, and the evidence for it.
 
     Attributes:
-        layer: the layer; None where the model knows too few of the calibration facts.
+        layer: the layer; None if the model knows too few of the calibration facts.
         method: that the candidates were edited with.
-        asked: how many facts the model was asked.
-        known: how many of them it knows.
-        written: how many were written at each candidate.
-        rows: the candidates.
-        effects: average indirect effect at the subject's last token over the traced facts, [layers]; none were traced
-            where `layer` is None.
+        asked: number of facts the model was queried with.
+        known: number of them that it knows.
+        written: number of facts written at each candidate.
+        rows: scores of the candidates.
+        effects: average indirect effect at the subject's last token over the traced facts, [layers]; empty if `layer`
+            is None, since none were traced.
         total: average total effect.
-        traced: the layer that the trace finds, or None where it shows no site.
+        traced: the layer that the trace finds, or None if it shows no site.
         prior: the published layer, or None.
         source: of the prior.
-        seconds: that the choice took.
-        made: the day, YYYY-MM-DD.
+        seconds: duration of the calibration.
+        made: date, YYYY-MM-DD.
     """
 
     layer: int | None
@@ -128,20 +128,23 @@ class Choice:
     made: str = ""
 
     def within(self, allowed: range) -> int | None:
-        """The layer among those `allowed`: the best of the candidates there, or the nearest to the one chosen."""
+        """Return the chosen layer if it is `allowed`, else the best allowed candidate, else the nearest allowed layer.
+
+        None if no layer was chosen.
+        """
         if self.layer is None or self.layer in allowed:
             return self.layer
         there = [row for row in self.rows if row.layer in allowed]
         return best(there, self.prior) if there else min(allowed, key=lambda i: abs(i - (self.layer or 0)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Choice:
-        """What `to_dict` gave, read back."""
+        """Build a choice from what `to_dict` returned."""
         rows = tuple(LayerScore(**row) for row in values["rows"])
         return cls(**{**values, "rows": rows, "effects": tuple(values["effects"])})
 
@@ -173,15 +176,15 @@ def choose_layer(
     stats: Corpus | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Choose the layer to edit in this model, or take what was chosen before for the same arguments.
+    """Choose the layer to edit in this model, or return the cached choice for the same arguments.
 
     Args:
-        editable: the model; as before afterwards. Edits that are applied do not ask for another choice.
+        editable: the model; restored afterwards. Applied edits do not change the choice.
         method: that the candidates are edited with.
         facts: with previous objects and targets, and with paraphrases and neighbors; None for those that ship.
         config: of the edits; None for the method's defaults, whatever the edit that follows is made with.
         stats: the text to collect key statistics on; None for the usual one (`editor.collect`).
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         EditError: an unknown method, or statistics that cannot be collected.
@@ -200,7 +203,7 @@ def choose_layer(
 
 
 def remembered(editable: Editable, method: str = "memit") -> Choice | None:
-    """What was chosen for this model with the method's defaults; None if nothing was."""
+    """Read the cached choice for this model with the method's defaults; None if there is none."""
     return _read(_place(editable, method, read_facts(FACTS), preset("default", method), None), len(editable.layers))
 
 
@@ -240,9 +243,9 @@ def _calibrate(
 
 
 def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
-    """Those of `facts` whose previous object the model says by itself, whole: greedily, to the prompt as it is.
+    """Select the facts whose previous object the model generates in full: greedily, from the prompt as it is.
 
-    A fact with a prompt or an object that does not fit the tokenizer or the model it does not know.
+    A fact with a prompt or an object that does not fit the tokenizer or the model counts as unknown.
     """
     asked: list[tuple[Fact, str]] = []
     for fact in facts:
@@ -258,7 +261,7 @@ def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
 
 
 def in_turn(facts: Sequence[Fact]) -> list[Fact]:
-    """One fact of each subject, the relations in turn: the first few are of as many kinds as there are."""
+    """Take one fact of each subject and interleave the relations, so that the first facts cover as many as possible."""
     ones = [group[0] for group in by_subject(facts)]
     seen: Counter[str | None] = Counter()
     numbers = []
@@ -269,9 +272,9 @@ def in_turn(facts: Sequence[Fact]) -> list[Fact]:
 
 
 def candidates(depth: int, traced: int | None, prior: int | None) -> list[int]:
-    """The layers to try in a model of so many.
+    """Return the layers to try in a model of `depth` layers.
 
-    The last one is none: what it writes at the subject, no later layer carries to the prompt's end.
+    The last layer is excluded: no later attention layer carries what it writes at the subject to the prompt's end.
     """
     if depth <= SHALLOW:
         return list(range(max(1, depth - 1)))
@@ -292,14 +295,14 @@ def edit_at(
     """Write all `facts` into each of `layers` in turn, and measure.
 
     Args:
-        editable: the model; as before afterwards.
-        facts: with targets, and with paraphrases and neighbors for the scores to say something.
-        layers: where.
+        editable: the model; restored afterwards.
+        facts: with targets, and with paraphrases and neighbors for the scores to be informative.
+        layers: the layers to edit, one at a time.
         method: a name in `METHODS`.
         config: of the edits.
         stats: second moments of the keys of all these layers, or the text to collect them on in one pass.
         traces: of feed-forward outputs, for comparison.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         FactError: a fact has no target.
@@ -319,7 +322,7 @@ def edit_at(
 
 
 def _place(editable: Editable, method: str, facts: Sequence[Fact], config: EditConfig, stats: Corpus | None) -> Path:
-    """Where a choice is kept: under the unedited weights and all that it depends on."""
+    """Return the cache path of a choice, which depends on the unedited weights and all settings."""
     numbers = (LEAST, TRACED, SAMPLES, WRITTEN, SHALLOW, SHARES)
     about = [
         __version__,
@@ -336,7 +339,7 @@ def _place(editable: Editable, method: str, facts: Sequence[Fact], config: EditC
 
 
 def _read(place: Path, depth: int) -> Choice | None:
-    """A choice that was kept; None where there is none, or it is damaged."""
+    """Read a cached choice; None if there is none, or it is damaged."""
     try:
         found = Choice.from_dict(json.loads(place.read_text(encoding="utf-8")))
         return found if found.layer is None or found.layer in range(depth) else None

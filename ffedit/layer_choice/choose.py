@@ -1,9 +1,9 @@
-"""Choose the layer to edit: the model's, the one that tracing finds, the one where editing works best, or the user's.
+"""Choose the layer to edit: by calibration, by tracing, by a sweep over all layers, or by request.
 
-`auto` is the model's, found once by editing facts that it knows (`calibration`). A fact's own trace is shown beside it,
-and decides where it is asked for, or where the model knows too few of the calibration facts. A layer is never taken
+`auto` takes the model's layer, found once by editing facts that it knows (`calibrate`). A fact's own trace is shown
+beside it, and decides if it is requested or if the model knows too few of the calibration facts. A layer is never taken
 from a trace that shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and
-measures; side by side with the trace it says how far to trust the trace for this model (Hase et al. 2023, arXiv
+measures; compared with the trace it shows how far to trust the trace for this model (Hase et al. 2023, arXiv
 2301.04213).
 """
 
@@ -31,23 +31,23 @@ from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
 By: TypeAlias = Literal["model", "trace", "sweep", "request", "depth"]
-# A sweep of fewer facts speaks for these facts, not for the model.
+# A sweep of fewer facts is evidence about these facts, not about the model, and is not cached.
 MANY = 10
-# Corrupted runs of a trace that is shown and decides nothing; of a deep model its effects are estimated by their
-# gradient, which costs a fraction.
+# Corrupted runs of a trace that is only shown; in a deep model its effects are estimated from gradients, which costs a
+# fraction.
 SHOWN_SAMPLES = 4
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Edits at each layer.
+    """Scores of edits at each layer.
 
     Attributes:
         rows: one for each layer.
-        traced: the layer that tracing chooses, or None where it shows no site.
-        correlation: Spearman's rank correlation of effect and score over the layers; None where one is constant.
+        traced: the layer that tracing chooses, or None if it shows no site.
+        correlation: Spearman's rank correlation of effect and score over the layers; None if one is constant.
         method: that all edits were made with.
-        facts: how many were written.
+        facts: number of facts written.
     """
 
     rows: tuple[LayerScore, ...]
@@ -58,27 +58,27 @@ class Sweep:
 
     @property
     def layer(self) -> int:
-        """The layer of the best score: see `calibration.best`."""
+        """The layer of the best score: see `calibrate.best`."""
         return best(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return {**found, "layer": self.layer}
 
 
 @dataclass(frozen=True)
 class Found:
-    """The layer to edit, and why this one.
+    """Layer to edit, and the reason for it.
 
     Attributes:
-        traces: of feed-forward outputs; of all facts where they decide, else of the first.
+        traces: of feed-forward outputs; of all facts if they decide, else of the first.
         layer: the layer.
-        by: what decided: the "model"'s choice, the facts' "trace", a "sweep", the user's "request"; or, where neither
-            trace nor calibration tells anything, the usual "depth" of published layers.
-        choice: the model's, where it was asked for.
-        sweep: a sweep, where it decided.
-        kept: whether the sweep is an earlier one.
+        by: what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; or, if
+            neither trace nor calibration gives a layer, the usual relative "depth" of published layers.
+        choice: result of the calibration, if it was used.
+        sweep: the sweep, if it decided.
+        kept: whether the sweep was read from the cache.
     """
 
     traces: TraceSet
@@ -89,7 +89,7 @@ class Found:
     kept: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON: the layer, what decided, the model's choice and the sweep."""
+        """Return plain JSON: the layer, what decided, the model's choice and the sweep."""
         choice, sweep = (None if one is None else one.to_dict() for one in (self.choice, self.sweep))
         return {"layer": self.layer, "by": self.by, "choice": choice, "sweep": sweep}
 
@@ -104,17 +104,17 @@ def find_layer(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Found:
-    """Take the model's layer, or trace, or sweep.
+    """Find the layer to edit by calibration, by a trace, or by a sweep.
 
     Args:
         editable: the model.
         facts: to be written.
-        asked: "auto", "trace" or "sweep", where all layers are allowed; anything else traces among those `allowed`.
+        asked: "auto", "trace" or "sweep", for which all layers are allowed; anything else traces among those `allowed`.
         allowed: the layers to choose among.
         method: of the edits that are tried.
         config: of a sweep's edits, and the trace's seed.
         stats: for a sweep.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         FactError: nothing to trace, or a fact of a sweep has no target.
@@ -149,7 +149,7 @@ def layer_for(
     config: EditConfig | None = None,
     progress: Progress = silent,
 ) -> int:
-    """The layer that `auto` takes, without a trace to be shown."""
+    """Return the layer that `auto` takes, without computing a trace for display."""
     config = config or EditConfig()
     chosen = choose_layer(editable, method, config=_usual(method, config), progress=progress).layer
     if chosen is not None:
@@ -159,21 +159,21 @@ def layer_for(
 
 
 def _usual(method: str, config: EditConfig) -> EditConfig:
-    """The method's default numbers, with the key read where `config` says."""
+    """Return the method's default config with `fact_token` of `config`."""
     return replace(preset("default", method), fact_token=config.fact_token)
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
-    """The trace of the first fact, of a deep model to first order: it is shown, and decides nothing."""
+    """Trace the first fact for display only; in a deep model, to first order."""
     deep = len(editable.layers) > SHALLOW
     return locate(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=deep, progress=progress)
 
 
 def spread_below(layer: int, count: int) -> range:
-    """`count` layers that share the work, the highest of which is `layer`.
+    """Return the `count` consecutive layers that share an edit, the highest of which is `layer`.
 
     Raises:
-        EditError: there are fewer.
+        EditError: there are fewer than `count` up to `layer`.
     """
     if count > layer + 1:
         raise EditError(f"--spread {count} was asked for, but layer {layer} has only {layer} below it; spread less")
@@ -189,16 +189,16 @@ def by_sweep(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
-    """Write all `facts` into each layer in turn and measure; what `MANY` facts say is remembered for the model.
+    """Write all `facts` into each layer in turn and measure; cache the sweep if it has at least `MANY` facts.
 
     Args:
-        editable: the model; as before afterwards.
-        facts: with targets, and with paraphrases and neighbors for the scores to say something.
+        editable: the model; restored afterwards.
+        facts: with targets, and with paraphrases and neighbors for the scores to be informative.
         traces: of feed-forward outputs, for comparison.
         method: of the edits.
         config: of the edits.
         stats: second moments of the keys of all layers, or the text to collect them on.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         FactError: a fact has no target.
@@ -214,7 +214,7 @@ def by_sweep(
 
 
 def remembered_sweep(editable: Editable, method: str = "memit") -> Sweep | None:
-    """The sweep over many facts that was kept for this model and method."""
+    """Read the cached sweep over many facts for this model and method; None if there is none."""
     try:
         values = json.loads(_place(editable, method).read_text(encoding="utf-8"))
         del values["layer"]

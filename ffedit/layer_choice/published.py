@@ -1,7 +1,7 @@
-"""Layers that were published for well-known models: a prior, to be tried beside others.
+"""Published layers of well-known models, used as a prior among other candidates.
 
-A row belongs to every checkpoint of its shape. ROME writes one layer, MEMIT and its kin a range that ends at the one
-where v* is chosen.
+A row applies to every checkpoint of its shape. ROME writes one layer; MEMIT and the methods derived from it a range
+that ends at the layer where v* is chosen.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """What was published for a model.
+    """Layers that were published for a model.
 
     Attributes:
         name: the model.
-        model_type: as in its config; so are the next two.
+        model_type: as in its config, like the next two.
         depth: number of layers.
         d_model: hidden size.
         rome: ROME's layer.
-        memit: first and last layer of MEMIT's range; None where none was published.
-        source: where.
+        memit: first and last layer of MEMIT's range; None if none was published.
+        source: of the numbers.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Published:
     source: str
 
     def layer(self, method: str) -> int:
-        """The layer for a method: ROME's, or the end of the range."""
+        """Return the layer for a method: ROME's, or the end of MEMIT's range."""
         return self.rome if method == "rome" or self.memit is None else self.memit[1]
 
 
-# Sources are files of public repositories, with the paper that they belong to.
+# Sources are files of public repositories, with the paper they belong to.
 PUBLISHED = (
     Published(
         "GPT-2 medium", "gpt2", 24, 1024, 8, None,
@@ -79,11 +79,11 @@ PUBLISHED = (
 
 
 def published(config: Any) -> Published | None:
-    """The row for a model with this config, if there is one."""
+    """Return the row for a model with this config, or None."""
     shape = tuple(getattr(config, name, None) for name in ("model_type", "num_hidden_layers", "hidden_size"))
     return next((row for row in PUBLISHED if (row.model_type, row.depth, row.d_model) == shape), None)
 
 
 def usual_layer(depth: int) -> int:
-    """The layer at the median relative depth of those published for ROME, in a model of so many layers."""
+    """Return the layer at the median relative depth of those published for ROME, in a model of `depth` layers."""
     return int(median(row.rome / row.depth for row in PUBLISHED) * depth)

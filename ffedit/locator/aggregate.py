@@ -1,9 +1,9 @@
-"""Averages of traces over facts, by the role of a token: the average indirect effects (AIE) of ROME's figure 2.
+"""Average traces over facts, by the role of a token: the average indirect effects (AIE) of ROME's figure 2.
 
-Prompts differ in length and wording; what they share is the roles their tokens play (arXiv 2202.05262, figure 2). Each
+Prompts differ in length and wording; what they share is the roles of their tokens (arXiv 2202.05262, figure 2). Each
 fact counts once in every role that it has, with the mean over its tokens in that role. Intervals are percentiles of a
-bootstrap over facts. Facts whose answer the model does not give by itself hold nothing to be found: they are counted
-and named, and are in no average.
+bootstrap over facts. Facts whose answer the model does not generate cannot be traced: they are counted and named, and
+excluded from every average.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Aggregate:
         effects: AIE, [roles, layers], in units of `metric`.
         low: lower ends of the intervals, [roles, layers].
         high: upper ends, [roles, layers].
-        counts: how many facts have a token in the role, [roles].
+        counts: number of facts that have a token in the role, [roles].
         total: average total effect (ATE).
         clean: mean of the clean runs.
         corrupted: mean of the corrupted runs.
-        facts: how many known facts were averaged.
-        unknown: prompts of those that the model does not know; in no average.
+        facts: number of known facts that were averaged.
+        unknown: prompts of the facts that the model does not know, excluded from every average.
         layer: the layer to edit.
         level: confidence level of the intervals.
         kind: what was restored.
         window: layers restored together.
-        sever: which modules could not respond, or None.
+        sever: the kind of modules that could not respond, or None.
         metric: what was measured.
-        corruption: what was done to the subject, in words.
+        corruption: corruption of the subject, in words.
         exact: False where the effects are first-order estimates.
     """
 
@@ -69,7 +69,7 @@ class Aggregate:
     exact: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers; `effects`, `low` and `high` have the axes (role, layer)."""
+        """Return plain lists and numbers; `effects`, `low` and `high` have the axes (role, layer)."""
         return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in asdict(self).items()}
 
     def save(self, path: str | Path) -> None:
@@ -81,7 +81,7 @@ class Aggregate:
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Spearman's rank correlation, ties by their mean rank; None where one side is constant."""
+    """Compute Spearman's rank correlation, ties with their mean rank; None if one side is constant."""
     ranks = []
     for values in (first, second):
         _, place, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
@@ -92,7 +92,10 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
 
 
 def role_spans(trace: Trace) -> dict[str, range]:
-    """Which tokens play which role; a subject of one token has only a last one, and so has a prompt that ends there."""
+    """Return the token positions of each role that occurs.
+
+    A subject of one token has only a "last subject"; a prompt that ends there has no "last token".
+    """
     start, end = trace.subject
     count = trace.effects.shape[1]
     spans = {
@@ -107,7 +110,7 @@ def role_spans(trace: Trace) -> dict[str, range]:
 
 
 def by_role(trace: Trace) -> Effects:
-    """Mean effect of a fact's tokens in each role, [roles, layers]; NaN where it has none."""
+    """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks."""
     found = np.full((len(ROLES), len(trace.effects)), np.nan)
     for role, span in role_spans(trace).items():
         found[ROLES.index(role)] = trace.effects[:, span.start : span.stop].mean(1)

@@ -4,11 +4,11 @@ Restoring an output a at token i and layer l changes the metric m, to first orde
 
     IE(i, l) ≈ (a_clean − a_corrupted) · ∂m/∂a |corrupted
 
-so that one forward and one backward pass give what exact tracing measures with a run for each token and layer (Nanda
-2023, "Attribution patching: activation patching at industrial scale"; Syed et al. 2023, arXiv 2310.10348). The estimate
-is good where the model is nearly linear between the two runs, and poor where it saturates. A window is the sum of its
-layers, which is more than its first order: an exact restoration also stops what its earlier layers would do to its
-later ones. Compare with exact effects on a few facts before trusting it.
+so that one forward and one backward pass estimate what exact tracing measures with a run for each token and layer
+(Nanda 2023, "Attribution patching: activation patching at industrial scale"; Syed et al. 2023, arXiv 2310.10348). The
+estimate is good where the model is nearly linear between the two runs, and poor where it saturates. A window is
+estimated by the sum over its layers, which is more than its first-order effect: an exact restoration also blocks the
+effect of its earlier layers on its later ones. Compare with exact effects on a few facts before trusting the estimate.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ffedit.model.hooks import frozen, replace_output
 
 
 def estimate(editable: Editable, batch: Batch, run: Run) -> tuple[list[tuple[int, int, int]], Tensor]:
-    """Estimate every restoration of `batch`; severed parts are not supported.
+    """Estimate the effect of every restoration of `batch`; severing is not supported.
 
     Returns:
-        the places (case, layer, token) and how the log-probabilities of the answers change there, [places, samples,
+        the indices (case, layer, token) and the changes of the answers' log-probabilities there, [indices, samples,
         answers], nats. As in exact tracing, the token −1 stands for the layer alone at the subject's last token.
     """
     depth, places, found = len(editable.layers), [], []
@@ -50,7 +50,7 @@ def estimate(editable: Editable, batch: Batch, run: Run) -> tuple[list[tuple[int
 
 
 def _single(editable: Editable, batch: Batch, run: Run, number: int, answer: int) -> Tensor:
-    """Estimates for single layers of one case and answer, [layers, prompt tokens, samples], nats."""
+    """Estimate single layers for one case and answer, [layers, prompt tokens, samples], nats."""
     case = batch.cases[number]
     text = case.answers[answer]
     clean, first = (batch.row(number, answer, sample) for sample in (-1, 0))
@@ -59,7 +59,7 @@ def _single(editable: Editable, batch: Batch, run: Run, number: int, answer: int
         modules, kept = list(editable.layers), batch.recording.states[1:]
     else:
         modules, kept = editable.outputs_of(run.kind), batch.recording.outputs[run.kind]
-    # δ = 0 is added to every output: the gradient for δ is the one for the output.
+    # δ = 0 is added to every output, so the gradient for δ is the gradient for the output.
     deltas = [torch.zeros_like(output[rows, :length], requires_grad=True) for output in kept]
     with ExitStack() as stack, torch.enable_grad():
         stack.enter_context(frozen(editable.model))

@@ -1,4 +1,4 @@
-"""What is to be traced, in tokens, and the clean and corrupted runs of a batch of facts."""
+"""Encode the facts to trace, and record the clean and corrupted runs of a batch of them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ffedit.model.editable import Editable
 from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, FactToken, pad
 
-# How many numbers a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a
-# feed-forward layer (tokens × d_ff): on a CPU this fills the matrix products; a GPU wants more, and its free memory is
-# shared among so many numbers of each kind.
+# Numbers that a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a feed-forward
+# layer (tokens × d_ff). On a CPU, ROOM fills the matrix products; a GPU needs more, and its free memory is divided by
+# SHARES.
 ROOM, SHARES = 2**20, 64
 
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a trace.
+    """Settings of a trace.
 
     Attributes:
         kind: what is restored.
-        corruption: what is done to the subject.
-        samples: corrupted runs.
+        corruption: of the subject.
+        samples: number of corrupted runs.
         window: layers restored together; 1 for states.
-        sever: the part that cannot respond at the restored token, or None.
+        sever: the kind of modules that cannot respond at the restored token, or None.
         metric: what is measured.
         seed: of the corruption.
-        exact: measured; False estimates to first order.
-        layers: where something is restored; None: everywhere.
-        token: the one token where something is restored; None: at each from the subject's first on.
+        exact: measure the effects; False estimates them to first order.
+        layers: the layers to restore at; None: all.
+        token: the only token to restore at; None: every token from the subject's first on.
     """
 
     kind: Kind
@@ -74,13 +74,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """One fact in tokens.
+    """Tokenised fact.
 
     Attributes:
         fact: the fact.
         answers: the prompt with the traced answer, and, for a logit difference, with the new object.
-        others: token ids of the subjects that take the place of its own; empty where noise is added.
-        samples: how many corrupted runs.
+        others: token ids of the subjects that replace its own; empty if noise is added.
+        samples: number of corrupted runs.
     """
 
     fact: Fact
@@ -100,26 +100,26 @@ class Case:
         return self.encoded.subject
 
     def position(self, token: FactToken) -> int:
-        """Position of the token where a key is read."""
+        """Return the position of the token where a key is read."""
         start, end = self.subject
         return {"subject_last": end - 1, "subject_first": start, "last": self.encoded.answer - 1}[token]
 
     @property
     def rows(self) -> int:
-        """Rows of a recording: for each answer the clean run, then the corrupted ones."""
+        """Number of rows in a recording: for each answer the clean run, then the corrupted ones."""
         return len(self.answers) * (1 + self.samples)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Several cases that were run together.
+    """Recorded runs of several cases.
 
     Attributes:
         cases: what was run.
         recording: all their rows, case by case.
-        first: where each case's rows begin.
+        first: index of each case's first row.
         log_probs: of the answer in each row, [rows], nats, float64.
-        known: by case, whether the clean model says the traced answer by itself.
+        known: by case, whether the clean model generates the traced answer.
     """
 
     cases: tuple[Case, ...]
@@ -129,14 +129,15 @@ class Batch:
     known: tuple[bool, ...]
 
     def row(self, case: int, answer: int, sample: int) -> int:
-        """The row of a corrupted run; sample −1 is the clean one."""
+        """Return the row of a corrupted run; sample −1 is the clean run."""
         return self.first[case] + answer * (1 + self.cases[case].samples) + 1 + sample
 
 
 def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], run: Run) -> list[Case]:
-    """Encode the `wanted` ones of `facts`; where one names no previous object, the model is asked for its own.
+    """Encode the facts with indices `wanted`; for one without a previous object, the model generates the answer.
 
-    Where it says none (it ends its turn, or says a blank), the likeliest word is traced, and the fact is not known.
+    If it generates none (it ends its turn, or generates a blank), the likeliest word is traced, and the fact is not
+    known.
 
     Raises:
         FactError: a prompt or object does not fit, or a fact lacks what the run needs.
@@ -166,12 +167,12 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
 
 
 def at_once(editable: Editable) -> int:
-    """How many numbers of each kind a batch may hold."""
+    """Return how many numbers of each kind a batch may hold."""
     return batch_budget(editable, ROOM, SHARES)
 
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
-    """Indices of cases that go through together: of similar length, and no more than fit."""
+    """Yield batches of case indices: cases of similar length, no more than fit into memory."""
     most = at_once(editable) // (editable.d_model * len(editable.layers))
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
     some: list[int] = []
@@ -188,10 +189,10 @@ def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise | None, parts: Iterable[str]) -> Batch:
-    """The clean and the corrupted runs of `cases`, recorded in one pass.
+    """Record the clean and the corrupted runs of `cases` in one pass.
 
     Raises:
-        ModelError: numbers that are not finite.
+        ModelError: states or logits are not finite.
     """
     texts = [answer for case in cases for answer in case.answers for _ in range(1 + case.samples)]
     ids = pad([e.ids[:-1] for e in texts])

@@ -1,14 +1,14 @@
-"""How the subject is made unreadable: noise on its embeddings, or another subject in its place.
+"""Corrupt the subject of a prompt: add noise to its embeddings, or replace it by another subject.
 
     gaussian     E + k σ ε,   ε ~ N(0, I)                         ROME, arXiv 2202.05262, section 2.1 (k = 3)
-    covariance   E + k Σ^½ ε, ε ~ N(0, I), Σ = Cov(E)             noise shaped as the embeddings are
+    covariance   E + k Σ^½ ε, ε ~ N(0, I), Σ = Cov(E)             noise with the embeddings' covariance
     uniform      E + k σ ε,   ε ~ U(−1, 1)
     replacement  another subject of as many tokens                Zhang & Nanda 2023, arXiv 2309.16042
 
-with σ the standard deviation of all entries of the input embedding's output, over the whole vocabulary: a number of the
-model alone, whatever is traced. The published code of ROME takes it over the tokens of the subjects of its facts
-instead, which gives somewhat less noise; so does `sigma="subjects"`, over the facts that are traced together. Noise
-takes a model out of its distribution; another subject stays in it.
+with σ the standard deviation of all entries of the input embedding's output over the whole vocabulary, which depends on
+the model alone and not on the traced facts. The published code of ROME takes it over the tokens of the subjects of its
+facts instead, which gives somewhat less noise; so does `sigma="subjects"`, over the facts that are traced together.
+Noise takes the model out of its distribution; another subject stays in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ffedit.facts.fact import Fact
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
-# How much of the vocabulary is embedded at a time.
+# Vocabulary tokens embedded at a time.
 ROWS = 1024
 Name: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
 Sigma: TypeAlias = Literal["vocabulary", "subjects"]
@@ -36,13 +36,13 @@ Sigma: TypeAlias = Literal["vocabulary", "subjects"]
 
 @dataclass(frozen=True)
 class Corruption:
-    """What is done to the subject.
+    """Corruption of the subject.
 
     Attributes:
-        name: which of the four.
-        scale: k, how many σ (or Σ^½) of noise; without meaning for a replacement.
-        sigma: of which tokens' embeddings σ is: all of the "vocabulary", or those of the "subjects" of the traced
-            facts (gaussian and uniform noise).
+        name: one of the four kinds.
+        scale: k, the noise in units of σ (or Σ^½); unused by a replacement.
+        sigma: the tokens whose embeddings σ is computed over: the whole "vocabulary", or those of the "subjects" of the
+            traced facts (gaussian and uniform noise only).
     """
 
     name: Name = "gaussian"
@@ -61,7 +61,7 @@ class Corruption:
 
     @classmethod
     def parse(cls, text: str) -> Corruption:
-        """A name, with a scale and whose σ behind colons: "gaussian", "uniform:2", "gaussian:3:subjects"."""
+        """Parse NAME[:SCALE[:SIGMA]], such as "gaussian", "uniform:2" or "gaussian:3:subjects"."""
         name, scale, sigma = (*text.split(":", 2), "", "")[:3]
         try:
             return cls(name, float(scale) if scale else 3.0, sigma or "vocabulary")  # type: ignore[arg-type]
@@ -80,23 +80,23 @@ class Corruption:
 
 
 def takes_others(corruption: Corruption) -> bool:
-    """Whether what is done to one subject depends on the other facts."""
+    """Return True if the corruption of one subject depends on the other facts."""
     return corruption.name == "replacement" or corruption.sigma == "subjects"
 
 
 @torch.no_grad()
 def embeddings(editable: Editable) -> Iterator[Tensor]:
-    """The input embedding's output for the whole vocabulary, a few thousand tokens at a time, [n, d_model], float32."""
+    """Yield the input embedding's output for the whole vocabulary, `ROWS` tokens at a time, [n, d_model], float32."""
     vocabulary = torch.arange(editable.model.config.get_text_config().vocab_size, device=editable.device)
     for some in vocabulary.split(ROWS):
         yield editable.embedding(some).float()
 
 
 def noise_scale(editable: Editable) -> float:
-    """σ: the standard deviation of all entries of the input embedding's output, over the whole vocabulary."""
+    """Compute σ, the standard deviation of all entries of the input embedding's output over the whole vocabulary."""
     count, mean, squares = 0, 0.0, 0.0
     for rows in embeddings(editable):
-        # The parts' variances are joined as Chan et al. 1979 do: no large sums are subtracted.
+        # The chunks' variances are merged as in Chan et al. 1979, which avoids the cancellation of large sums.
         (variance, middle), size = map(float, torch.var_mean(rows, correction=0)), rows.numel()
         squares += variance * size + (middle - mean) ** 2 * count * size / (count + size)
         mean += (middle - mean) * size / (count + size)
@@ -106,7 +106,7 @@ def noise_scale(editable: Editable) -> float:
 
 @torch.no_grad()
 def subjects_scale(editable: Editable, facts: Sequence[Fact]) -> float:
-    """σ over the tokens of the subjects of `facts`, each subject once, as it is tokenised in its prompt.
+    """Compute σ over the tokens of the subjects of `facts`, each subject once, as tokenised in its prompt.
 
     Raises:
         FactError: a subject has no token, or a prompt does not fit the model.
@@ -121,7 +121,7 @@ def subjects_scale(editable: Editable, facts: Sequence[Fact]) -> float:
 
 
 def covariance_root(editable: Editable) -> Tensor:
-    """Σ^½, the symmetric root of the covariance of the embeddings, [d_model, d_model], float32."""
+    """Compute Σ^½, the symmetric root of the covariance of the embeddings, [d_model, d_model], float32."""
     rows = torch.cat([double(some).cpu() for some in embeddings(editable)])
     values, vectors = torch.linalg.eigh(rows.T.cov())
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
@@ -129,7 +129,7 @@ def covariance_root(editable: Editable) -> Tensor:
 
 
 class Noise:
-    """Draws noise for one model, and with σ of the subjects for some facts; σ and Σ^½ are computed once."""
+    """Noise source of one model (and, with σ over the subjects, of given facts); σ and Σ^½ are computed once."""
 
     def __init__(self, editable: Editable, corruption: Corruption, facts: Sequence[Fact] = ()) -> None:
         self.corruption = corruption
@@ -138,7 +138,7 @@ class Noise:
         self._root = corruption.scale * covariance_root(editable) if corruption.name == "covariance" else None
 
     def draw(self, samples: int, tokens: int, d_model: int, seed: int) -> Tensor:
-        """[samples, tokens, d_model], in the units of the embedding; the same for the same seed."""
+        """Draw noise, [samples, tokens, d_model], in the units of the embedding; the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         shape = (samples, tokens, d_model)
         if self.corruption.name == "uniform":
@@ -150,7 +150,7 @@ class Noise:
 def replacements(
     editable: Editable, fact: Fact, encoded: Encoded, subjects: list[str], samples: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Token ids of other subjects in this fact's prompt, as many tokens long as its own; at most `samples`, by seed.
+    """Return token ids of other subjects with as many tokens in this prompt as its own; at most `samples`, by seed.
 
     Raises:
         FactError: none of `subjects` has as many tokens.

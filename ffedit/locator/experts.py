@@ -1,7 +1,7 @@
-"""Where a mixture of experts keeps a subject: the experts that its last token goes to.
+"""Find the experts of a mixture that the router sends a subject's last token to.
 
-One prompt does not tell. What is edited serves in every context only if the router sends the subject the same way
-there, so it is asked behind openings of the model's own too.
+An edited expert takes effect in another context only if the router sends the subject to it there too. So the routes are
+recorded on the bare prompt and on the prompt preceded by texts sampled from the model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ CONTEXTS, LENGTH = 8, 8
 
 
 def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> list[dict[int, Routes]]:
-    """For each fact, what the router of each mixture does with its subject's last token; nothing for dense models.
+    """Record, for each fact, how the router of each mixture routes its subject's last token.
 
     Args:
         editable: the model.
         facts: with prompts.
-        seed: of the openings.
+        seed: of the sampled prefixes.
 
     Returns:
-        By layer; the texts are the bare prompt and the prompt behind up to 8 openings that the model samples.
+        For each fact, the routes by layer, empty for a dense model; the texts are the bare prompt and the prompt behind
+        up to 8 prefixes sampled from the model.
     """
     layers = mixtures(editable)
     if not layers:

@@ -1,7 +1,7 @@
-"""Long runs go on where they stopped: one JSON line per traced fact, in the cache.
+"""Cache traces so that an interrupted run can be resumed: one JSON line per traced fact.
 
-A file belongs to one model and one set of settings, a line to one fact. Lines are appended whole; one that was torn by
-an interruption is not read, and its fact is traced again.
+A file belongs to one model and one set of settings, a line to one fact. Lines are appended whole; a line truncated by
+an interruption is skipped, and its fact is traced again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ffedit.version import __version__
 
 
 class Journal:
-    """The traces of one model under one set of settings that are kept already."""
+    """Cached traces of one model under one set of settings."""
 
     def __init__(self, editable: Editable, run: Run, facts: list[Fact]) -> None:
-        # Another subject in a fact's place is drawn from the subjects of all facts.
+        # Replacements, and σ over the subjects, depend on the subjects of all facts.
         others = sorted({fact.subject for fact in facts}) if takes_others(run.corruption) else []
         mark = json.dumps([__version__, fingerprint(editable), editable.chat, asdict(run), others])
         self.path: Path = cache.path("traces", hashlib.sha256(mark.encode()).hexdigest()[:24], ".jsonl")
@@ -42,16 +42,16 @@ class Journal:
                 continue
 
     def find(self, fact: Fact) -> Trace | None:
-        """The trace of `fact`, if it is kept."""
+        """Return the cached trace of `fact`, or None."""
         return self._kept.get(_key(fact))
 
     def add(self, fact: Fact, trace: Trace) -> None:
-        """Keep a trace; a cache that cannot be written is done without."""
+        """Append a trace; do nothing if the cache cannot be written."""
         line = json.dumps({"fact": _key(fact), "trace": trace.to_dict()})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(f"\n{line}\n")  # the line break in front ends a torn line
+                file.write(f"\n{line}\n")  # the leading line break ends a truncated line
         except OSError:
             return
 

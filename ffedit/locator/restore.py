@@ -1,9 +1,9 @@
-"""Restored runs, each from the first layer and token that it changes.
+"""Compute restored runs, each from the first layer and token that it changes.
 
 A restoration at token i and layer l changes nothing below l and nothing left of i. All restorations of a batch of facts
-that begin at the same layer are sorted by their token and cut into groups; a group resumes (`replay`) above that layer,
-at its first token, with keys and values of the earlier tokens from the corrupted runs, and reads the unembedding at the
-answers' positions only.
+that begin at the same layer are sorted by their token and split into groups; a group resumes (`replay`) above that
+layer, at its first token, with attention keys and values of the earlier tokens from the corrupted runs, and applies the
+unembedding at the answers' positions only.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ffedit.model.editable import Editable
 from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded
 
-# A group of runs ends where its tokens come to this many: fewer do not fill a matrix product, more run needless tokens.
+# Tokens at which a group of runs is complete: fewer do not fill a matrix product, more recompute needless positions.
 LEAST = 128
-# Memory does not cut a group below so many tokens.
+# Lower bound on the memory limit of a group, in tokens.
 FEWEST = 512
-# How many logits are read at once: the unembedding is the largest matrix, and wants more rows than one group has.
+# Logits computed at once: the unembedding is the largest matrix, and needs more rows than one group has.
 UNEMBEDDED = 2**21
 
 
 @dataclass(frozen=True)
 class Restoration:
-    """One clean state put back.
+    """Restoration of one clean state, or of the outputs of one window.
 
     Attributes:
-        case: which fact of the batch.
-        position: its token.
+        case: index of the fact in the batch.
+        position: of the restored token.
         inside: layers whose outputs are restored; empty for a state.
-        first: the layer that the run begins at; of a state, the one that it enters.
-        row: where its result belongs.
+        first: the layer that the run begins at; for a state, the one that it enters.
+        row: index of its result.
     """
 
     case: int
@@ -54,12 +54,12 @@ class Restoration:
 
 @dataclass(frozen=True, eq=False)
 class Final:
-    """What some runs leave to be unembedded.
+    """Final states of some runs, to be unembedded.
 
     Attributes:
         states: of the last layer, at the positions whose next token is an answer's, [reads, d_model].
         texts: of each run.
-        places: (row of the results, sample, answer) of each run, [runs, 3].
+        places: index (row of the results, sample, answer) of each run, [runs, 3].
     """
 
     states: Tensor
@@ -68,9 +68,9 @@ class Final:
 
 
 def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tuple[int, int, int]]]:
-    """Every restoration that can have an effect, and the place (case, layer, token) of each result.
+    """List every restoration that can have an effect, and the index (case, layer, token) of each result.
 
-    Beside the window, the layer alone is restored at the subject's last token; its place has the token −1.
+    Besides the window, the layer alone is restored at the subject's last token; its index has the token −1.
     """
     found: list[Restoration] = []
     places: list[tuple[int, int, int]] = []
@@ -79,7 +79,7 @@ def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tu
         inside = range(0) if run.kind == "state" else span_of(layer, window, depth)
         first = layer + 1 if run.kind == "state" else inside[0]
         last_of_all = batch.cases[case].encoded.answer - 1
-        # What no attention reads any more changes the logits at its own token only.
+        # A state that no later attention layer reads changes the logits at its own token only.
         if position == last_of_all or first < depth - (run.kind != "state"):
             found.append(Restoration(case, position, inside, first, len(places)))
         places.append((case, layer, place))
@@ -101,13 +101,13 @@ def restore(
     """Run every restoration of `batch`.
 
     Returns:
-        the places (case, layer, token) and the log-probabilities of the answers there, [places, samples, answers],
+        the indices (case, layer, token) and the log-probabilities of the answers there, [indices, samples, answers],
         nats; NaN beyond a case's own number of samples.
     """
     depth = len(editable.layers)
     wanted, places = plan(batch, run, depth)
     samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
-    # Where nothing is run, nothing changes: the corrupted run's own log-probability.
+    # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
     for index, case in enumerate(batch.cases):
         for answer in range(answers):
@@ -134,7 +134,7 @@ def restore(
 
 
 def _unembed(editable: Editable, waiting: list[Final], found: Tensor) -> None:
-    """Read the answers of the runs that wait for it."""
+    """Write the answers' log-probabilities of the runs in `waiting` into `found`."""
     if waiting:
         texts = [text for final in waiting for text in final.texts]
         logits = replay.logits_of(editable, torch.cat([final.states for final in waiting]))
@@ -143,7 +143,7 @@ def _unembed(editable: Editable, waiting: list[Final], found: Tensor) -> None:
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
-    """Restorations of neighbouring tokens, as many as fill a batch and run no more than `most` tokens."""
+    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens."""
     some: list[Restoration] = []
     tokens = longest = 0
     for one in sorted(restorations, key=lambda r: (r.position, r.case)):
@@ -163,10 +163,10 @@ def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterato
 
 
 def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration]) -> Iterator[Final]:
-    """Run a group; halved as often as the memory asks for.
+    """Run a group, split in halves whenever memory runs out.
 
     Raises:
-        ModelError: there is no memory for a single restoration.
+        ModelError: memory does not suffice for a single restoration.
     """
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     yield from split_on_oom(lambda some: _run(editable, batch, run, first, some), group, refusal)
@@ -208,9 +208,9 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:
-    """A change that puts `values` [n, d_model] at (rows, positions), counted from the end.
+    """Return a function that writes `values` [n, d_model] into an output at (rows, positions), counted from the end.
 
-    From the end, since a model that cannot be resumed runs the positions left of the group's first token too.
+    From the end, since a model that cannot be resumed also runs the positions left of the group's first token.
     """
 
     def change(output: Tensor) -> Tensor:

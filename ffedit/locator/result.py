@@ -1,4 +1,4 @@
-"""What tracing gives: effects by token and layer, and the layer that they point to."""
+"""Results of tracing: effects by token and layer, and the layer to edit that follows from them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-# Share of the total effect that a token must bring back in some layer to show a site.
+# Share of the total effect that restoring a token must reach at some layer for that token to show a site.
 CLEAR = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What restoring brings back, for one fact.
+    """Effects of restoring states or outputs, by layer and token, for one fact.
 
     Attributes:
         effects: indirect effects, [layers, tokens], in units of `metric`; row l of a state trace is the output of
-            block l, and of the others the window around l. Positive where the fact comes back, NaN in layers where
-            nothing was restored.
+            block l, and of the other kinds the window around l. Positive where the answer is recovered, NaN in layers
+            where nothing was restored.
         errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample, 0 where nothing can
             change.
         alone: indirect effect of each layer without a window at the subject's last token, [layers].
         clean: the metric of the clean run.
         corrupted: the metric of the corrupted runs, mean over samples.
         tokens: the prompt's tokens as text, [tokens].
-        subject: first token of the subject and the one after its last.
+        subject: position of the subject's first token, and the one after its last.
         answer: the answer that was traced, as text.
-        known: whether the clean model says the answer by itself (greedily).
+        known: whether the clean model generates the answer (greedily).
         kind: what was restored.
         window: layers restored together; 1 for states.
-        sever: which modules could not respond at the restored token, or None.
+        sever: the kind of modules that could not respond at the restored token, or None.
         metric: "probability" of the whole answer, "log_probability" (nats), or "logit_difference" (nats).
-        corruption: what was done to the subject, in words.
+        corruption: corruption of the subject, in words.
         noise: standard deviation of the noise, or half the width of uniform noise, in the units of the embedding; None
-            where another subject took the place.
+            where the subject was replaced by another.
         samples: number of corrupted runs.
         seed: of the corruption.
         exact: False where the effects are first-order estimates.
@@ -83,13 +83,13 @@ class Trace:
         return self.subject[1] - 1
 
     def position(self, token: FactToken = "subject_last") -> int:
-        """Position of the token where a key is read."""
+        """Return the position of the token where a key is read."""
         return {"subject_last": self.subject_last, "subject_first": self.subject[0], "last": len(self.tokens) - 1}[
             token
         ]
 
     def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
-        """Effects at that token, [layers]."""
+        """Return the effects at `token`, [layers]."""
         return np.asarray(self.effects[:, self.position(token)])
 
     @property
@@ -99,22 +99,22 @@ class Trace:
 
     @property
     def layer(self) -> int:
-        """The layer that brings back most at the subject's last token: see `best_layer`."""
+        """The layer of the largest effect at the subject's last token: see `best_layer`."""
         return best_layer(self)
 
     @property
     def site(self) -> int | None:
-        """The same, where that token shows a site: see `site_of`."""
+        """The layer that recalls the fact at the subject's last token, or None: see `site_of`."""
         return site_of(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, in full precision."""
+        """Return plain lists and numbers, in full precision."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trace:
-        """What `to_dict` gave, read back."""
+        """Build a trace from what `to_dict` returned."""
         arrays = {name: np.asarray(values[name], float) for name in ("effects", "errors", "alone")}
         return cls(**{**values, **arrays, "tokens": tuple(values["tokens"]), "subject": tuple(values["subject"])})
 
@@ -129,29 +129,29 @@ class Trace:
 class TraceSet:
     """Traces of several facts, all with the same settings.
 
-    All averages are over the facts that the model knows: what it does not say by itself is recalled nowhere. Where it
-    knows none, they are over all, and there is no `site`.
+    All averages are over the facts that the model knows, since an answer that it does not generate is recalled nowhere.
+    If it knows none, they are over all facts, and `site` is None.
     """
 
     traces: tuple[Trace, ...]
 
     @property
     def known(self) -> tuple[Trace, ...]:
-        """Those of facts that the model knows."""
+        """Traces of the facts that the model knows."""
         return tuple(trace for trace in self.traces if trace.known)
 
     @property
     def averaged(self) -> TraceSet:
-        """Those that the averages are over."""
+        """Traces that the averages are over."""
         return TraceSet(self.known or self.traces)
 
     def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
-        """Average indirect effect (AIE) at the token where a key is read, [layers]."""
+        """Compute the average indirect effect (AIE) at the token where a key is read, [layers]."""
         return np.asarray(np.mean([trace.effects_at(token) for trace in self.averaged.traces], axis=0))
 
     @property
     def at_subject(self) -> LayerEffects:
-        """The same at the subject's last token, [layers]."""
+        """Average indirect effect (AIE) at the subject's last token, [layers]."""
         return self.effects_at()
 
     @property
@@ -171,29 +171,28 @@ class TraceSet:
 
     @property
     def layer(self) -> int:
-        """The layer that brings back most at the subject's last token: see `best_layer`."""
+        """The layer of the largest effect at the subject's last token: see `best_layer`."""
         return best_layer(self)
 
     @property
     def site(self) -> int | None:
-        """The same, where that token shows a site: see `site_of`."""
+        """The layer that recalls the facts at the subject's last token, or None: see `site_of`."""
         return site_of(self)
 
 
 def span_of(layer: int, window: int, depth: int) -> range:
-    """The layers that are restored together around `layer`: max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1."""
+    """Return the layers restored together around `layer`: max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1."""
     return range(max(0, layer - window // 2), min(depth, layer - window // 2 + window))
 
 
 def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed: range | None = None) -> int | None:
-    """The layer that recalls the fact at the token where its key is read, or None where that token shows no site.
+    """Return the layer that recalls the fact at the token where its key is read, or None if that token shows no site.
 
-    Layer and token belong together: what another token brings back says nothing of the key here. The token shows a site
-    where the model knows the fact, the corruption takes something away (TE > 0), and some layer brings at least a tenth
-    of it back (`CLEAR`).
+    Effects at other tokens are not evidence about the key at this one. The token shows a site if the model knows the
+    fact, the corruption lowers the metric (TE > 0), and restoring some layer recovers at least a tenth of it (`CLEAR`).
 
     Args:
-        trace: of one fact or several; of several, those that the model knows count.
+        trace: of one fact or several; of several, only those that the model knows count.
         token: where the key is read.
         allowed: the layers to choose among; None for all.
     """
@@ -207,11 +206,11 @@ def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed:
 
 
 def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> int:
-    """Which single layer brings back most at a token: the strongest alone, within the window that brings back most.
+    """Return the layer of the largest effect at a token: the strongest single layer within the strongest window.
 
-    A window finds the site, for one layer of many moves little; but neighbouring windows share layers and tie, so
-    that the window's middle may be a layer that holds nothing. Single layers are measured at the subject's last token
-    only; elsewhere it is the window's middle, the lowest of those that tie.
+    Windows locate the site, since a single layer has little effect; but neighbouring windows share layers and tie, so
+    that the window's middle may be a layer without effect. Single layers are measured at the subject's last token only;
+    at other tokens it is the middle of the strongest window, the lowest of those that tie.
     """
     effects = trace.effects_at(token)
     peak = int(np.nanargmax(effects))
@@ -219,5 +218,5 @@ def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> in
 
 
 def strongest(effects: LayerEffects, layers: range) -> int:
-    """The layer of the largest effect among `layers`; where nothing was restored, there is none."""
+    """Return the layer of the largest effect among `layers`; layers where nothing was restored (NaN) do not count."""
     return layers[0] + int(np.nan_to_num(effects[layers[0] : layers[-1] + 1], nan=-np.inf).argmax())

@@ -1,19 +1,20 @@
-"""Causal tracing: which state, restored, brings the fact back?
+"""Causal tracing: measure the effect of restoring single clean states in a corrupted run.
 
 Three kinds of run (ROME, arXiv 2202.05262, section 2.1). *Clean*: the prompt as it is. *Corrupted*: the subject is
-made unreadable (`corruption`), and the answer is lost. *Restored*: the corrupted run once more, with one clean state
-put back at token i and layer l. With P the probability of the answer (or another metric),
+corrupted (`corruption`), and the answer is lost. *Restored*: the corrupted run with one clean state restored at token i
+and layer l. With P the probability of the answer (or another metric),
 
     total effect     TE       = P_clean − P_corrupted
     indirect effect  IE(i, l) = P_restored(i, l) − P_corrupted
 
 States are restored one at a time; the outputs of feed-forward or attention layers in a window of layers around l, since
-a single one moves little. *Severed*, a part cannot respond: at the restored token, its outputs at all layers stay what
-they were in the corrupted run, and what remains of the effect did not pass through it (section 2.2, figure 3).
+a single one has little effect. A *severed* kind of module cannot respond: at the restored token, its outputs at all
+layers stay what they were in the corrupted run, and what remains of the effect did not pass through it (section 2.2,
+figure 3).
 
 The corruption is drawn once per fact and shared by every restoration, so that effects differ by the restored state
-alone. A restoration changes nothing below its layer and nothing left of its token: every run resumes there
-(`restore`), many facts and tokens in one batch.
+alone. A restoration changes nothing below its layer and nothing left of its token, so every run resumes there
+(`restore`), with many facts and tokens in one batch.
 """
 
 from __future__ import annotations
@@ -93,38 +94,38 @@ def locate(
     resume: bool = False,
     progress: Progress = silent,
 ) -> Trace | TraceSet:
-    """Trace where a model recalls one fact, or several.
+    """Trace the layers and tokens at which a model recalls one fact, or several.
 
-    The traced answer is the fact's `previous` object when given, else the first word that the model says itself; never
-    the target. Where it says no word (the end of the text or turn, a blank), the word that begins likeliest is traced,
-    and `Trace.known` is False.
+    The traced answer is the fact's `previous` object when given, else the first word that the model generates; never
+    the target. If it generates no word (the end of the text or turn, a blank), the word whose beginning is likeliest is
+    traced, and `Trace.known` is False.
 
     Args:
         editable: the model.
         facts: one fact gives a `Trace`, a sequence a `TraceSet`.
         kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
-        corruption: how the subject is made unreadable: a `Corruption`, or "gaussian", "covariance", "uniform" (each
-            with its scale in σ behind a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is
-            of the embeddings of the whole vocabulary; with "gaussian:3:subjects", as in the published code of ROME, of
-            the tokens of the subjects of `facts`.
+        corruption: of the subject: a `Corruption`, or "gaussian", "covariance", "uniform" (each optionally with its
+            scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is over the
+            embeddings of the whole vocabulary; with "gaussian:3:subjects", as in the published code of ROME, over the
+            tokens of the subjects of `facts`.
         samples: corrupted runs; with replacement, at most as many as there are other subjects of equal length.
         window: layers restored together; default a third of the depth, between 3 and 10. States have none.
-        sever: hold the outputs of this part at their corrupted values, at the restored token and all layers that are
-            not restored.
+        sever: hold the outputs of this kind of module at their corrupted values, at the restored token and all layers
+            that are not restored.
         metric: "probability" of the whole answer, its "log_probability", or the "logit_difference" log P(old) −
             log P(new) (the logits' difference where both are one token; the new object is the fact's target).
         seed: of the corruption.
         approximate: estimate the effects from one gradient (`attribution`) instead of measuring them.
-        layers: where something is restored, for states the layers behind which they stand; None: everywhere. Effects
-            elsewhere are NaN.
-        token: restore only at the token where a key is read, "subject_last" say, which takes a fraction of the time;
-            None: at each from the subject's first on. Effects elsewhere are NaN.
-        resume: keep every fact's trace in the cache as soon as it is done, and take from there what is kept.
-        progress: told how far it is.
+        layers: the layers to restore at (for states, those whose output is restored); None: all. Effects at other
+            layers are NaN.
+        token: restore only at the token where a key is read, such as "subject_last", which takes a fraction of the
+            time; None: at every token from the subject's first on. Effects at other tokens are NaN.
+        resume: write every fact's trace to the cache as soon as it is done, and read cached traces from it.
+        progress: called with the progress.
 
     Raises:
         FactError: a subject has no token, a prompt does not fit the model, a fact lacks what the metric or the
-            corruption needs, or a setting makes no sense.
+            corruption needs, or a setting is invalid.
         ModelError: a part of the model was not recognised, or its output is not finite.
     """
     some = [facts] if isinstance(facts, Fact) else list(facts)
@@ -153,10 +154,10 @@ def locate(
 
 
 def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
-    """How many layers are restored together: 1 for states, else `window`, by default a third of the depth, 3 to 10.
+    """Return the number of layers restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10.
 
     Raises:
-        FactError: the model is not so deep.
+        FactError: `window` is not between 1 and `depth`.
     """
     if window is None or kind == "state":
         return 1 if kind == "state" else min(10, max(3, round(depth / 3)), depth)
@@ -166,10 +167,10 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
 
 
 def resolve_layers(depth: int, layers: Sequence[int]) -> tuple[int, ...]:
-    """The layers asked for, in rising order.
+    """Return the requested layers in ascending order.
 
     Raises:
-        FactError: there are none, or the model does not have one.
+        FactError: none is requested, or the model lacks one of them.
     """
     wanted = tuple(sorted(set(layers)))
     if not wanted or not set(wanted) <= set(range(depth)):
@@ -180,7 +181,7 @@ def resolve_layers(depth: int, layers: Sequence[int]) -> tuple[int, ...]:
 def trace_all(
     editable: Editable, facts: Sequence[Fact], run: Run, wanted: Sequence[int], progress: Progress = silent
 ) -> Iterator[tuple[int, Trace]]:
-    """The traces of the `wanted` ones of `facts` with their indices, as they are ready: similar ones go together."""
+    """Yield (index, trace) of the facts with indices `wanted`, as they are ready; similar facts share a batch."""
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
     parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
     cases, done = prepare(editable, facts, wanted, run), 0
@@ -203,7 +204,7 @@ def trace_all(
 
 
 def _metric(log_probs: Tensor, metric: Metric) -> Values:
-    """The metric from the answers' log-probabilities [.., answers]."""
+    """Compute the metric from the answers' log-probabilities [.., answers]."""
     if metric == "probability":
         return np.asarray(log_probs[..., 0].exp().numpy())
     if metric == "log_probability":
@@ -220,7 +221,7 @@ def _trace(
     run: Run,
     noise: Noise | None,
 ) -> Trace:
-    """Gather one case's results: log-probabilities [places, samples, answers] at its places."""
+    """Build the trace of one case from its log-probabilities [places, samples, answers] at `places`."""
     case = batch.cases[number]
     answers = range(len(case.answers))
     rows = torch.tensor([[batch.row(number, a, s) for a in answers] for s in range(-1, case.samples)])

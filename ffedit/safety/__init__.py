@@ -1,1 +1,1 @@
-"""What should stop an edit from being shipped: guardrails, required scores, the verdict."""
+"""Check an edit before it is shipped: guardrails, required scores, the verdict."""

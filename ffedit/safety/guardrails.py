@@ -1,7 +1,7 @@
-"""What should make one stop before an edit is shipped: signs that it is not needed, not safe, or not written.
+"""Guardrails: signs that an edit is not needed, not safe, or not written, checked before it is shipped.
 
-Each sign is a number with a limit. A breach is a sentence that says the number, the limit and what to do; the command
-warns, or with `--strict` refuses.
+Each sign is a number with a limit. A breach is a sentence with the number, the limit and what to do; the command warns,
+or with `--strict` refuses.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ffedit.safety.verdict import DRIFTED, knew_previous, took
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a sign becomes a breach.
+    """Limits beyond which a sign is a breach.
 
     Attributes:
         believed: share of facts whose new object is likelier than the old before the edit.
-        unknown: share of facts whose old object the model does not say before the edit.
+        unknown: share of facts whose old object the model does not generate before the edit.
         alike: cosine between the keys of two subjects, of this edit or of an earlier one in the model.
         norm_ratio: ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written.
         division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
-        keys: how many keys C was collected from, relative to d_ff. With fewer than 1 it is singular but for its ridge,
-            which alone then says what an edit may disturb.
-        convergence: how far two halves of the text for C are from solving alike (`KeyMoments.convergence`).
+        keys: number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which
+            alone then determines what an edit may disturb.
+        convergence: difference between the solutions from two halves of the text for C (`KeyMoments.convergence`).
         drift: KL divergence on generic text, nats per token.
-        perplexity: its factor on the same text.
+        perplexity: the factor by which it rises on the same text.
         rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
-        covered: of a mixture, share of the router's weight that the written experts hold over contexts.
-        moved: share of the facts' texts that go to other experts, in some layer, once the edit is in the model.
+        covered: for a mixture, share of the router's weight on the written experts over contexts.
+        moved: share of the facts' texts that are routed to other experts, in some layer, once the edit is in the model.
     """
 
     believed: float = 0.0
@@ -59,12 +59,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Breach:
-    """A limit that an edit breaks.
+    """Limit that an edit breaks.
 
     Attributes:
         limit: its name, a field of `Limits`.
-        value: what was found.
-        words: what that means, and what to do.
+        value: the measured number.
+        words: what it means, and what to do.
     """
 
     limit: str
@@ -73,13 +73,13 @@ class Breach:
 
 
 def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
-    """Every limit that an edit breaks; empty where all is well.
+    """List every limit that an edit breaks.
 
     Args:
         editable: the model that the edit was computed on, without it.
         edit: the edit.
         report: what was measured before and after it.
-        limits: where a sign becomes a breach.
+        limits: beyond which a sign is a breach.
     """
     limits = limits or Limits()
     return [
@@ -91,13 +91,13 @@ def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | No
 
 
 def warnings(broken: Sequence[Breach]) -> Text | None:
-    """What to show of `broken`: that of which the verdict does not speak."""
+    """Format the breaches in `broken` that the verdict does not mention; None if there are none."""
     some = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
     return Text("\n".join(f"Guardrail: {words}." for words in some), style="yellow") if some else None
 
 
 def refusal(broken: Sequence[Breach]) -> RequirementError | None:
-    """The error of `--strict`."""
+    """Return the error of `--strict`, or None if `broken` is empty."""
     words = "; ".join(breach.words for breach in broken)
     return RequirementError(f"--strict: {words}; no edit was saved") if broken else None
 
@@ -154,7 +154,7 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
                 "is nearly a key of ordinary text; try another layer",
             )
         statistics = about.get("statistics", {}).get(str(at), {})
-        # Edits of early versions tell the tokens only, of which a dense layer has a key each.
+        # Edits of early versions record the tokens only; a dense layer has one key per token.
         keys = statistics.get("keys", statistics.get("tokens"))
         if keys is not None and not keys / memory.d_ff >= limits.keys:
             enough = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
@@ -186,7 +186,7 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
 
 
 def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
-    """Share of Δ (Frobenius norm) that is not in the weights once W + Δ is rounded to `dtype`."""
+    """Compute the share of Δ (Frobenius norm) that is lost when W + Δ is rounded to `dtype`."""
     size = float(change.norm())
     return float((double((W + change).to(dtype)) - W - change).norm()) / size if size else 0.0
 
@@ -210,7 +210,11 @@ def _routing(edit: Edit, limits: Limits) -> Iterator[Breach]:
 
 
 def _most_alike(editable: Editable, edit: Edit) -> tuple[float, tuple[str, str]]:
-    """The largest cosine between a key of this edit and another, of it or of one in the model, and whose they are."""
+    """Find the largest cosine of a key of this edit with another subject's key, of it or of an applied edit.
+
+    Returns:
+        the cosine, and the two subjects.
+    """
     most, pair = 0.0, ("", "")
     earlier = applied_edits(editable)
     for at, keys in edit.keys.items():

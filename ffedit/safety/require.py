@@ -20,14 +20,14 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """One condition: score `name` compared with `bound`."""
+    """Condition on one score: `name` compared with `bound`."""
 
     name: str
     comparison: str
     bound: float
 
     def miss(self, scores: Scores) -> str | None:
-        """How `scores` miss it, in words; None where they meet it."""
+        """Describe how `scores` miss the condition, in words; None if they meet it."""
         value: float | None = getattr(scores, self.name)
         if value is None:
             return f"{self} cannot be measured, the facts hold no prompts for it"
@@ -38,7 +38,7 @@ class Requirement:
 
 
 def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementError | None:
-    """The error to raise for all conditions that `scores` do not meet; None where they meet every one."""
+    """Return the error to raise for all conditions that `scores` do not meet; None if they meet every one."""
     misses = [miss for requirement in requirements if (miss := requirement.miss(scores))]
     return RequirementError(f"--require: {'; '.join(misses)}; no edit was saved") if misses else None
 

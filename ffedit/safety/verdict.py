@@ -1,7 +1,7 @@
-"""One sentence on an edit that a person can act on: did it take, what else moved, and what to try.
+"""Summarise an edit in one sentence to act on: whether it took, what else changed, and what to try.
 
-Honest in both directions: that an edit did not take is said in words and not only in a colour, and that the
-rest held is said of what was measured only.
+A failure is stated in words and not only by a colour; that other scores held is stated only of those that were
+measured.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from ffedit.evaluator import Report, Scores
 from ffedit.evaluator.scores import FactScores
 from ffedit.facts.text import number, quoted
 
-# What counts as damage: a rate that falls by more than FELL, more drift than DRIFTED (nats per token).
+# Damage is a rate that falls by more than FELL, or drift above DRIFTED (nats per token).
 FELL, DRIFTED = 0.05, 0.1
 ROUNDING = 1e-9
-# Below this, a fact is said to be known in its own words only.
+# Paraphrase score below which the edit took in few other wordings only.
 FEW_WORDINGS = 0.5
-# A batch of which fewer facts took than this share did not take.
+# Share of facts that took, below which a batch did not take.
 MOSTLY = 0.5
 KEPT = ("specificity", "same_subject")
 SPARED = (*KEPT, "locality")
-# From so many facts on, a rate is given with its interval.
+# Number of measured facts from which a rate is shown with its interval.
 ENOUGH = 10
 
 
 def took(score: FactScores) -> bool:
-    """Whether the new object is more likely than the old and is what the model says freely."""
+    """Return True if the new object is more likely than the old and is what the model generates."""
     return score.scores.efficacy in (None, 1) and score.scores.generation in (None, 1)
 
 
 def knew_previous(score: FactScores) -> bool:
-    """Whether the model said the old object; true where none was named."""
+    """Return True if the model generated the old object, or if the fact names none."""
     return score.scores.knew in (None, 1)
 
 
 def fell(before: float, after: float) -> bool:
-    """Whether a rate that should be kept fell by more than the threshold."""
+    """Return True if a rate that should be kept fell by more than the threshold."""
     return before - after > FELL + ROUNDING
 
 
 def damage(report: Report) -> list[str]:
-    """What fell or moved by more than the thresholds, in words."""
+    """Describe, in words, each rate that fell and the drift, where they exceed their thresholds."""
     before, after, found = report.before, report.after or Scores(), []
     for name in SPARED:
         old, new = getattr(before, name), getattr(after, name)
@@ -54,7 +54,7 @@ def damage(report: Report) -> list[str]:
 
 
 def verdict(report: Report, edit: Edit | None = None) -> Text:
-    """Whether the edit took and what it cost; then, line by line, what makes this less than it seems."""
+    """State whether the edit took and what it damaged; then, one per line, caveats about the state before the edit."""
     if report.after is None or report.facts_after is None:
         known = sum(took(score) for score in report.facts_before)
         count = len(report.facts_before)
@@ -89,7 +89,7 @@ def _outcome(report: Report, after: Scores, facts_after: tuple[FactScores, ...],
 
 
 def _interval(report: Report, name: str) -> str:
-    """The 95 % interval of a rate after the edit, where enough facts were measured to speak of one."""
+    """Format the 95 % interval of a rate after the edit; empty if fewer than `ENOUGH` facts were measured."""
     measured = sum(getattr(one.scores, name) is not None for one in report.facts_after or ())
     found = report.intervals_after.get(name) if measured >= ENOUGH else None
     return f" [{found.low:.2f}, {found.high:.2f}]" if found else ""
@@ -121,7 +121,7 @@ def _success(before: tuple[FactScores, ...], after: tuple[FactScores, ...]) -> s
 
 
 def _rest(report: Report, after: Scores) -> str:
-    """What was measured besides, and held; and what was not measured."""
+    """List the other scores that were measured and held, and those that were not measured."""
     before = report.before
     held = [
         f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{_interval(report, name)}"
@@ -136,7 +136,7 @@ def _rest(report: Report, after: Scores) -> str:
 
 
 def _advice(edit: Edit | None, steps: bool = True) -> str:
-    """What to try; more `steps` where the edit is too weak, which they make stronger."""
+    """Suggest what to try; with `steps`, also more optimisation steps, which make a weak edit stronger."""
     if edit is None:
         return "Try another layer (--layers N)."
     layers = ", ".join(map(str, edit.layers))
@@ -147,7 +147,7 @@ def _advice(edit: Edit | None, steps: bool = True) -> str:
 
 
 def _warnings(before: tuple[FactScores, ...]) -> list[str]:
-    """What makes success before the edit's own doing."""
+    """List signs that the success is not due to the edit: the state of the model before it."""
     notes, count = [], len(before)
     believed = [score for score in before if score.scores.efficacy == 1]
     if believed and count == 1:
