@@ -1,4 +1,4 @@
-"""A whole model: one pass over a text, then every analysis of Geva et al. 2021 (arXiv 2012.14913) on what it kept."""
+"""A whole model: one pass over a text, then every analysis of Geva et al. 2021 (arXiv 2012.14913) on its data."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Firing(View):
         coefficient: m_i.
         strength: |m_i| ‖v_i‖.
         share: m_i v_i·o / ‖o‖², of the layer's output o.
-        promotes: the top token of what it adds: of v_i, or of −v_i where the coefficient is negative.
+        promotes: the top token of its contribution: of v_i, or of −v_i where the coefficient is negative.
     """
 
     slot: Slot
@@ -267,7 +267,7 @@ def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
 
 
 def _gated(stack: Stack) -> bool | None:
-    """Return whether the first layer is gated; None where its keys, which nothing else here needs, are not recognised."""
+    """Return whether the first layer is gated; None where its keys, needed by nothing else here, are not recognised."""
     try:
         return stack.memories[0].key_rows.gated
     except ModelError:
