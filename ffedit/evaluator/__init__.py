@@ -1,4 +1,4 @@
-"""Measure an edit: efficacy, generalisation, specificity and what else moved, before and after."""
+"""Evaluation of an edit: efficacy, generalisation, specificity and side effects, before and after."""
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator.drift import GenericText

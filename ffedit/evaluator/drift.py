@@ -1,7 +1,7 @@
-"""What an edit does to text that has nothing to do with it: drift and perplexity, on a file or on the model's own text.
+"""Drift and perplexity on generic text, unrelated to the edited facts: a file, or text that the model samples.
 
-A file is cut into rows of equal length, and perplexity is of all of it. Drift compares whole distributions, which are
-large: it is measured on as many rows, drawn with a seed, as fit into `MOST_BYTES`.
+A file is cut into rows of equal length, and perplexity is measured on all of them. Drift compares whole next-token
+distributions, which are large: it is measured on as many rows, drawn with a seed, as fit into `MOST_BYTES`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import pad
 
-# Of the text that the model samples; another seed than any that an edit uses.
+# For the text that the model samples; differs from every seed that an edit uses.
 DRIFT_SEED = 77_000
 DRIFT_ROWS, DRIFT_TOKENS = 16, 32
-# Of the rows of a file.
+# Length of the rows of a file.
 FILE_TOKENS = 128
 BUDGET = 2048
 MOST_BYTES = 2**28
 
 
 class GenericText:
-    """Text to measure drift and perplexity on, with what the unedited model says of it.
+    """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
 
     Args:
         editable: the unedited model.
@@ -39,8 +39,8 @@ class GenericText:
 
     Attributes:
         rows: token ids, rows of equal length.
-        drift_rows: how many of them drift is measured on, and how many there are.
-        perplexity: of the unedited model.
+        drift_rows: number of rows that drift is measured on, and number of all rows.
+        perplexity: perplexity of the unedited model.
 
     Raises:
         EditError: the file cannot be read, or is too short.
@@ -61,19 +61,19 @@ class GenericText:
         self.perplexity = self._run(editable)[1]
 
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
-        """Drift from the unedited model, nats per token, and perplexity, of the model as it is now.
+        """Return drift from the unedited model, nats per token, and perplexity, of the model in its current state.
 
         Args:
             editable: another model, with the same tokenizer.
 
         Raises:
-            ModelError: its numbers are not finite.
+            ModelError: the model's numbers are not finite.
         """
         return self._run(editable or self._editable)
 
     @torch.no_grad()
     def _run(self, editable: Editable) -> tuple[float, float]:
-        """Drift and perplexity; on the first run the distributions are kept, and drift is 0."""
+        """Return drift and perplexity; the first run keeps the distributions as the reference, so its drift is 0."""
         length, moved, found = len(self.rows[0]), [], []
         size = max(1, BUDGET // length)
         for first in range(0, len(self.rows), size):
@@ -94,14 +94,14 @@ class GenericText:
 
 
 def _next_token_log_probs(editable: Editable, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Log-probabilities of the next token all along `rows` of equal length, [rows, tokens, vocabulary]."""
+    """Return next-token log-probabilities at every position of `rows` of equal length, [rows, tokens, vocabulary]."""
     ids = pad(rows)
     reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
     return log_softmax(replay.forward(editable, ids, reads)).float().view(*ids.shape, -1)
 
 
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
-    """A file's tokens in rows of equal length; what is left over at the end is dropped."""
+    """Read a file's tokens into rows of equal length; an incomplete last row is dropped."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""Which prompts ask for a fact that is edited itself?
+"""Detection of prompts that ask for a fact of the same edit.
 
-Among the neighbors of one fact, and the other facts of its subject, there may be some that the same edit changes. They
-are expected to move, in whatever words they are asked for, and do not count.
+Some neighbors of a fact, and some other facts of its subject, may be changed by the same edit. Their answers are
+expected to change, however the prompt is worded, so they are excluded from specificity, same_subject and locality.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ffedit.facts.mentions import occurrences
 
 
 class Edited:
-    """The facts of an edit, as prompts may ask for them.
+    """Index of the facts of an edit, by prompt, relation and old object.
 
     Args:
-        facts: all that are edited together.
+        facts: all facts that are edited together.
     """
 
     def __init__(self, facts: Iterable[Fact]) -> None:
@@ -30,13 +30,13 @@ class Edited:
             self._of_object[fact.previous].append(fact)
 
     def states(self, prompt: str) -> bool:
-        """Whether an edited fact has this prompt, or this paraphrase."""
+        """Return whether an edited fact has `prompt` as its prompt or as a paraphrase."""
         return prompt.strip() in self._texts
 
     def asks_neighbor(self, probe: Probe, relation: str | None) -> bool:
-        """Whether a prompt about another subject, with its true object, asks for an edited fact of that subject.
+        """Return whether a prompt about another subject, with its true object, asks for an edited fact of that subject.
 
-        That is one of the same relation; where the data do not name both relations, one with the same old object.
+        Such a fact has the same relation or, where the data do not name both relations, the same old object.
         """
         alike = self._of_relation.get(relation, []) if relation is not None else []
         unnamed = [fact for fact in self._with_old(probe) if None in (relation, fact.relation)]
@@ -44,11 +44,14 @@ class Edited:
         return self.states(probe.prompt) or any(named)
 
     def asks_same_subject(self, probe: Probe, fact: Fact) -> bool:
-        """Whether a prompt about the subject of `fact` asks for another edited fact of it, whose old object it has."""
+        """Return whether a prompt about the subject of `fact` asks for another edited fact of that subject.
+
+        The other fact is recognised by its old object, which is the prompt's true object.
+        """
         others = [other for other in self._with_old(probe) if other.subject == fact.subject]
         return self.states(probe.prompt) or any(other != fact for other in others)
 
     def _with_old(self, probe: Probe) -> list[Fact]:
-        """The facts whose old object a prompt has for its true one, under any of its names."""
+        """Return the facts whose old object is the true object of `probe`, or one of its aliases."""
         names = () if probe.target is None else (probe.target, *probe.aliases)
         return [fact for name in names for fact in self._of_object.get(name, [])]

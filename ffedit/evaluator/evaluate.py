@@ -1,7 +1,7 @@
-"""Ask a model all the questions of some facts, and score the answers; once before an edit and once after.
+"""Evaluation of facts on a model: run all their prompts and score the answers, once before an edit and once after.
 
-The same prompts and the same old objects are used both times: where a fact names no old object, what the model says
-before the edit stands in for it.
+Both runs use the same prompts and the same old objects: where a fact names no old object, the unedited model's own
+answer is used in its place.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from ffedit.progress import Progress, silent
 
 # Scores that are measured in full only.
 FULL = frozenset({"neighbor_with_edit", "neighbor_with_edit_magnitude", "entropy", "consistency"})
-# How the two tokenizers are compared.
+# A text whose token ids are compared between the two tokenizers.
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京 Zürich\t"
 
 
 class Applicable(Protocol):
-    """What can be applied to a model for a while: an `Edit`."""
+    """Protocol of an edit that can be applied to a model temporarily, as `Edit` can."""
 
     def applied(self, editable: Editable) -> AbstractContextManager[None]:
-        """The model with the edit, and without it afterwards."""
+        """Apply the edit to the model inside a `with` block and remove it afterwards."""
         ...
 
 
 class Evaluation:
-    """The questions of some facts, prepared on the model before any edit, to be asked as often as wanted.
+    """Prompts of facts, prepared on the unedited model, that can be run on any state of it any number of times.
 
     Args:
         editable: the unedited model.
-        facts: all facts of the edit: prompts of one that are edited for another do not count.
-        progress: told how far it is.
+        facts: all facts of the edit; a prompt of one fact that another fact of the edit changes is excluded.
+        progress: progress callback.
         full: also measure what takes longest: sampled text (entropy, consistency), neighbors behind the edit's
             sentence.
-        only: places of the facts to ask about, a share for one of several processes; None for all.
+        only: indices of the facts to evaluate, a share for one of several processes; None for all.
         budget: padded tokens in a batch.
-        weights: of the terms of reference texts, by `reference_weights` of a whole data set; None for that of `facts`.
+        weights: weights of the terms of reference texts, by `reference_weights` of a whole data set; None for those
+            of `facts`.
 
     Attributes:
         before: the scores of the unedited model.
@@ -87,11 +88,11 @@ class Evaluation:
         self.before = self._score(self._before, places)
 
     def scores(self, editable: Editable | None = None, only: Sequence[int] | None = None) -> tuple[FactScores, ...]:
-        """Ask everything of the model as it is now.
+        """Run all prompts on the model in its current state and return the scores of each fact.
 
         Args:
-            editable: another model with the same tokenizer, an edited one; None for the one that was prepared on.
-            only: places of facts, among those prepared; None for all of these.
+            editable: another model with the same tokenizer, an edited one; None for the model given at construction.
+            only: indices of facts, among those prepared; None for all of these.
 
         Raises:
             ModelError: the model's numbers are not finite.
@@ -124,7 +125,7 @@ class Evaluation:
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
-    """How much each term of the reference texts of `facts` says, for consistency: see `term_weights`."""
+    """Return the inverse document frequency of each term of the reference texts of `facts`: see `term_weights`."""
     return term_weights([text for fact in facts for text in fact.references])
 
 
@@ -137,16 +138,16 @@ def evaluate(
     text: str | Path | None = None,
     full: bool = False,
 ) -> Report:
-    """Score `facts` on the model as it is, and again on the edited one; the model is left as it was.
+    """Score `facts` on the model as it is, and again on the edited one; the model is left unchanged.
 
     Args:
         editable: the unedited model.
-        facts: what was or will be edited, one or several.
+        facts: the facts that were or will be edited, one or several.
         edit: applied for the second measurement.
-        progress: told how far it is.
-        edited: in place of `edit`, another model: a checkpoint that was edited by anything.
+        progress: progress callback.
+        edited: in place of `edit`, another model: a checkpoint that was edited by any tool.
         text: a file for drift and perplexity; None for text that the model samples.
-        full: also measure what takes longest, as `Evaluation`.
+        full: also measure what takes longest, as in `Evaluation`.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -176,11 +177,11 @@ def evaluate(
 
 
 def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Refuse a model that reads text in other tokens: its answers cannot be held against those of the base.
+    """Refuse an edited model whose tokenizer differs from the base's: their answers cannot be compared.
 
     Args:
         editable: the base.
-        name: of the edited model, of which the weights need not be there.
+        name: name of the edited model, whose weights need not be loaded.
         tokenizer: its tokenizer.
         config: its config.
 

@@ -1,10 +1,11 @@
-"""What a model says by itself: greedily until it is clear whether it says an object, and sampled text about a subject.
+"""Free generation: greedy, until it is clear whether it says an object, and sampled text about a subject.
 
-The beginning is known from the pass that scores the prompt's objects, as far as the model says an object's tokens. It
-settles most prompts: what was said is no beginning of the object, or goes beyond it. Only the others are continued.
+The first tokens are known from the pass that scores the prompt's objects, as far as they agree with an object's tokens.
+They settle most prompts: the generated text is no prefix of the object, or goes beyond it. Only the others are
+continued.
 
-Sampled text is drawn as in ROME: from the five likeliest tokens, to 100 tokens with the prompt. Each prompt draws with
-numbers of its own, so that its text does not depend on what is asked beside it, or by how many processes.
+Sampled text is drawn as in ROME: from the five likeliest tokens, to 100 tokens with the prompt. Each prompt has random
+numbers of its own, so that its text depends neither on the other prompts nor on the number of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ffedit.inference.generation import words
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode
 
-# What a person is shown of an answer.
+# Tokens of an answer that are shown in reports.
 SAID_TOKENS = 8
 SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
 SAMPLE_SEED = 0
@@ -32,13 +33,13 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A text whose answer may be said.
+    """A prompt to continue greedily, with the answer to look for.
 
     Attributes:
         text: the prompt with its answer.
-        count: how many tokens are wanted of what is said.
-        settled: whether fewer will do, once no more of the answer, nor of `others`, can follow.
-        others: the prompt with what else decides: other names of the answer, the object that could stand there instead.
+        count: number of tokens to generate.
+        settled: whether fewer tokens suffice once the text so far is no prefix of the answer or of any of `others`.
+        others: the prompt with the other objects to look for: aliases of the answer, the competing object.
     """
 
     text: Encoded
@@ -48,7 +49,7 @@ class GenerationRequest:
 
 
 class Generations:
-    """What a model says greedily after some prompts, as token ids."""
+    """Greedy continuations of prompts, as token ids."""
 
     def __init__(
         self, editable: Editable, wanted: Iterable[GenerationRequest], answers: Mapping[Encoded, Answer]
@@ -68,45 +69,47 @@ class Generations:
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
 
     def ids(self, text: Encoded) -> tuple[int, ...]:
-        """What is said after the prompt of `text`."""
+        """Return the token ids of the greedy continuation of the prompt of `text`."""
         return self._said[prompt_of(text)]
 
     def words(self, text: Encoded) -> str:
-        """The same as text, white space normalised."""
+        """Return the greedy continuation of the prompt of `text` as text, white space normalised."""
         return words(self._editable, self.ids(text))
 
     def says(self, text: Encoded, other: Encoded | None = None, aliases: Sequence[Encoded] = ()) -> bool:
-        """Whether the answer of `text`, or one of `aliases`, is said, whole, and not the longer one of `other`."""
+        """Return whether the continuation says the whole answer or an alias, and not the longer answer of `other`."""
         longer = "" if other is None else words(self._editable, other.target_ids)
         names = [words(self._editable, alias.target_ids) for alias in aliases]
         return exact_match(self.words(text), words(self._editable, text.target_ids), longer, names)
 
     def goes_on(self, text: Encoded) -> bool:
-        """Whether the very tokens of the answer of `text` are said, whatever follows: for the model's own answers."""
+        """Return whether the continuation begins with exactly the answer's tokens; for the model's own answers."""
         return self.ids(text)[: len(text.target_ids)] == text.target_ids
 
     def _settled(self, wanted: GenerationRequest) -> bool:
         said = self.ids(wanted.text)
         if len(said) >= wanted.count:
             return True
-        # The last character may be unfinished.
+        # The last character may still lack bytes, which later tokens supply.
         begun = words(self._editable, said).rstrip("\ufffd")
         names = (words(self._editable, one.target_ids) for one in (wanted.text, *wanted.others))
         return wanted.settled and not any(name.startswith(begun) for name in names)
 
 
 def prompt_of(text: Encoded) -> Context:
-    """The tokens before the answer."""
+    """Return the tokens before the answer."""
     return text.ids[: text.answer]
 
 
 def sampled(editable: Editable, asked: Sequence[tuple[int, Encoded]], seed: int = SAMPLE_SEED) -> list[str]:
-    """Text that each prompt begins, with it, up to `SAMPLED_TOKENS` tokens; in a chat, the assistant's turn alone.
+    """Sample a continuation of each prompt and return both, up to `SAMPLED_TOKENS` tokens together.
+
+    In a chat, the assistant's turn alone is returned.
 
     Args:
         editable: the model.
-        asked: whose prompt (the place of its fact), and the prompt; given twice for one fact, it is drawn twice.
-        seed: of all draws.
+        asked: the index of each prompt's fact, and the prompt; a prompt given twice for one fact is drawn twice.
+        seed: seed of all draws.
     """
     prompts = [prompt for _, prompt in asked]
     count = max(1, SAMPLED_TOKENS - min((len(prompt.ids) for prompt in prompts), default=0))

@@ -1,13 +1,13 @@
-"""How sure is a mean over facts? 95 % intervals over facts.
+"""95 % confidence intervals of means over facts.
 
-- A proportion, of one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927).
-- Anything else: the percentile bootstrap over facts (Efron 1979). Of shares (0 to 1, as several prompts of one fact
-  give) and their paired differences (−1 to 1), an end that no fact lies beyond is made of draws of one value only, and
-  says nothing of facts of another kind. It is moved outwards, as if the largest share of such facts that is compatible
-  with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of [1, 1], as Wilson
-  does, and 30 times no change [−.11, .11].
-- The harmonic score: the bootstrap; where all draws agree, between the harmonic means of its parts' ends, and of its
-  change as above.
+- A proportion, with one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927).
+- Any other mean: the percentile bootstrap over facts (Efron 1979). For shares (0 to 1, as several prompts of one fact
+  give) and their paired differences (−1 to 1), an end that no fact lies beyond comes from draws of one value only, and
+  does not account for unseen facts of other values. It is moved outwards, as if the largest share of such facts that is
+  compatible with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of
+  [1, 1], as Wilson does, and 30 times no change [−.11, .11].
+- The harmonic score: the bootstrap; where all draws agree, the interval from the harmonic mean of its parts' lower ends
+  to that of their upper ends; for its change, the rule for differences above.
 
 Facts are drawn with all their prompts (`ffedit.algebra.bootstrap`): prompts of one fact are no independent samples.
 Before and after an edit, and two methods, are compared on the same draws: the interval of the difference is paired. The
@@ -25,7 +25,7 @@ from ffedit.algebra.bootstrap import Array, Interval, unseen, wilson
 
 SEED, DRAWS = 0, 2000
 LEVELS = (2.5, 97.5)
-# The means that the harmonic score is made of.
+# The means that the harmonic score combines.
 PARTS = ("efficacy", "paraphrase", "specificity")
 # Scores that are no shares of prompts; magnitudes and gaps are none either.
 NO_SHARES = frozenset({"drift", "perplexity", "divergence", "entropy", "consistency"})
@@ -34,13 +34,13 @@ NO_SHARES = frozenset({"drift", "perplexity", "divergence", "entropy", "consiste
 def interval(
     values: Sequence[float | None], seed: int = SEED, draws: int = DRAWS, share: bool | None = None
 ) -> Interval | None:
-    """Of the mean of what was measured; None where fewer than two facts were.
+    """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
     Args:
         values: one per fact; None where there was nothing to measure.
-        seed: of the draws.
-        draws: how many.
-        share: whether they are shares, 0 to 1; None: if all are 0 or 1.
+        seed: seed of the draws.
+        draws: number of draws.
+        share: whether the values are shares, 0 to 1; None: assume so if all are 0 or 1.
     """
     array = _array(values)
     if array is None:
@@ -52,12 +52,12 @@ def interval(
 def paired(
     before: Sequence[float | None], after: Sequence[float | None], seed: int = SEED, draws: int = DRAWS
 ) -> Interval | None:
-    """Of the mean of after − before over the facts where both were measured; None for fewer than two.
+    """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
 
     Where all values lie between 0 and 1 they are taken for shares.
 
     Raises:
-        ValueError: the two are not of the same facts.
+        ValueError: the two have different numbers of facts.
     """
     array = _array([None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)])
     if array is None:
@@ -67,12 +67,14 @@ def paired(
 
 
 def intervals(columns: dict[str, Sequence[float | None]], seed: int = SEED, draws: int = DRAWS) -> dict[str, Interval]:
-    """Of several measures of the same facts, on the same draws; "score" is made of its parts where they are there.
+    """Return the intervals of several scores of the same facts, on the same draws.
+
+    "score" is computed from its parts, where all of them were measured.
 
     Args:
         columns: by the name of a score, one value per fact; all of one length.
-        seed: of the draws.
-        draws: how many.
+        seed: seed of the draws.
+        draws: number of draws.
     """
     return _intervals(columns, seed, draws, (0.0, 1.0))
 
@@ -80,7 +82,7 @@ def intervals(columns: dict[str, Sequence[float | None]], seed: int = SEED, draw
 def _intervals(
     columns: Mapping[str, Sequence[float | None]], seed: int, draws: int, bounds: tuple[float, float]
 ) -> dict[str, Interval]:
-    """As `intervals`, of shares or differences of shares within `bounds`."""
+    """Return `intervals` for shares, or differences of shares, within `bounds`."""
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
     kept.pop("score", None)
     if not kept:
@@ -103,7 +105,10 @@ def changes(
     seed: int = SEED,
     draws: int = DRAWS,
 ) -> dict[str, Interval]:
-    """Of after − before, by name, paired by fact; of "score", the difference of two harmonic means of one draw."""
+    """Return the intervals of after − before by name, paired by fact; for "score", of the difference of harmonic means.
+
+    In each draw, both harmonic means are of the same facts.
+    """
     both = [name for name in before if name in after and name != "score"]
     paired_columns: dict[str, Sequence[float | None]] = {
         name: [None if a is None or b is None else b - a for a, b in zip(before[name], after[name], strict=True)]
@@ -123,17 +128,17 @@ def changes(
 
 
 def _is_share(name: str) -> bool:
-    """Whether a score, or a kind of it, is a share of prompts for each fact."""
+    """Return whether a score, or a kind of it, is a share of prompts for each fact."""
     return name not in NO_SHARES and not name.endswith(("_magnitude", "_gap"))
 
 
 def _outcomes(array: Array) -> bool:
-    """Whether all that was measured is 0 or 1."""
+    """Return whether all measured values are 0 or 1."""
     return bool(np.isin(array[~np.isnan(array)], (0.0, 1.0)).all())
 
 
 def _bounded(array: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
-    """The interval of the mean of `array`, given its means in the draws; `bounds` are those of shares, or None."""
+    """Return the interval of the mean of `array` from its means in the draws; `bounds`: range of shares, or None."""
     there = array[~np.isnan(array)]
     found = _interval(float(there.mean()), drawn)
     if bounds == (0.0, 1.0) and _outcomes(there):
@@ -146,7 +151,7 @@ def _bounded(array: Array, drawn: Array, bounds: tuple[float, float] | None) -> 
 
 
 def _moved(found: Interval, facts: int, reached: tuple[bool, bool], bounds: tuple[float, float]) -> Interval:
-    """Those ends that no fact lies beyond moved outwards by what facts of another kind could make of them."""
+    """Move the ends that no fact lies beyond outwards, by the share of unseen facts times the distance to the bound."""
     share, (low, high) = unseen(facts), bounds
     return Interval(
         found.mean,
@@ -156,13 +161,16 @@ def _moved(found: Interval, facts: int, reached: tuple[bool, bool], bounds: tupl
 
 
 def _array(values: Sequence[float | None]) -> Array | None:
-    """NaN for what was not measured; None where fewer than two facts were."""
+    """Return the values as float64, NaN where not measured; None where fewer than two facts were measured."""
     array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     return array if int((~np.isnan(array)).sum()) > 1 else None
 
 
 def _means(values: Array, seed: int, draws: int) -> Array:
-    """Means over facts of `values` [facts, measures] in each draw, [draws, measures]; NaN where no fact was drawn."""
+    """Return the means over facts of `values` [facts, measures] in each draw, [draws, measures].
+
+    NaN where a draw has no measured fact.
+    """
     there = ~np.isnan(values)
     filled = np.where(there, values, 0.0)
     with np.errstate(invalid="ignore"):
@@ -174,7 +182,7 @@ def _harmonic(means: Sequence[float]) -> float:
 
 
 def _harmonics(means: Sequence[Array]) -> Array:
-    """Harmonic means, entry by entry; 0 where one is 0."""
+    """Return the harmonic means, entry by entry; 0 where one of the values is 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(len(means) / sum(1 / mean for mean in means))
 

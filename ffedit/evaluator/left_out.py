@@ -1,4 +1,4 @@
-"""What a score was not measured on, though it was given: counted, so that a mean over fewer prompts tells so."""
+"""Counts of prompts and texts that were given but that a score was not measured on, with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ffedit.evaluator.scores import FactScores
 
 SAMPLED = "outside the sample whose distributions are kept"
-# What a score is measured on, one and several.
+# The items that a score is measured on, in singular and plural.
 MEASURED_ON = {
     "efficacy": ("prompt", "prompts"),
     "paraphrase": ("paraphrase", "paraphrases"),
@@ -21,7 +21,7 @@ MEASURED_ON = {
     "neighbor_with_edit": ("neighbor", "neighbors"),
     "divergence": ("neighbor", "neighbors"),
 }
-# Why prompts of a fact are left out of a score, by what stands behind its name in `FactScores.left_out`.
+# Reasons for leaving prompts of a fact out of a score, by the suffix of its name in `FactScores.left_out`.
 REASONS = {
     "edited": "what they ask for is edited as well",
     "unsaid": "no object is named, and the model says none before the edit",
@@ -33,13 +33,13 @@ OF_SCORE = {"neighbor_with_edit": "too long for the model behind the edit's sent
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What one score was not measured on.
+    """Items that one score was not measured on.
 
     Attributes:
-        score: its name.
-        count: how many.
-        what: of which: "neighbors of 5 facts", "rows of 1200".
-        reason: why.
+        score: name of the score.
+        count: number of items left out.
+        what: the items: "neighbors of 5 facts", "of 1200 rows of text".
+        reason: why they were left out.
     """
 
     score: str
@@ -51,16 +51,16 @@ class LeftOut:
         return f"{self.score}: {self.count} {self.what} left out: {self.reason}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the fields by name, ready for JSON."""
         return asdict(self)
 
 
 def left_out(facts: Iterable[FactScores], drift_rows: tuple[int, int] = (0, 0)) -> tuple[LeftOut, ...]:
-    """Everything that was left out.
+    """Return all that was left out, by score and reason.
 
     Args:
-        facts: measured once each.
-        drift_rows: how many rows of the generic text drift was measured on, and how many there are.
+        facts: scores of the facts, each once.
+        drift_rows: number of rows of the generic text that drift was measured on, and number of all rows.
     """
     found = []
     some = list(facts)

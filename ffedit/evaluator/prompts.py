@@ -1,7 +1,7 @@
-"""From facts to questions: every prompt of every kind with its answers, in tokens.
+"""Prompts of facts: every prompt of every kind with its answers, as token ids.
 
-The same questions are asked before and after an edit. So what the unedited model has to say is settled here: where a
-fact names no old object, and a probe no answer, its own first word stands in for it, if it says one.
+The same prompts are used before and after an edit, so what depends on the unedited model is determined here: where a
+fact names no old object, or a probe no answer, the model's own first word is used instead, if it generates one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ffedit.model.tokenization import Encoded, decode, joined
 
 @dataclass(frozen=True)
 class Pair:
-    """The two objects after one prompt.
+    """One prompt with each of two objects.
 
     Attributes:
         new: the prompt with the new object.
-        true: with the old one, or the true one of another subject or relation.
-        named: whether the true object was given; otherwise it is the model's own.
-        kind: the data set's name for what it tests, or None.
-        new_aliases: the prompt with each other name of the new object.
-        true_aliases: with each of the true one.
+        true: the prompt with the old object, or with the true object of another subject or relation.
+        named: whether the true object was given; otherwise it is the model's own answer.
+        kind: the data set's name for what the prompt tests, or None.
+        new_aliases: the prompt with each alias of the new object.
+        true_aliases: the prompt with each alias of the true object.
     """
 
     new: Encoded
@@ -45,11 +45,11 @@ class Prompt:
 
     Attributes:
         text: the prompt with its answer.
-        kind: the data set's name for what it tests, or None.
+        kind: the data set's name for what the prompt tests, or None.
         named: whether the answer was given; otherwise it is the model's own.
-        aliases: the prompt with each other name of the answer.
+        aliases: the prompt with each alias of the answer.
         answer: the answer as text, where it was given.
-        needs: prompts of the other facts that it follows from.
+        needs: prompts of the other facts that the answer follows from.
     """
 
     text: Encoded
@@ -62,7 +62,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, by kind; of `generation`, the prompts alone. The rest is counted in `left_out`."""
+    """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out."""
 
     fact: Fact
     own: Pair
@@ -82,7 +82,7 @@ class Questions:
 
     @property
     def stay(self) -> tuple[Prompt, ...]:
-        """Prompts to be answered as before the edit: unrelated questions, and those of other facts that have a kind."""
+        """Prompts to be answered as before the edit: unrelated questions, and other facts' prompts with a kind."""
         others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
         return (*self.locality, *(Prompt(pair.true, pair.kind, pair.named) for pair in others))
 
@@ -94,18 +94,18 @@ class Questions:
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
-    """The questions of `facts`, which are edited together with all of `batch`.
+    """Return the prompts of `facts`, which are edited together with all of `batch`.
 
     A neighbor, a same-subject prompt or an unrelated question whose own fact is edited in the batch is expected to
-    move, and is left out. So is a prompt without an object to hold against the new one, where none is named and the
-    model says none, and one whose answer needs edits that are not in the batch. All are counted.
+    change, and is left out. So is a prompt without an object to compare with the new one, where none is named and the
+    model generates none, and one whose answer needs edits that are not in the batch. All are counted.
 
     Args:
         editable: the unedited model.
-        facts: whose questions.
+        facts: the facts whose prompts are returned.
         batch: all facts of the edit.
-        full: also neighbors behind the edit's sentence, where the model has room for them, and prompts to generate
-            from.
+        full: also include neighbors behind the edit's sentence, where they fit the model's context, and prompts to
+            generate from.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -116,7 +116,7 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
 
 
 def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> dict[str, Encoded]:
-    """What the unedited model says where no answer is given, by prompt; nothing where it says no word."""
+    """Return the unedited model's own answers to prompts without one, by prompt; none where it generates no word."""
     limit, prompts = editable.max_tokens, {}
     for fact in facts:
         if fact.previous is None:
@@ -138,7 +138,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
 
     def also(prompt: str, aliases: Sequence[str]) -> tuple[Encoded, ...]:
-        """Other answers; of no use is one that the tokenizer cannot write: the model cannot say it either."""
+        """Encode aliases after `prompt`; one that the tokenizer cannot encode is skipped: the model cannot say it."""
         found = []
         for alias in aliases:
             try:
@@ -151,7 +151,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         return Pair(text(prompt, new), text(prompt, old), named, new_aliases=also(prompt, fact.target_aliases))
 
     def kept(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
-        """The probes that do not move with the edit and have an answer; the others are counted."""
+        """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
         still = [probe for probe in probes if not moves(probe)]
         found = [probe for probe in still if probe.target is not None or probe.prompt in own]
         left_out.update({f"{score}/edited": len(probes) - len(still), f"{score}/unsaid": len(still) - len(found)})
@@ -161,7 +161,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     stood = fact.previous
     if stood is None and fact.text in own:
         stood = decode(editable.tokenizer, own[fact.text].target_ids).strip()
-    old = stood or new  # where there is none, both are one, and are not compared
+    old = stood or new  # equal objects are not compared
     others = [replace(probe, target=probe.target or stood) for probe in fact.neighbor_probes]
     others = kept("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
     same_subject = kept("same_subject", fact.same_subject_probes, lambda probe: edited.asks_same_subject(probe, fact))
@@ -210,12 +210,12 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
 
 
 def _of_one_object(pairs: Sequence[Pair]) -> int:
-    """How many of `pairs` have one object on both sides, so that there is nothing to compare."""
+    """Count the `pairs` whose two objects are equal, so that there is nothing to compare."""
     return sum(pair.new.ids == pair.true.ids for pair in pairs)
 
 
 def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple[Pair, ...]:
-    """The neighbors with the edit's sentence in front (CounterFact+); those that become too long are left out."""
+    """Prepend the edit's sentence to the neighbors (CounterFact+); those that become too long are left out."""
     sentence = joined(fact.text, fact.new_object) + ". "
     pairs = []
     for probe in neighbors:

@@ -1,8 +1,8 @@
-"""What the unedited model says after neighbors, kept for comparison: distributions of the next token.
+"""Next-token distributions of the unedited model after neighbors, kept as the reference of divergence.
 
 Whole distributions are large: of 5,000 neighbors and 50,000 tokens, 1 GB. Beyond about `MOST_BYTES`, a sample of the
-neighbors is kept, and divergence is measured on these only. Whether one is in the sample is a matter of its own tokens,
-so that several processes sample what one would.
+neighbors is kept, and divergence is measured on these only. Membership in the sample depends on a neighbor's own tokens
+alone, so that several processes draw the same sample as one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
     Args:
-        contexts: after which; sampled where those of all processes would take more than `most` bytes.
+        contexts: the contexts; sampled where those of all processes would take more than `most` bytes.
         vocabulary: entries of a distribution.
-        count: how many contexts all processes have.
-        most: bytes.
+        count: number of contexts of all processes.
+        most: limit in bytes.
     """
 
     def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int, most: int = MOST_BYTES) -> None:
@@ -35,16 +35,16 @@ class ReferenceDistributions:
         self._kept: dict[Context, Tensor] = {}
 
     def keep(self, contexts: Sequence[Context], log_probs: Tensor) -> None:
-        """Take what the unedited model says, log-probabilities [k, vocabulary]."""
+        """Store the unedited model's log-probabilities [k, vocabulary] after `contexts`."""
         self._kept.update(zip(contexts, log_probs.float().cpu(), strict=True))
 
     def compare(self, contexts: Sequence[Context], log_probs: Tensor) -> list[float]:
-        """KL(unedited ‖ now) after each of `contexts`, nats, where the model now gives `log_probs` [k, vocabulary]."""
+        """Return KL(unedited ‖ now) after each of `contexts`, nats; `log_probs` [k, vocabulary] are the model's now."""
         before = torch.stack([self._kept[context] for context in contexts]).to(log_probs.device)
         found: list[float] = divergence(before, log_probs.float()).tolist()
         return found
 
 
 def _draw(context: Context) -> float:
-    """A number from 0 to 1 that depends on the tokens only."""
+    """Return a number from 0 to 1, a hash of the tokens."""
     return int.from_bytes(sha256(repr(context).encode()).digest()[:8], "big") / 2**64

@@ -1,15 +1,15 @@
-"""Put given answers to a model: the log-probability of each of their tokens, and what the model would say there.
+"""Scoring of given answers: the log-probability of each of their tokens, and the model's argmax at each.
 
-What a token depends on is its *context*, all tokens before it. Each context is asked once, whoever needs it: both
-objects after a prompt share the prompt's, which gives the first token of either, and the first token of free
+A token's prediction depends on its *context*, all tokens before it. Each context is evaluated once, whatever needs it:
+both objects after a prompt share the prompt, which gives the first token of either, and the first token of free
 generation. And each token is run once, as far as that is worth a pass of its own:
 
-- a context that another one begins with is read on that one's way and needs no row;
+- a context that is a prefix of another is read while that one is run, and needs no row;
 - rows that share at least half of their tokens (two long objects after one prompt, neighbors behind one sentence) run
-  these once, as a *stem* whose keys and values the rest goes on from. Stems of one length go together, so that no mask
-  and no position is ours to make.
+  these once, as a *stem*; the rest of each row continues from the stem's keys and values. Stems of one length are run
+  together, so that the model builds masks and positions itself.
 
-Rows go through in batches, the longest first, padded on the right, where causal attention cannot see.
+Rows run in batches, the longest first, padded on the right, where causal attention does not see the padding.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Context: TypeAlias = tuple[int, ...]
 Listener: TypeAlias = Callable[[list[Context], Tensor], None]
 
 BUDGET = 4096
-# Tokens that a batch of stems must save, since it takes one pass more.
+# Tokens that the stems of one length must save, since they take an extra pass.
 WORTH = 256
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a model takes one given answer.
+    """Log-probabilities of one given answer, and the model's own choice at each of its tokens.
 
     Attributes:
-        log_probs: of each of its tokens, given those before it; nats.
-        argmax: the token that the model finds likeliest in each one's place, and after the last where it was asked.
+        log_probs: of each token of the answer, given those before it; nats.
+        argmax: the likeliest token at each of these positions, and after the last one where that was requested.
     """
 
     log_probs: tuple[float, ...]
     argmax: tuple[int, ...]
 
     def said(self, target: Sequence[int]) -> tuple[int, ...]:
-        """The beginning of free greedy generation, as far as it is known: to the first token that is not the target's.
+        """Return the known beginning of free greedy generation: up to the first token that is not the target's.
 
         As long as the target's tokens are the argmax, teacher forcing and free generation are the same thing.
         """
@@ -62,7 +62,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Row:
-    """Tokens to run, and the lengths of the contexts on their way that are read, in rising order."""
+    """Tokens to run, and the lengths of the prefixes whose next-token logits are read, ascending."""
 
     ids: Context
     reads: tuple[int, ...]
@@ -78,16 +78,16 @@ def ask(
     listener: Listener | None = None,
     progress: Progress = silent,
 ) -> dict[Encoded, Answer]:
-    """What the model, as it is now, thinks of the answers of `texts`.
+    """Score the answers of `texts` with the model in its current state.
 
     Args:
         editable: the model.
         texts: prompts with answers.
         budget: padded tokens in a batch; a batch has one row at least.
-        closed: those of `texts` after whose last token the argmax is wanted, too.
-        watched: contexts among those of `texts` whose whole distributions are wanted.
-        listener: told of them, batch by batch.
-        progress: told how far it is.
+        closed: those of `texts` for which the argmax after the last token is returned, too.
+        watched: contexts among those of `texts` whose whole distributions go to `listener`.
+        listener: called with these distributions, batch by batch.
+        progress: progress callback.
 
     Raises:
         ModelError: the model's numbers are not finite.
@@ -121,7 +121,7 @@ def ask(
 
 
 def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None:
-    """Refuse NaN: a comparison with it is false, which would pass for a score."""
+    """Check that log-probabilities are finite: a comparison with NaN is false, which would pass for a score."""
     bad = (~top.isfinite()).nonzero()
     if len(bad):
         text = decode(editable.tokenizer, contexts[int(bad[0])])
@@ -134,7 +134,7 @@ def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None
 
 
 def _rows(contexts: Sequence[Context]) -> list[_Row]:
-    """What has to be run for `contexts`, which are sorted, so that those that begin with one follow it at once."""
+    """Return the rows to run for sorted `contexts`, where those that begin with a context directly follow it."""
     rows, reads = [], []
     for i, context in enumerate(contexts):
         reads.append(len(context))
@@ -145,7 +145,7 @@ def _rows(contexts: Sequence[Context]) -> list[_Row]:
 
 
 def _run(editable: Editable, rows: Sequence[_Row], budget: int) -> Iterator[tuple[list[Context], Tensor]]:
-    """Contexts, and the logits after each, [k, vocabulary], batch by batch."""
+    """Yield contexts, and the logits after each, [k, vocabulary], batch by batch."""
     whole: list[_Row] = []
     stems: dict[int, list[list[_Row]]] = defaultdict(list)
     for family in _families(rows) if editable.resumable else [[row] for row in rows]:
@@ -164,7 +164,7 @@ def _run(editable: Editable, rows: Sequence[_Row], budget: int) -> Iterator[tupl
 
 
 def _families(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Neighbors in order that share at least half of their tokens; a row that shares less is alone."""
+    """Group rows adjacent in order that share at least half of their tokens; a row that shares less is alone."""
     families: list[list[_Row]] = []
     longest = 0
     for row in rows:
@@ -182,7 +182,7 @@ def _common(a: Context, b: Context) -> int:
 
 
 def _shared(family: Sequence[_Row]) -> int:
-    """How many tokens all rows of a family share; rows are in order, so that the first and last share the fewest."""
+    """Count the tokens that all rows of a family share; rows are sorted, so the first and last share the fewest."""
     return _common(family[0].ids, family[-1].ids)
 
 
@@ -195,7 +195,7 @@ def _whole(editable: Editable, rows: Sequence[_Row]) -> tuple[list[Context], Ten
 def _branched(
     editable: Editable, families: Sequence[Sequence[_Row]], stem: int
 ) -> Iterator[tuple[list[Context], Tensor]]:
-    """The first `stem` tokens of each family once, then the rest of every row from their keys and values."""
+    """Run the first `stem` tokens of each family once, then the rest of every row from their keys and values."""
     cache = DynamicCache()
     rows = [(owner, row) for owner, family in enumerate(families) for row in family]
     early = [(owner, row, n) for owner, row in rows for n in row.reads if n <= stem]

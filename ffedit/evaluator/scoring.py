@@ -1,4 +1,4 @@
-"""From a model's answers to one fact's scores: which metric reads which answers."""
+"""Scores of one fact from a model's answers: the metrics applied to the answers of each kind of prompt."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ffedit.model.tokenization import Encoded
 
 @dataclass(frozen=True)
 class Responses:
-    """Everything that a model was asked and said.
+    """All outputs of a model on the prompts of some facts.
 
     Attributes:
-        answers: to given answers.
-        spoken: by itself.
-        divergences: after neighbors, from the unedited model, nats.
-        sampled: texts about each fact, by the fact's place among those asked about.
+        answers: scores of given answers.
+        spoken: greedy continuations.
+        divergences: KL from the unedited model after neighbors, nats.
+        sampled: texts about each fact, by the fact's index.
     """
 
     answers: Mapping[Encoded, Answer]
@@ -34,11 +34,11 @@ class Responses:
 
 
 def wanted(q: Questions) -> Iterator[GenerationRequest]:
-    """What a model should say by itself about one fact."""
+    """Yield the greedy generations that the scores of one fact need."""
 
     def whole(texts: Sequence[Encoded], aliases: tuple[Encoded, ...]) -> GenerationRequest:
         others = (*texts[1:], *aliases)
-        # One more: the object may be the beginning of a word.
+        # One more token: the object may be the beginning of a longer word.
         return GenerationRequest(texts[0], max(len(text.target_ids) for text in (texts[0], *others)) + 1, others=others)
 
     own = [q.own.new, q.own.true, *q.own.new_aliases]
@@ -52,14 +52,14 @@ def wanted(q: Questions) -> Iterator[GenerationRequest]:
 
 
 def scored(q: Questions, place: int, now: Responses, before: Responses, weights: Mapping[str, float]) -> FactScores:
-    """One fact's scores.
+    """Compute one fact's scores.
 
     Args:
-        q: its questions.
-        place: of the fact among those asked about.
-        now: what the model says now.
-        before: what it said before any edit.
-        weights: of the terms of reference texts.
+        q: the fact's prompts.
+        place: index of the fact, as in `Responses.sampled`.
+        now: outputs of the model in its current state.
+        before: outputs of the unedited model.
+        weights: weights of the terms of reference texts.
     """
     says = now.spoken.says
 
@@ -70,7 +70,7 @@ def scored(q: Questions, place: int, now: Responses, before: Responses, weights:
         return now.answers[text].log_probs
 
     def rates(pairs: Sequence[Pair], new: bool) -> tuple[float | None, float | None]:
-        """Success and magnitude of the new objects, or of the true ones; of pairs of one object there is none."""
+        """Return success and magnitude of the new or of the true objects; pairs of equal objects are skipped."""
         sides = [(p.new, p.true) if new else (p.true, p.new) for p in pairs if p.new.ids != p.true.ids]
         numbers = [(log_probs(a), log_probs(b)) for a, b in sides]
         return mean([metrics.success(a, b) for a, b in numbers]), mean([metrics.magnitude(a, b) for a, b in numbers])
@@ -136,12 +136,12 @@ def scored(q: Questions, place: int, now: Responses, before: Responses, weights:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """None where there is nothing to average."""
+    """Return the mean; None where there is nothing to average."""
     return fmean(values) if values else None
 
 
 def _by_question(asked: Sequence[Prompt], said: Sequence[bool]) -> list[tuple[str | None, float]]:
-    """Kinds, and whether each question was answered; of a multi-hop question in several wordings, whether in any."""
+    """Return the kind of each question and whether it was answered; a multi-hop question, if any wording was."""
     alone = [(one.kind, float(yes)) for one, yes in zip(asked, said, strict=True) if one.kind != MULTI_HOP]
     hops: dict[tuple[object, ...], bool] = {}
     for one, yes in zip(asked, said, strict=True):

@@ -1,4 +1,4 @@
-"""What the memories of a model hold (Geva et al. 2021, arXiv 2012.14913)."""
+"""Inspection of a model's feed-forward layers as key-value memories (Geva et al. 2021, arXiv 2012.14913)."""
 
 from ffedit.inspector.views.edit_view import EditView, inspect_edit
 from ffedit.inspector.views.memory_view import MemoryView, inspect_memory

@@ -1,18 +1,18 @@
-"""How much of a feed-forward layer is at work on one input.
+"""The number of active memories of a feed-forward layer on one input, and their contributions to its output.
 
     o = Σ_i m_i v_i + b
 
-Memory i contributes m_i v_i. Its *strength* is the length of that, |m_i| ‖v_i‖; its *share* is m_i v_i·o / ‖o‖², the
-part of the layer's output that it makes up: negative where it pulls the other way; all memories and the bias make 1.
+Memory i contributes m_i v_i. Its *strength* is the norm of that, |m_i| ‖v_i‖; its *share* is m_i v_i·o / ‖o‖², its
+fraction of the layer's output: negative where it points against o; the shares of all memories and the bias add up to 1.
 
-A memory is *active by sign* where m_i > 0: under ReLU the others are silent (Geva et al. 2021, arXiv 2012.14913,
-section 5). GELU and gates leave nearly every coefficient a little off zero, and a gated one may be negative and strong:
+A memory is *active by sign* where m_i > 0: under ReLU the others are zero (Geva et al. 2021, arXiv 2012.14913,
+section 5). GELU and gates leave nearly every coefficient slightly off zero, and a gated one may be negative and large:
 there a memory is *active by norm* where its strength is at least 1% of ‖o‖. The *effective number* needs no threshold:
 it is the participation ratio (Σ s_i²)² / Σ s_i⁴ of the strengths s, n where n memories are equally strong and the
-others silent.
+others zero.
 
-The memories of a mixture are those of all experts that the token goes to, m_i with the router's weight inside, and b
-what the router makes of the experts' biases.
+The memories of a mixture are those of all experts that the token is routed to, with the router's weight inside m_i;
+b is the routed combination of the experts' biases.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ACTIVE = 0.01
 
 @dataclass(frozen=True)
 class Activity(View):
-    """How many memories of a layer are at work at one position.
+    """Numbers of active memories of a layer at one position.
 
     Attributes:
-        memories: how many there are.
-        by_sign: with a positive coefficient.
-        by_norm: with |m_i| ‖v_i‖ >= 1% of ‖o‖.
+        memories: number of memories of the layer.
+        by_sign: number with a positive coefficient.
+        by_norm: number with |m_i| ‖v_i‖ >= 1% of ‖o‖.
         effective: participation ratio of the strengths.
-        bias_share: b·o / ‖o‖², the part of the output that is no memory's; 0 without a bias.
+        bias_share: b·o / ‖o‖², the bias's share of the output; 0 without a bias.
     """
 
     memories: int
@@ -49,13 +49,13 @@ class Activity(View):
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """What each memory of a layer adds at one position.
+    """Contributions of each memory of a layer at one position.
 
     Attributes:
         coefficients: m [d_ff].
         strengths: |m_i| ‖v_i‖ [d_ff].
         shares: m_i v_i·o / ‖o‖² [d_ff]; 0 where the output is 0.
-        activity: how many are at work.
+        activity: numbers of active memories.
     """
 
     coefficients: Tensor
@@ -66,7 +66,7 @@ class Contributions:
 
 @torch.no_grad()
 def contributions(value: Tensor, bias: Tensor | None, coefficients: Tensor) -> Contributions:
-    """Take a layer's output apart, o = W m + b, at one position; in float32 at least.
+    """Decompose a layer's output, o = W m + b, at one position; in float32 at least.
 
     Args:
         value: W [d_model, d_ff].

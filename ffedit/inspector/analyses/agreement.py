@@ -1,14 +1,14 @@
-"""Do keys and values agree: does the value say what follows the key's trigger?
+"""Agreement of keys and values: a value predicts the token that follows its key's top trigger.
 
 Geva et al. 2021 (arXiv 2012.14913, section 4) read each value v_i as a distribution p_i over the vocabulary and compare
 it with w_i, the token that follows the top trigger of the key k_i in the text:
 
 - *agreement*: argmax p_i = w_i (figure 4), and the rank of w_i in p_i, 1 the best (figure 5);
-- *max p_i*: how sure a value is; and agreement by how sure it is (figure 6, table 2).
+- *max p_i*: a value's largest probability, and agreement as a function of it (figure 6, table 2).
 
-Chance is measured on the same values and the same tokens, dealt out to other keys of the layer at random, so that it
+Chance is measured on the same values and the same tokens, randomly permuted among the keys of the layer, so that it
 has the frequencies of the text. The paper multiplies v_i by the embedding matrix; here it goes through the model's own
-final norm first, as a state of the residual stream would (`Stack.read`), which changes how sure a value looks.
+final norm first, as a state of the residual stream would (`Stack.read`), which changes max p_i.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Values:
         sure: its probability, [d_ff].
         keys: the keys that have a trigger, [n].
         next: the token that follows the top trigger of each of these, [n]; `NOTHING` in an encoder, where none does.
-        rank: its rank in the value's distribution, [n]; it says something where a token follows.
-        dealt: the token behind another of these keys' top trigger, [n].
+        rank: its rank in the value's distribution, [n]; meaningful only where a token follows.
+        dealt: the token that follows the top trigger of another of these keys, drawn at random, [n].
         dealt_rank: its rank, [n].
     """
 
@@ -52,12 +52,12 @@ class Values:
 
     @property
     def agrees(self) -> Tensor:
-        """Whether each value of `keys` says what follows, [n]."""
+        """True where the top token of the value of `keys` is the one that follows, [n]."""
         return self.top[self.keys] == self.next
 
     @property
     def dealt_agrees(self) -> Tensor:
-        """Whether it says the token that was dealt to it, [n]."""
+        """True where the top token of the value is the one of `dealt`, [n]."""
         return self.top[self.keys] == self.dealt
 
 
@@ -65,7 +65,7 @@ class Values:
 def read_values(
     stack: Stack, layer: int, triggers: Triggers, store: RowStore, seed: int = 0, progress: Progress = silent
 ) -> Values:
-    """Read every value of a layer, and where in it the token stands that follows the key's top trigger."""
+    """Read every value of a layer as a distribution, with the rank in it of the token after the key's top trigger."""
     memory = stack.feed_forward[layer]
     top = triggers.places[:, 0].cpu()
     there = (top != NOTHING).nonzero()[:, 0]
@@ -88,20 +88,20 @@ def read_values(
 
 
 def ranks_in(log_p: Tensor, tokens: Tensor) -> Tensor:
-    """One plus how many tokens are more probable in log p [n, vocabulary] than `tokens` [n], [n]."""
+    """Return the ranks of `tokens` [n] in log p [n, vocabulary], [n]: one plus the number of more probable tokens."""
     return (log_p > log_p.gather(1, tokens[:, None])).sum(1) + 1
 
 
 @dataclass(frozen=True, eq=False)
 class Surest:
-    """The values of the whole model that are surest, and their keys' triggers.
+    """The values with the largest max p_i in the whole model, and their agreement with their keys' triggers.
 
     Attributes:
-        layer: of each, the surest first, [n].
-        index: which of the layer's, [n].
-        sure: its highest probability, [n].
-        agrees: whether the token behind its top trigger is its own top one, [n].
-        any_agrees: whether that of one of its triggers is, [n].
+        layer: layer of each value, by max p_i descending, [n].
+        index: its index in the layer, [n].
+        sure: its max p_i, [n].
+        agrees: whether its top token follows the key's top trigger, [n].
+        any_agrees: whether its top token follows one of the key's triggers, [n].
     """
 
     layer: Tensor
@@ -112,7 +112,7 @@ class Surest:
 
 
 def surest(values: list[Values], triggers: list[Triggers], store: RowStore, count: int = SUREST) -> Surest:
-    """The `count` surest values among those whose keys have triggers; `values` and `triggers` are by layer."""
+    """Select the `count` values of largest max p_i whose keys have triggers; `values` and `triggers` are by layer."""
     layers = torch.cat([torch.full_like(one.keys, layer) for layer, one in enumerate(values)])
     keys = torch.cat([one.keys for one in values])
     sure = torch.cat([one.sure[one.keys] for one in values])

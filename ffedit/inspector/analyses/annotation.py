@@ -1,9 +1,9 @@
-"""What do people see in a key's triggers? Sheets to fill in, and what filled ones say.
+"""Human annotation of patterns in a key's triggers: sheets to fill in, and statistics of filled ones.
 
 Geva et al. 2021 (arXiv 2012.14913, section 3.1 and figure 2) let people look at the top 25 triggers of sampled keys,
 name each pattern that at least three of them share, mark the prefixes it covers, and call it shallow (a last word, an
-n-gram) or semantic (a topic). A sheet is a file of JSON lines, one key a line, or a page that asks for the same and
-saves it as such a file. `patterns` is what people fill in:
+n-gram) or semantic (a topic). A sheet is a file of JSON lines, one key a line, or a page with the same fields that
+saves such a file. People fill in `patterns`:
 
     {"memory": "3.17", "triggers": ["…", …], "patterns": [{"name": "ends in of", "kind": "shallow", "covers": [1, 2]}]}
 
@@ -40,15 +40,15 @@ COVERS = ("shallow", "semantic", "both", "uncovered")
 
 @dataclass(frozen=True)
 class Annotated(View):
-    """What people found in the keys of a layer, or of all.
+    """Statistics of the annotated keys of a layer, or of all layers.
 
     Attributes:
-        layer: None for all layers.
-        keys: how many keys they looked at.
-        recognised: how many have a pattern.
+        layer: index of the layer; None for all layers.
+        keys: number of annotated keys.
+        recognised: number of keys with a pattern.
         patterns: patterns per key: mean and interval.
         covered: share of triggers that a pattern covers: mean over keys, and interval.
-        shares: of the triggers, mean over keys, by `COVERS`.
+        shares: shares of the triggers by `COVERS`, mean over keys.
     """
 
     layer: int | None
@@ -63,7 +63,7 @@ def write_sheets(stack: Stack, state: Pass, store: RowStore, target: Path, keys:
     """Write sheets of some keys of each layer, drawn with the pass's seed, as `.jsonl` or as a page `.html`.
 
     Returns:
-        How many keys.
+        The number of keys.
 
     Raises:
         EditError: the suffix is neither, or the file cannot be written.
@@ -87,7 +87,7 @@ def write_sheets(stack: Stack, state: Pass, store: RowStore, target: Path, keys:
 
 
 def check_sheet(target: Path) -> None:
-    """Refuse a file that is no sheet by its name.
+    """Check that a file name has the suffix of a sheet.
 
     Raises:
         EditError: its suffix is neither .html nor .jsonl.
@@ -101,10 +101,10 @@ def _html(target: Path) -> bool:
 
 
 def read_annotations(path: Path) -> tuple[Annotated, ...]:
-    """What filled sheets say: of all keys, then of each layer's.
+    """Read filled sheets and return the statistics of all keys, then of each layer's.
 
     Raises:
-        EditError: the file cannot be read, a line is no sheet, or a pattern is not as it is to be.
+        EditError: the file cannot be read, a line is no sheet, or a pattern is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -122,10 +122,10 @@ def _layer(sheet: dict[str, Any]) -> int:
 
 
 def _checked(where: str, line: str) -> dict[str, Any]:
-    """A sheet.
+    """Parse and check one line, a sheet.
 
     Raises:
-        EditError: it is none, or a pattern has no kind, or covers no three triggers of the sheet.
+        EditError: the line is no sheet, or a pattern has no valid kind, or does not cover three triggers of the sheet.
     """
     try:
         sheet = json.loads(line)
@@ -145,7 +145,7 @@ def _checked(where: str, line: str) -> dict[str, Any]:
 
 
 def _numbers(layer: int | None, sheets: Sequence[dict[str, Any]]) -> Annotated:
-    """The paper's numbers of some sheets."""
+    """Compute the paper's statistics of a set of sheets."""
     shares: dict[str, list[float]] = {name: [] for name in COVERS}
     for sheet in sheets:
         by_kind = {kind: set[int]().union(*(c for k, c in sheet["patterns"] if k == kind)) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""The page on which people fill in annotation sheets: one file, no network, saved as JSON lines by the browser."""
+"""The HTML page for filling in annotation sheets: one file, no network, saved as JSON lines by the browser."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ document.querySelector('button').onclick = () => {
 
 
 def page(sheets: Sequence[dict[str, Any]], title: str, last: bool = True) -> str:
-    """A page that asks, of each key, for patterns, their kind, and the triggers that each covers.
+    """Return a page with fields for each key's patterns, their kind, and the triggers that each covers.
 
     Args:
         sheets: one for each key.
-        title: what they are of.
-        last: whether triggers end where they were read; if not, «so» is marked where they were.
+        title: the model and the corpus of the sheets.
+        last: whether a trigger's position is its last token; if not, the text marks the position «so».
     """
     parts = [_sheet(number, sheet, last) for number, sheet in enumerate(sheets)]
     data = json.dumps(list(sheets), ensure_ascii=False).replace("<", "\\u003c")
@@ -112,7 +112,7 @@ def _boxes(number: int, trigger: int) -> str:
 
 
 def _marked(text: str, last: bool) -> str:
-    """A trigger, apart from the direction of the page; its last word is marked where it was read there."""
+    """Return a trigger as HTML with its own text direction; with `last`, its last word is highlighted."""
     before, space, word = text.rpartition(" ") if last else (text, "", "")
     return f"<bdi>{_shown(before + space)}{f'<mark>{_shown(word)}</mark>' if word else ''}</bdi>"
 

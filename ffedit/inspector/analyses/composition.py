@@ -1,18 +1,18 @@
-"""How memories make a layer's prediction, and layers the model's.
+"""Composition of a layer's prediction from its memories, and of the model's prediction from its layers.
 
-Everything is read at sampled positions through final norm and unembedding; top(x) is the token that x makes most
-probable. With r the residual stream without the feed-forward output of a layer, o that output, and y what leaves the
-layer, which is r + o but where a block ends in a norm of its own:
+Everything is read at sampled positions through final norm and unembedding; top(x) is the most probable token of x
+read in this way. With r the residual stream without the feed-forward output of a layer, o that output, and y the
+layer's result, which is r + o except where a block ends in a norm of its own:
 
 - *zero agreement* (Geva et al. 2021, arXiv 2012.14913, section 5.1, figure 8): top(o) is top(v_i) of no memory with
-  m_i > 0. The paper asks all memories, silent ones as well; so its share can only be smaller than ours. Behind a gate
-  a memory may also speak through a negative coefficient; this is left out, as in `activity`.
-- *already final* (section 5.2, figure 9): top(r) is what the model says in the end; and the probability that r gives to
-  what the model says in the end (figure 10).
+  m_i > 0. The paper compares with all memories, inactive ones as well; so its share can only be smaller than ours.
+  Behind a gate a memory may also act through a negative coefficient; this is left out, as in `activity`.
+- *already final* (section 5.2, figure 9): top(r) is the model's final prediction; and the probability that r gives to
+  the model's final prediction (figure 10).
 - *four cases* (figure 11): *residual*, top(y) = top(r) ≠ top(o); *feed-forward*, top(y) = top(o) ≠ top(r);
   *agreement*, all three are one; *compromise*, top(y) is neither top(r) nor top(o). The paper calls the last
   "composition".
-- *shifts* (table 3): positions at which the last layer turns the prediction, top(y) ≠ top(r).
+- *shifts* (table 3): positions at which the last layer changes the prediction, top(y) ≠ top(r).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ CASES = ("residual", "feed-forward", "agreement", "compromise")
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """What a layer did at n sampled positions.
+    """Predictions of a layer at n sampled positions.
 
     Attributes:
         residual: top(r), [n].
         added: top(o), [n].
         output: top(y), [n].
-        final: probability that r gives to what the model says in the end, [n].
-        case: which of `CASES`, [n].
-        settled: top(r) is what the model says in the end, [n].
+        final: probability that r gives to the model's final prediction, [n].
+        case: index in `CASES`, [n].
+        settled: top(r) is the model's final prediction, [n].
         zero: top(o) is that of no active memory, [n].
         activity: memories active by sign, active by norm, and their effective number, [n, 3].
     """
@@ -58,11 +58,11 @@ class Composed:
 
 @torch.no_grad()
 def compose(stack: Stack, seen: Mapping[str, Tensor], tops: list[Tensor]) -> list[Composed]:
-    """What each layer did at the positions of a sample.
+    """Compute the predictions of each layer at the positions of a sample.
 
     Args:
         stack: the layers.
-        seen: what was seen there, as `Pass.sample` keeps it.
+        seen: values of each layer there, as `Pass.sample` stores them.
         tops: top(v_i) of each layer's memories, [layers][d_ff].
     """
     last = len(tops) - 1
@@ -86,7 +86,7 @@ def compose(stack: Stack, seen: Mapping[str, Tensor], tops: list[Tensor]) -> lis
 
 
 def _tops(stack: Stack, vectors: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The most probable token of each of `vectors` [n, d_model], and the probability of `tokens` [n]."""
+    """Return the most probable token of each of `vectors` [n, d_model], and the probability of `tokens` [n]."""
     best, probabilities, size = [], [], max(1, MOST_LOGITS // len(stack.unembedding))
     for first in range(0, len(vectors), size):
         log_p = log_softmax(stack.read(vectors[first : first + size]))

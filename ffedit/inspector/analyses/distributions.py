@@ -1,4 +1,4 @@
-"""A vector of the residual stream as a distribution over the vocabulary.
+"""Vectors of the residual stream as distributions over the vocabulary.
 
     p = softmax(E · norm(v))
 
@@ -27,18 +27,18 @@ MOST_LOGITS = 2**25
 
 
 class Lens(Protocol):
-    """What reads vectors as logits: a `Stack`."""
+    """Protocol of an object that maps vectors to logits, as `Stack` does."""
 
     tokenizer: PreTrainedTokenizerBase
 
     def read(self, vectors: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of vectors [n, d_model]."""
+        """Return logits [n, vocabulary] of vectors [n, d_model]."""
         ...
 
 
 @dataclass(frozen=True)
 class Said(View):
-    """A token and how probable it is."""
+    """A token and its probability."""
 
     id: int
     token: str
@@ -47,13 +47,13 @@ class Said(View):
 
 @dataclass(frozen=True)
 class Distribution(View):
-    """A distribution over the vocabulary, by its ends.
+    """The most and least probable tokens of a distribution over the vocabulary.
 
     Attributes:
-        top: the most probable tokens, the first first.
-        bottom: the least probable ones, the last first.
-        max_probability: of the top token.
-        entropy: of the whole distribution, in nats.
+        top: the most probable tokens, the most probable first.
+        bottom: the least probable ones, the least probable first.
+        max_probability: probability of the top token.
+        entropy: entropy of the whole distribution, in nats.
     """
 
     top: tuple[Said, ...]
@@ -63,9 +63,9 @@ class Distribution(View):
 
 
 def log_probabilities(lens: Lens, vectors: Tensor) -> Tensor:
-    """log p [n, vocabulary], float32 on the CPU, of vectors [n, d_model] through final norm and unembedding."""
+    """Return log p [n, vocabulary], float32 on the CPU, of vectors [n, d_model] through final norm and unembedding."""
     rows, found, done = 1, [], 0
-    while done < len(vectors):  # one vector first: it tells how large the vocabulary is
+    while done < len(vectors):  # one vector first, to learn the size of the vocabulary
         found.append(log_softmax(lens.read(vectors[done : done + rows])).cpu())
         done += rows
         rows = max(1, MOST_LOGITS // found[0].shape[-1])
@@ -73,7 +73,7 @@ def log_probabilities(lens: Lens, vectors: Tensor) -> Tensor:
 
 
 def distribution(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, count: int) -> Distribution:
-    """The ends of one distribution, log p [vocabulary], with `count` tokens each."""
+    """Return the `count` most and least probable tokens of one distribution, log p [vocabulary]."""
     count = min(count, len(log_probs))
     top, bottom = (
         tuple(said(tokenizer, log_probs, i) for i in log_probs.topk(count, largest=largest).indices.tolist())
@@ -84,29 +84,29 @@ def distribution(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, count: i
 
 
 def said(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, token: int | None = None) -> Said:
-    """One token of a distribution, log p [vocabulary]; the most probable one by default."""
+    """Return one token of a distribution, log p [vocabulary]; the most probable one by default."""
     token = int(log_probs.argmax()) if token is None else token
     return Said(token, named(tokenizer, token), float(log_probs[token].exp()))
 
 
 def named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """A token as text; its number in angles where it stands for none, as those do that pad a vocabulary."""
+    """Return a token as text; its id in angle brackets where it decodes to none, as ids that pad a vocabulary do."""
     return decode(tokenizer, [token]) or f"<{token}>"
 
 
 def rank(log_probs: Tensor, token: int) -> int:
-    """How many tokens are more probable than `token` in log p [vocabulary], plus one."""
+    """Return the number of tokens more probable than `token` in log p [vocabulary], plus one."""
     return int((log_probs > log_probs[token]).sum()) + 1
 
 
 @dataclass(frozen=True)
 class Prefix(View):
-    """A text as it stands before a prediction.
+    """A text up to the position of a prediction.
 
     Attributes:
-        text: all but its last token, without special tokens.
-        last: its last token, with the space before it where there is one.
-        after: what stands behind it, where that was seen, too.
+        text: the text before the position's token, without special tokens.
+        last: the position's token, with the space before it where there is one.
+        after: the text after it, where the stack sees that, too.
     """
 
     text: str
@@ -115,7 +115,7 @@ class Prefix(View):
 
 
 def prefix(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int | None = None) -> Prefix:
-    """Token ids as text, that at the place `at` apart; by default the last one."""
+    """Decode token ids, with the token at index `at` separate; by default the last one."""
     at = len(ids) - 1 if at is None else at
     before, up_to, whole = (decode(tokenizer, some, special=False) for some in (ids[:at], ids[: at + 1], ids))
     # Some tokenizers drop the space before a token that stands alone.
@@ -125,6 +125,6 @@ def prefix(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int | Non
 
 
 def marked(one: Prefix) -> str:
-    """A text in one piece, «so» marked where it was read."""
+    """Return the text in one piece, with the position's token marked «so»."""
     space = one.last[: len(one.last) - len(one.last.lstrip())]
     return f"{one.text}{space}«{one.last.strip() or one.last}»{one.after}"

@@ -1,6 +1,6 @@
-"""How sure is a number of a layer? 95% intervals over keys, or over positions.
+"""95% confidence intervals of a layer's numbers, over keys or over positions.
 
-Percentile bootstrap (Efron 1979); of the share of those that are 1 and not 0, Wilson's score interval (1927).
+Percentile bootstrap (Efron 1979); for proportions, where all values are 0 or 1, Wilson's score interval (1927).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number, the ends of its interval, and of how many it was made."""
+    """A number, the ends of its interval, and the number of values behind it."""
 
     value: float
     low: float
@@ -36,7 +36,7 @@ def _draws(count: int) -> Array:
 
 
 def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> Interval | None:
-    """`statistic` (np.mean, np.median) of values [n] that are not NaN; None where there are none."""
+    """Return `statistic` (np.mean, np.median) of values [n] that are not NaN, with its interval; None without any."""
     found = np.asarray(values, dtype=np.float64)
     found = found[~np.isnan(found)]
     if not len(found):

@@ -1,9 +1,9 @@
-"""How much a key minds the loss of one token of its trigger.
+"""The change of a key's coefficient when one token is removed from its trigger.
 
 Geva et al. 2021 (arXiv 2012.14913, section 3.2 and figure 3) take the first, the last, or a random token out of a
-trigger prefix and look at the relative change of its memory coefficient, (m' − m) / m, where each prefix is read at its
-last token. −1: the memory is silent without it; 0: it does not mind. A token that the tokenizer puts in front of
-every text stays, and what is first comes after it. The random token is neither the first nor the last where there is a
+trigger prefix and measure the relative change of its memory coefficient, (m' − m) / m, where each prefix is read at its
+last token. −1: the coefficient is 0 without it; 0: it is unchanged. A token that the tokenizer puts in front of every
+text stays, and the first token is the one after it. The random token is neither the first nor the last where there is a
 third one. A prefix that would have nothing left is left out.
 """
 
@@ -31,10 +31,10 @@ class Removal(View):
     """The mean relative change of a key's coefficient over its triggers, by the token that is removed.
 
     Attributes:
-        first: without the first token.
-        last: without the last.
-        random: without one drawn at random.
-        triggers: how many there were.
+        first: change without the first token.
+        last: change without the last token.
+        random: change without one drawn at random.
+        triggers: number of triggers.
     """
 
     first: float
@@ -44,12 +44,12 @@ class Removal(View):
 
 
 def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, Row, Row] | None:
-    """A prefix without its first, its last and a random token; None where nothing would be left.
+    """Return a prefix without its first, its last and a random token; None where nothing would be left.
 
     Args:
         ids: the prefix.
         start: the id that the tokenizer puts in front of a text, if it does.
-        rng: draws the random token.
+        rng: generator of the random token.
     """
     first = 1 if ids[0] == start else 0
     if len(ids) - first < 2:
@@ -61,17 +61,17 @@ def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, Row, Row] 
 def removals(
     stack: Stack, layer: FeedForward, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
 ) -> list[Removal | None]:
-    """Take tokens out of the triggers of some keys of one layer.
+    """Remove tokens from the triggers of some keys of one layer and return the change of their coefficients.
 
     Args:
-        stack: of a causal decoder.
-        layer: whose keys; a layer, or some of its memories.
-        keys: which of its columns.
-        prefixes: the triggers of each.
-        seed: of the random tokens.
+        stack: the stack of a causal decoder.
+        layer: the layer with the keys, or a part of it with some of its memories.
+        keys: indices of the keys in `layer`.
+        prefixes: the triggers of each key.
+        seed: seed of the random tokens.
 
     Returns:
-        Of each key; None where it has no trigger of two tokens.
+        The changes of each key; None where it has no trigger of two tokens.
     """
     start = stack.tokenizer.bos_token_id
     work: list[tuple[int, Row]] = []
@@ -95,7 +95,7 @@ def removals(
 
 @torch.no_grad()
 def last_coefficients(stack: Stack, layer: FeedForward, rows: Sequence[Row], keys: Tensor) -> Tensor:
-    """The coefficient of the key `keys[i]` of a layer at the last token of `rows[i]`, [n] float32."""
+    """Return the coefficient of the key `keys[i]` of a layer at the last token of `rows[i]`, [n] float32."""
     result = torch.empty(len(rows))
     for members in batches([len(ids) for ids in rows], TOKENS_PER_BATCH):
         ids = pad([rows[i] for i in members])

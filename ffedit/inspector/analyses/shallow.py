@@ -1,11 +1,11 @@
-"""Is what a key detects shallow: do its triggers end in the same token, or the same two?
+"""Shallow patterns of a key: triggers that end in the same token, or the same two.
 
 Geva et al. 2021 (arXiv 2012.14913, section 3.2) let people look for patterns that repeat in at least three of a key's
-triggers, and call those shallow that are a last word or n-gram. This is the part of it that needs no people. Of c among
-t triggers that end alike, chance explains what a Poisson variable of mean t·p explains, where p is how often the text
-has this token or pair. They make a *shallow pattern* where c >= 3 and so many would come together by chance with a
-probability below 0.001. A trigger is *covered* by it, and a key is *shallow* where at least half its triggers are.
-What people would call semantic (a topic, a kind of text) is seen by no such rule.
+triggers, and call those shallow that are a last word or n-gram. This is the part of it that needs no people. The number
+of triggers among t that end alike by chance is modelled as a Poisson variable of mean t·p, where p is the frequency of
+this token or pair in the text. c triggers make a *shallow pattern* where c >= 3 and the probability of c or more by
+chance is below 0.001. They are *covered* by it, and a key is *shallow* where at least half its triggers are covered.
+Semantic patterns (a topic, a kind of text) are not detected by this rule.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ PAIR = 0x9E3779B1
 
 
 def pair_hash(first: Tensor, second: Tensor) -> Tensor:
-    """Under which number a pair of tokens is counted, [..] int64."""
+    """Return the index under which a pair of tokens is counted, [..] int64."""
     return (first.long() * PAIR + second) % PAIRS
 
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """How often a text has its tokens.
+    """Counts of a text's tokens and pairs of tokens.
 
     Attributes:
         unigrams: counts [vocabulary].
-        pairs: counts of pairs of neighbours by `pair_hash`, [PAIRS]; never too small.
+        pairs: counts of adjacent pairs by `pair_hash`, [PAIRS]; collisions make them upper bounds.
     """
 
     unigrams: Tensor
     pairs: Tensor
 
     def of(self, last: Tensor) -> Tensor:
-        """The share of tokens that are these, [..] float64."""
+        """Return the frequency of tokens in the text, [..] float64."""
         return self.unigrams[last.clamp(min=0)] / self.unigrams.sum().double()
 
     def of_pairs(self, previous: Tensor, last: Tensor) -> Tensor:
-        """The share of pairs that are these, [..] float64, at most."""
+        """Return an upper bound of the frequency of pairs in the text, [..] float64."""
         return self.pairs[pair_hash(previous.clamp(min=0), last.clamp(min=0))] / self.pairs.sum().double().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Shallow(View):
-    """What the triggers of one key share.
+    """The most frequent endings of the triggers of one key.
 
     Attributes:
-        last: the last token that most of them end in.
-        last_share: the share of them that do.
-        last_chance: the share of the text's tokens that are this one.
-        pair: the last two tokens that most of them end in; None where all are one token long.
-        pair_share: the share of them that do.
-        pair_chance: the share of the text's pairs that are this one, at most.
-        covered: the share of them that a shallow pattern covers.
-        is_shallow: whether that is at least half.
+        last: the most frequent last token of the triggers.
+        last_share: share of the triggers that end in it.
+        last_chance: share of the text's tokens that are this one.
+        pair: the most frequent last two tokens; None where all triggers are one token long.
+        pair_share: share of the triggers that end in them.
+        pair_chance: share of the text's pairs that are this one, at most.
+        covered: share of the triggers that a shallow pattern covers.
+        is_shallow: whether `covered` is at least half.
     """
 
     last: int
@@ -79,15 +79,15 @@ class Shallow(View):
 
 @dataclass(frozen=True, eq=False)
 class Endings:
-    """How the triggers of several keys end; where a key has fewer than t, `NOTHING` stands for the others.
+    """Endings of the triggers of several keys; where a key has fewer than t, the others are `NOTHING`.
 
     Attributes:
-        previous: the last but one tokens, [keys, t].
+        previous: the second-to-last tokens, [keys, t].
         last: the last tokens, [keys, t].
         by_last: whether a pattern of last tokens covers each, [keys, t].
-        by_pair: whether a pattern of last pairs does, [keys, t].
-        shares: how many triggers of the key end in each one's last token, and in its last two, [2, keys, t].
-        chances: how often the text has them, [2, keys, t].
+        by_pair: whether a pattern of last pairs covers each, [keys, t].
+        shares: number of the key's triggers that end in each one's last token, and in its last two, [2, keys, t].
+        chances: frequency of these tokens and pairs in the text, [2, keys, t].
     """
 
     previous: Tensor
@@ -99,16 +99,16 @@ class Endings:
 
     @property
     def count(self) -> Tensor:
-        """How many triggers each key has, [keys]."""
+        """Number of triggers of each key, [keys]."""
         return (self.last != NOTHING).sum(-1)
 
     @property
     def covered(self) -> Tensor:
-        """The share of each key's triggers that a shallow pattern covers, [keys]; NaN without triggers."""
+        """Share of each key's triggers that a shallow pattern covers, [keys]; NaN without triggers."""
         return (self.by_last | self.by_pair).sum(-1) / self.count
 
     def of(self, key: int) -> Shallow | None:
-        """Those of one key, in words; None without triggers."""
+        """Return the most frequent endings of one key; None without triggers."""
         if not self.count[key]:
             return None
         (last, pair), chances = self.shares[:, key].argmax(-1).tolist(), self.chances[:, key]
@@ -127,12 +127,12 @@ class Endings:
 
 
 def endings(store: RowStore, places: Tensor, text: Frequencies) -> Endings:
-    """How the triggers at `places` [keys, t] end, and which of them shallow patterns cover."""
+    """Return the endings of the triggers at flat indices `places` [keys, t], and the shallow patterns in them."""
     return compared(store.tokens(places, -1), store.tokens(places), text)
 
 
 def compared(previous: Tensor, last: Tensor, text: Frequencies) -> Endings:
-    """Triggers by their last tokens, each [keys, t]."""
+    """Return the endings of triggers with second-to-last tokens `previous` and last tokens `last`, each [keys, t]."""
     there, paired = last != NOTHING, (last != NOTHING) & (previous != NOTHING)
     names = (last.masked_fill(~there, NOTHING), (previous * len(text.unigrams) + last).masked_fill(~paired, NOTHING))
     shares = torch.stack([_alike(name) for name in names])
@@ -145,7 +145,7 @@ def compared(previous: Tensor, last: Tensor, text: Frequencies) -> Endings:
 
 
 def _alike(names: Tensor) -> Tensor:
-    """How many entries of its row, itself among them, each of `names` [keys, t] equals; 0 where it is `NOTHING`."""
+    """Count the entries of its row that equal each of `names` [keys, t], itself included; 0 where it is `NOTHING`."""
     ordered, order = names.sort(-1)
     begins = torch.searchsorted(ordered, ordered)
     ends = torch.searchsorted(ordered, ordered, right=True)

@@ -1,1 +1,1 @@
-"""One pass over a text that sees every memory."""
+"""One pass over a text that records every memory."""

@@ -1,4 +1,4 @@
-"""Triggers with their texts, looked up in the rows that a pass has kept."""
+"""Lookup of the texts of triggers in the rows that a pass has stored."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ffedit.inspector.views.view import View
 
 @dataclass(frozen=True)
 class Trigger(View):
-    """A prefix on which a memory coefficient is large; or, where a position sees more, a position of a text.
+    """Prefix on which a memory coefficient is large; in a stack that is not causal, a position of a text.
 
     Attributes:
-        coefficient: m_i there.
+        coefficient: m_i at that position.
         ids: the prefix, or the text.
-        at: which of them it is at; the last of a prefix.
+        at: index of the position in `ids`; the last one of a prefix.
         next: the token that follows it in the text; `NOTHING` where none does.
     """
 
@@ -27,7 +27,7 @@ class Trigger(View):
 
 
 def resolved(store: RowStore, triggers: Triggers, row: int, top: int | None = None) -> tuple[Trigger, ...]:
-    """The first `top` triggers of the key in a row of `triggers`, with their texts."""
+    """Return the first `top` triggers of the key at `row` of `triggers`, with their texts."""
     places = triggers.places[row, :top].cpu()
     followed = store.next(places).tolist()
     return tuple(

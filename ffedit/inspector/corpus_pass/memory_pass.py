@@ -1,13 +1,13 @@
-"""One pass over a text that sees every memory of every layer.
+"""One pass over a text that records every memory of every layer.
 
-While the model runs, what each layer saw (`Stack.stream`: the coefficients m, the residual stream) is reduced at once:
-the triggers of all keys, a sample of positions with what the residual stream held there, and how often tokens and pairs
-of tokens stand in the text. Nothing is kept per token but the token ids, which go to disk (`rows`); so memory does not
+While the model runs, the values at each layer (`Stack.stream`: the coefficients m, the residual stream) are reduced at
+once: to the triggers of all keys, a sample of positions with the residual stream there, and the counts of tokens and
+pairs of tokens in the text. Nothing is kept per token but the token ids, which go to disk (`rows`); so memory does not
 depend on the length of the text. The unembedding does not run.
 
-Between two batches the state is whole. It is written to the folder from time to time and when the pass is interrupted;
-the next pass with the same settings reads the text again as far as it was run, makes sure that it is the same, and goes
-on there to the same result.
+Between two batches the state is consistent. It is written to the folder periodically and when the pass is interrupted;
+the next pass with the same settings reads the text again as far as it was run, checks that it is the same, and
+continues from there to the same result.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ SAVED_EVERY = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """What a pass collects.
+    """Settings of a pass.
 
     Attributes:
-        top: triggers of each key.
-        keys: how many keys of each layer, drawn with the seed; None for all.
-        positions: how many positions are looked at closely.
-        seed: of keys and positions.
+        top: number of triggers of each key.
+        keys: number of keys of each layer, drawn with the seed; None for all.
+        positions: number of positions in the sample.
+        seed: seed of the draws of keys and positions.
     """
 
     top: int = 50
@@ -63,19 +63,19 @@ class Settings:
 
 @dataclass(eq=False)
 class Pass:
-    """What a pass has collected; mutable while it runs.
+    """State of a pass: all that it has collected; mutable while it runs.
 
     Attributes:
-        about: what it depends on: model, text and settings, plain JSON.
-        triggers: of each layer that was asked for.
-        sample: positions, with what each layer had there: `LAYER/before`, `/added` and `/after` [n, d_model] (see
-            `Seen`), `/positive`, the bits of m > 0 [n, d_ff / 8], and `/activity`: how many memories are active by
-            sign, how many by norm, and their effective number [n, 3] (see `activity`).
+        about: the inputs of the pass: model, text and settings, plain JSON.
+        triggers: triggers of each layer, by layer.
+        sample: positions, with the values of each layer there: `LAYER/before`, `/added` and `/after` [n, d_model] (see
+            `Seen`), `/positive`, the bits of m > 0 [n, d_ff / 8], and `/activity`: numbers of memories active by
+            sign and by norm, and their effective number [n, 3] (see `activity`).
         unigrams: how often each token was run, [vocabulary].
-        pairs: how often each pair of tokens was, by hash, [PAIRS].
-        rows: how many were run.
-        tokens: how many positions were run.
-        complete: whether the text is at its end.
+        pairs: how often each pair of tokens was run, by hash, [PAIRS].
+        rows: number of rows that were run.
+        tokens: number of positions that were run.
+        complete: whether the whole text was run.
     """
 
     about: dict[str, Any]
@@ -89,16 +89,16 @@ class Pass:
 
     @property
     def settings(self) -> Settings:
-        """Those that it was made with."""
+        """Settings that the pass was started with."""
         return Settings(**self.about["settings"])
 
     @property
     def text(self) -> Frequencies:
-        """How often the text has its tokens."""
+        """Frequencies of the text's tokens and pairs of tokens."""
         return Frequencies(self.unigrams, self.pairs)
 
     def save(self, folder: Path) -> None:
-        """Write it to a folder, in one step.
+        """Write the state to a folder, atomically.
 
         Raises:
             EditError: it cannot be written.
@@ -113,10 +113,10 @@ class Pass:
 
     @classmethod
     def load(cls, folder: Path) -> Pass:
-        """Read what `save` wrote.
+        """Read a state that `save` wrote.
 
         Raises:
-            EditError: it is missing or damaged.
+            EditError: the file is missing or damaged.
         """
         try:
             with safe_open(folder / FILE, framework="pt") as file:
@@ -133,7 +133,7 @@ class Pass:
 
 
 def started(stack: Stack, about: dict[str, Any]) -> Pass:
-    """A pass that has seen nothing yet, with `about["settings"]`; see `Pass.about`."""
+    """Return an empty pass with `about["settings"]`; see `Pass.about`."""
     settings = Settings(**about["settings"])
     triggers = {}
     for layer, one in enumerate(stack.feed_forward):
@@ -147,10 +147,10 @@ def started(stack: Stack, about: dict[str, Any]) -> Pass:
 
 
 def resumed(stack: Stack, folder: Path, about: dict[str, Any]) -> Pass:
-    """The pass that `folder` holds, or a new one.
+    """Load the pass in `folder`, or start a new one.
 
     Raises:
-        EditError: the folder's was made of another model or text, or with other settings, or is damaged.
+        EditError: the pass in the folder is of another model or text, or has other settings, or is damaged.
     """
     if not (folder / FILE).exists():
         return started(stack, about)
@@ -164,19 +164,19 @@ def resumed(stack: Stack, folder: Path, about: dict[str, Any]) -> Pass:
 def collect(
     stack: Stack, text: Iterable[Row], total: int, state: Pass, folder: Path, progress: Progress = silent
 ) -> RowStore:
-    """Run `text` through a stack, or what of it `state` has not seen, and keep in `folder` what was seen.
+    """Run the part of `text` that `state` does not cover yet through a stack, and store rows and state in `folder`.
 
     Args:
         stack: the model's layers.
         text: rows of token ids, from the beginning.
-        total: how many positions there are, at most, for the progress.
-        state: what was seen before; complete when this returns.
-        folder: where rows and state are kept.
-        progress: told how far it is.
+        total: number of positions, at most, for the progress.
+        state: state of the pass so far; complete when this returns.
+        folder: where rows and state are stored.
+        progress: progress callback.
 
     Raises:
-        EditError: the text is not the one that `state` has seen, coefficients or states are not finite, or the
-            folder cannot be written.
+        EditError: the text is not the one that `state` was collected from, coefficients or states are not finite, or
+            the folder cannot be written.
     """
     store = RowStore(folder, reading=Reading.of(stack))
     for layer, triggers in state.triggers.items():
@@ -210,10 +210,10 @@ def collect(
 
 
 def _batches(rows: Sequence[Row], done: int) -> Iterator[list[int]]:
-    """Which rows of a chunk run together: as many as have `TOKENS_PER_BATCH` tokens, the longest first.
+    """Yield the batches of a chunk, by row index: as many rows as have `TOKENS_PER_BATCH` tokens, the longest first.
 
-    Rows of one length need no padding. A text that was interrupted, when `done` rows were run, is cut in the same
-    batches as one that was not.
+    Rows of one length need no padding. A pass interrupted after `done` rows continues with the same batches as an
+    uninterrupted one.
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     first = 0
@@ -226,7 +226,7 @@ def _batches(rows: Sequence[Row], done: int) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> None:
-    """Run rows, by their numbers in the text [rows], and take in what every layer shows."""
+    """Run rows, whose indices in the text are `numbers` [rows], and update `state` from every layer."""
     ids, inside, given = Reading.of(stack).inputs(rows)
     real = inside.view(-1).nonzero()[:, 0]
     hashes = _hashes(rows, ids, whole=not stack.causal)
@@ -256,7 +256,7 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
 
 
 def _hashes(rows: Sequence[Row], ids: Tensor, whole: bool) -> Tensor:
-    """What identifies all that each position of ids [n, t] sees, [n · t]: its prefix, or the `whole` row and where."""
+    """Hash the context of each position of ids [n, t], [n · t]: its prefix, or the `whole` row and the index."""
     if not whole:
         return prefix_hashes(ids).view(-1)
     last = torch.tensor([[len(row) - 1] for row in rows])
@@ -264,7 +264,7 @@ def _hashes(rows: Sequence[Row], ids: Tensor, whole: bool) -> Tensor:
 
 
 def _once(hashes: Tensor, real: Tensor) -> Tensor:
-    """The positions in `real`, in the order of the text, whose hash stands there for the first time, ascending."""
+    """Return the positions in `real`, which are in text order, whose hash occurs for the first time, ascending."""
     order = hashes[real].sort(stable=True)
     first = torch.ones(len(real), dtype=torch.bool)
     first[1:] = order.values[1:] != order.values[:-1]
@@ -272,7 +272,7 @@ def _once(hashes: Tensor, real: Tensor) -> Tensor:
 
 
 def _look(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
-    """What is kept of a layer at the flat positions `at`; see `Pass.sample`."""
+    """Return the values of a layer at the flat positions `at` that the sample stores; see `Pass.sample`."""
     key, output = seen.key.flatten(0, 1)[at].float(), seen.output.flatten(0, 1)[at].float()
     total, added, after = (state.flatten(0, 1)[at].float() for state in (seen.total, seen.added, seen.after))
     norms = torch.cat([torch.linalg.vector_norm(part.value.float(), dim=0) for part in layer.parts])

@@ -1,4 +1,4 @@
-"""Passes over several texts as one: triggers merge, samples merge, counts add up, rows stand one behind another."""
+"""Merge of passes over several texts: triggers and samples are merged, counts added, rows concatenated."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def merge_passes(folders: Sequence[Path], out: Path, force: bool = False) -> Pas
     The triggers are those of one pass over all the texts.
 
     Raises:
-        EditError: one is no finished pass, they differ in model or settings, two are over one text, or `out`
-            cannot be written.
+        EditError: a folder holds no finished pass, the passes differ in model or settings, two are over the same text,
+            or `out` cannot be written.
     """
     first, *others = [Pass.load(folder) for folder in folders]
     for folder, one in zip(folders, (first, *others), strict=True):
@@ -62,10 +62,10 @@ def merge_passes(folders: Sequence[Path], out: Path, force: bool = False) -> Pas
 
 
 def load_pass(editable: Editable | Stack, folder: Path) -> tuple[Pass, RowStore]:
-    """A finished pass of this model's stack, and its rows.
+    """Load a finished pass of this model's stack, and its rows.
 
     Raises:
-        EditError: it is none, is unfinished, or of another model or stack.
+        EditError: the folder holds no pass, an unfinished one, or one of another model or stack.
     """
     stack = Stack.of(editable)
     state = Pass.load(folder)

@@ -1,6 +1,6 @@
-"""The positions of a text that was read, for those who score each of them and show a few.
+"""The positions of a text, for analyses that score all positions and show the highest ones.
 
-A position stands for what it sees, the prefix that ends there (see `reading`); of several that see the same, one is
+A position stands for its context, the prefix that ends there (see `reading`); of several with the same context, one is
 shown.
 """
 
@@ -23,17 +23,17 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """All n positions of some rows, row by row."""
+    """All n positions of a sequence of rows, row by row."""
 
     rows: tuple[Row, ...]
     reading: Reading = CAUSAL
 
     @classmethod
     def of(cls, editable: Editable | Stack, corpus: Corpus, progress: Progress = silent) -> Positions:
-        """Those of a corpus.
+        """Return the positions of a corpus.
 
         Raises:
-            EditError: it cannot be read, or is no text to look for triggers in.
+            EditError: the corpus cannot be read, or has fewer than two positions.
         """
         found = cls(tuple(rows_of(editable, corpus, progress)), Reading.of(Stack.of(editable)))
         if len(found) < 2:
@@ -48,17 +48,17 @@ class Positions:
         return len(self._places)
 
     def context(self, position: int) -> Context:
-        """What is seen at a position."""
+        """Return the context of a position."""
         row, last = self._places[position]
         return self.reading.context(self.rows[row], last)
 
     def next(self, position: int) -> int:
-        """The id that follows a position; `NOTHING` where none does."""
+        """Return the id that follows a position; `NOTHING` where none does."""
         row, last = self._places[position]
         return self.rows[row][last + 1] if self.reading.follows else NOTHING
 
     def largest(self, scores: Tensor, count: int) -> list[int]:
-        """The positions with the largest positive `scores` [n], those that see the same once."""
+        """Return the `count` positions with the largest positive `scores` [n], one of each context."""
         chosen: dict[Context, int] = {}
         for position in scores.argsort(descending=True, stable=True).tolist():
             if len(chosen) == count or scores[position] <= 0:
@@ -67,7 +67,7 @@ class Positions:
         return list(chosen.values())
 
     def batches(self, tokens: int) -> Iterator[Inputs]:
-        """Rows in order, about `tokens` positions at a time."""
+        """Yield the rows in order, about `tokens` positions at a time."""
         size = max(1, tokens // max(map(self.reading.length, self.rows)))
         for first in range(0, len(self.rows), size):
             yield self.reading.inputs(self.rows[first : first + size])

@@ -1,11 +1,11 @@
-"""How a stack reads a row of token ids, and what a position of it sees.
+"""The input of each kind of stack for a row of token ids, and the context of each position.
 
-- A causal decoder reads a row without its last id. A position sees the ids up to it, its *prefix*, and the id behind it
-  is what follows.
-- An encoder reads the whole row, and a position sees all of it: what fires a key is a text with a position in it. No id
-  follows, as none is predicted from those before it.
-- The decoder of a pair says once more what its encoder reads: the encoder reads a row without its first id, with which
-  decoding starts, the decoder without its last one. Through the encoder, a position sees all of it here, too.
+- A causal decoder reads a row without its last id. The context of a position is its *prefix*, the ids up to and
+  including it; the id after it is the next token.
+- An encoder reads the whole row, and the context of a position is all of it: a trigger is a text and a position in it.
+  There is no next token, as none is predicted from those before it.
+- The decoder of an encoder-decoder model reproduces its encoder's input: the encoder reads a row without its first id,
+  which starts decoding, the decoder without its last one. Through the encoder, the context is the whole row here, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ffedit.model.tokenization import pad
 
 
 class Context(NamedTuple):
-    """All that the coefficients of a position depend on.
+    """Context of a position: all that its coefficients depend on.
 
     Attributes:
-        ids: what it sees.
-        at: where it is in them.
+        ids: the ids that the position attends to.
+        at: index of the position in `ids`.
     """
 
     ids: tuple[int, ...]
@@ -37,9 +37,9 @@ class Inputs(NamedTuple):
     """Rows as a stack runs them, padded on the right.
 
     Attributes:
-        ids: [n, t].
-        inside: which of them are no padding, [n, t].
-        given: what `Stack.forward` takes beside ids: mask, source and its mask, as far as they are needed.
+        ids: token ids, [n, t].
+        inside: True where an id is no padding, [n, t].
+        given: further arguments of `Stack.forward`: mask, source and its mask, as far as they are needed.
     """
 
     ids: Tensor
@@ -49,12 +49,12 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read.
+    """Reading of rows by one kind of stack.
 
     Attributes:
-        whole: whether a position sees the whole row.
-        follows: whether the id behind a position is what it should predict.
-        note: what a reader of a report must know of it; None for a causal decoder.
+        whole: whether the context of a position is the whole row.
+        follows: whether a position predicts the id after it.
+        note: how this differs from a causal decoder, for a report; None for a causal decoder.
     """
 
     whole: bool = False
@@ -63,7 +63,7 @@ class Reading:
 
     @classmethod
     def of(cls, stack: Stack) -> Reading:
-        """That of a stack."""
+        """Return the reading of a stack."""
         if stack.causal:
             return CAUSAL
         if stack.name == "decoder":
@@ -71,15 +71,15 @@ class Reading:
         return OF_PAIR if stack.model.config.is_encoder_decoder else ENCODER
 
     def length(self, row: Sequence[int]) -> int:
-        """How many positions a row has."""
+        """Return the number of positions of a row."""
         return len(row) - self.follows
 
     def context(self, row: tuple[int, ...], position: int) -> Context:
-        """What a position of a row sees."""
+        """Return the context of a position of a row."""
         return Context(row if self.whole else row[: position + 1], position)
 
     def inputs(self, rows: Sequence[tuple[int, ...]]) -> Inputs:
-        """Some rows, to be run."""
+        """Pad rows into the inputs of one run."""
         ids = pad([row[: self.length(row)] for row in rows])
         inside = torch.arange(ids.shape[1]) < torch.tensor([self.length(row) for row in rows])[:, None]
         if not self.whole:

@@ -1,13 +1,13 @@
-"""The text that was read, as rows of token ids on disk: what the place of a trigger points to.
+"""The text of a pass, as rows of token ids on disk, which the flat indices of triggers refer to.
 
 For a causal decoder a row holds n + 1 ids, of which the model runs the first n, so that every position has a next
 token. A longer text is cut into rows that share the token at the cut, which is run once. A document of a corpus of
 documents begins a row of its own, as the sentences of Geva et al. do (arXiv 2012.14913, section 3.1). For other stacks
-(see `reading`) each row is a text of its own, with what the tokenizer puts around one.
+(see `reading`) each row is a text of its own, with the special tokens that the tokenizer puts around one.
 
-Rows are kept in shards of `CHUNK`. Whoever reads them holds one or two shards at a time: memory does not depend on how
-much text there is. A *place* is one number for a row and a
-position in it: row · `WIDTH` + position.
+Rows are stored in shards of `CHUNK` rows. A reader holds one or two shards at a time: memory does not depend on the
+length of the text. The *flat index* of a position, in variables called `places`, is one number for a row and a position
+in it: row · `WIDTH` + position.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTHING = -1
 
 
 def rows_of(editable: Editable | Stack, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
-    """The rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
+    """Yield the rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
 
     Raises:
         EditError: the text is missing, no text, or holds no two tokens in a row.
@@ -59,14 +59,14 @@ def rows_of(editable: Editable | Stack, corpus: Corpus, progress: Progress = sil
 
 
 def _prefixed(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Row]:
-    """Rows of at most `length` ids and the next one."""
+    """Yield rows of at most `length` ids and the next one."""
     for ids in _documents(stack, corpus, length, progress):
         for first in range(0, len(ids) - 1, length):
             yield tuple(ids[first : first + length + 1])
 
 
 def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
-    """Rows of at most `length` ids, with what the tokenizer puts around a text; in a decoder, what starts it, too."""
+    """Yield rows of at most `length` ids, with the tokenizer's special tokens; in a decoder, with its start id, too."""
     if corpus.named is None:
         raise EditError(f"{stack.called}: its {stack.name} samples no text; give a text file with --corpus")
     plain, whole = (stack.tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
@@ -80,7 +80,7 @@ def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
 
 
 def _start(stack: Stack) -> list[int]:
-    """What the decoder of a pair begins with; nothing for an encoder."""
+    """Return the start id of the decoder of an encoder-decoder model; nothing for an encoder."""
     if stack.name == "encoder":
         return []
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -89,7 +89,7 @@ def _start(stack: Stack) -> list[int]:
 
 
 def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
-    """Token ids that belong together; a running text in parts of whole rows, each beginning with the last's last id."""
+    """Yield the ids of each document; of running text, parts of whole rows, each beginning with the last id before."""
     if corpus.named is None:
         assert stack.editable is not None
         for row in sampled(stack.editable, corpus, identity(stack.editable, corpus)[0], progress).split(length):
@@ -111,13 +111,13 @@ def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) ->
 
 
 def chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """`CHUNK` rows at a time."""
+    """Yield `CHUNK` rows at a time."""
     while some := list(islice(rows, CHUNK)):
         yield some
 
 
 class RowStore:
-    """Rows in a folder, in shards; `count` of them, read in a way that their stack has."""
+    """Rows in a folder, in shards: `count` rows, with the `Reading` of their stack."""
 
     def __init__(self, folder: Path, count: int = 0, reading: Reading = CAUSAL) -> None:
         self.folder = folder
@@ -126,10 +126,10 @@ class RowStore:
         self._shard = lru_cache(maxsize=2)(self._load)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write the next shard, all of whose rows but the last shard's are `CHUNK`.
+        """Write the next shard; every shard but the last has `CHUNK` rows.
 
         Raises:
-            EditError: it cannot be written.
+            EditError: the shard cannot be written.
         """
         ids = torch.full((len(rows), WIDTH + 1), NOTHING, dtype=torch.int32)
         for row, own in zip(ids, rows, strict=True):
@@ -140,7 +140,7 @@ class RowStore:
         self.count += len(rows)
 
     def found(self, rows: Sequence[Row]) -> bool:
-        """Whether the next shard is there already and made of just these rows; then it is the last one."""
+        """Return whether the next shard, already on disk, holds exactly these rows; it is then the store's last."""
         ids = self._shard(self.count // CHUNK)
         self.count += len(ids)
         return len(ids) == len(rows) and all(
@@ -148,13 +148,13 @@ class RowStore:
         )
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows, in order."""
+        """Yield all rows, in order."""
         for number in range(-(-self.count // CHUNK)):
             for ids in self._shard(number).tolist():
                 yield tuple(i for i in ids if i != NOTHING)
 
     def tokens(self, places: Tensor, offset: int = 0) -> Tensor:
-        """The ids `offset` behind `places` [..], [..] int64; `NOTHING` outside the row, and where a place is none."""
+        """Return the ids `offset` after `places` [..], [..] int64; `NOTHING` outside the row, and for `NOTHING`."""
         found = torch.full(places.shape, NOTHING).view(-1)
         flat = places.reshape(-1)
         column = flat % WIDTH + offset
@@ -166,17 +166,17 @@ class RowStore:
         return found.view(places.shape)
 
     def next(self, places: Tensor) -> Tensor:
-        """The ids that follow `places` [..], [..] int64; `NOTHING` where none does."""
+        """Return the ids that follow flat indices `places` [..], [..] int64; `NOTHING` where none does."""
         return self.tokens(places, 1) if self.reading.follows else torch.full_like(places, NOTHING)
 
     def context(self, place: int) -> Context:
-        """What is seen at a place."""
+        """Return the context of the position with flat index `place`."""
         row, position = divmod(place, WIDTH)
         ids = self._shard(row // CHUNK)[row % CHUNK].tolist()
         return self.reading.context(tuple(i for i in ids if i != NOTHING), position)
 
     def digest(self) -> str:
-        """16 hexadecimal digits that identify the text."""
+        """Return 16 hexadecimal digits that identify the text."""
         found = sha256()
         for number in range(-(-self.count // CHUNK)):
             found.update(self._shard(number).numpy().tobytes())

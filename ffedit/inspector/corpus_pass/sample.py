@@ -1,8 +1,8 @@
-"""A sample of positions of a text, for what is too expensive to look at everywhere.
+"""A random sample of positions of a text, for analyses that are too expensive at every position.
 
-Each position has a rank, a hash of its prefix, its place and the seed; the sample is the positions of the smallest
-ranks. So it is drawn uniformly from a text of any length in one pass, is the same after an interruption, and two merge
-into one. Of a position it keeps what the pass saw at every layer.
+Each position has a rank, a hash of its prefix, its flat index and the seed; the sample is the positions of the smallest
+ranks. So it is drawn uniformly from a text of any length in one pass, is the same after an interruption, and two
+samples can be merged. For each position it stores the values of every layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ffedit.inspector.corpus_pass.triggers import mixed
 
 
 def ranks_of(hashes: Tensor, places: Tensor, seed: int) -> Tensor:
-    """The rank of each position, [n] int64."""
+    """Return the rank of each position, [n] int64."""
     return mixed(mixed(hashes ^ mixed(places + 1)) ^ mixed(torch.tensor(seed + 1)))
 
 
@@ -27,10 +27,10 @@ class Sample:
     """The `size` positions of the smallest ranks so far; mutable, by `take`.
 
     Attributes:
-        size: how many there are to be, at most.
-        ranks: ascending, [n] int64.
-        places: where they are, [n] int64.
-        seen: by name, what was seen at each of them, [n, ..].
+        size: largest number of positions.
+        ranks: ranks of the positions, ascending, [n] int64.
+        places: their flat indices, [n] int64.
+        seen: by name, the values stored for each of them, [n, ..].
     """
 
     size: int
@@ -39,13 +39,13 @@ class Sample:
     seen: dict[str, Tensor] = field(default_factory=dict)
 
     def entering(self, ranks: Tensor) -> Tensor:
-        """Which of a batch's positions belong to the sample now, by ascending rank, [some] int64; ranks are [n]."""
+        """Return which of a batch's positions, with `ranks` [n], enter the sample: indices by rank, [some] int64."""
         best = ranks.sort().indices[: self.size]
         full = self.size and len(self.ranks) == self.size
         return best[ranks[best] < self.ranks[-1]] if full else best
 
     def take(self, ranks: Tensor, places: Tensor, seen: Mapping[str, Tensor]) -> None:
-        """Add what was seen at the positions that enter, and drop what has no place any more."""
+        """Add the positions that enter, with their values, and drop those beyond `size`."""
         order = torch.cat([self.ranks, ranks]).sort(stable=True).indices[: self.size]
         self.seen = {
             name: torch.cat([self.seen[name], new])[order] if name in self.seen else new[order]
@@ -55,22 +55,22 @@ class Sample:
         self.ranks = torch.cat([self.ranks, ranks])[order]
 
     def merged(self, other: Sample, rows: int) -> Sample:
-        """This one, and that of the text that follows, where this one's text has so many `rows`."""
+        """Return the sample of this text and the next one, whose sample is `other`; this text has `rows` rows."""
         result = Sample(self.size, self.ranks, self.places, dict(self.seen))
         result.take(other.ranks, other.places + rows * WIDTH, other.seen)
         return result
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a file holds of it."""
+        """Return the sample as tensors by name, for a file."""
         kept = {f"sample/seen/{name}": tensor for name, tensor in self.seen.items()}
         return {"sample/ranks": self.ranks, "sample/places": self.places, **kept}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], size: int) -> Sample:
-        """The sample that `tensors` holds.
+        """Return the sample in `tensors`, as `tensors()` made them.
 
         Raises:
-            KeyError: it holds none.
+            KeyError: they hold no sample.
         """
         start = "sample/seen/"
         seen = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

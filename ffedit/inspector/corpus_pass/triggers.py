@@ -1,17 +1,17 @@
 """The triggers of a key: the prefixes of a corpus on which its memory coefficient is largest.
 
-Geva et al. 2021 (arXiv 2012.14913, section 3.1) take every prefix of every sentence, and of each key the t with the
-largest coefficient. Three things make that one streaming pass over all keys of all layers at once:
+Geva et al. 2021 (arXiv 2012.14913, section 3.1) take every prefix of every sentence, and for each key the t with the
+largest coefficient. Three properties allow one streaming pass over all keys of all layers at once:
 
-- A coefficient that is not above the smallest kept one of its key cannot enter. After the first batches hardly any is,
-  and comparing costs little beside the forward pass that made them.
-- Equal prefixes have equal coefficients ("The" begins many sentences), so a prefix counts once, where it stands first,
-  and is known by a hash of its ids. Between equal coefficients of different prefixes the hash decides. So the result
-  does not depend on the batches, and the triggers of two texts merge into those of both.
-- What is kept is a number for the place where a prefix ends (`rows`), never the prefix itself.
+- A coefficient that is not above the smallest kept one of its key cannot enter. After the first batches hardly any
+  does, and the comparison costs little beside the forward pass.
+- Equal prefixes have equal coefficients ("The" begins many sentences), so a prefix counts once, at its first
+  occurrence, and is identified by a hash of its ids. Ties between different prefixes are broken by the hash. So the
+  result does not depend on the batches, and the triggers of two texts merge into those of both.
+- Only the flat index of the prefix's last position (`rows`) is kept, never the prefix itself.
 
-Only a positive coefficient makes a trigger: under ReLU a memory is silent on all other prefixes. Where a gate makes
-coefficients negative, the memory's other end is no trigger either.
+Only a positive coefficient makes a trigger: under ReLU a memory is zero on all other prefixes. Where a gate makes
+coefficients negative, prefixes with the most negative ones are not triggers either.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch import Tensor
 
 from ffedit.inspector.corpus_pass.rows import NOTHING, WIDTH
 
-# A batch of which more than this many per key and kept place would enter is thinned out first.
+# A batch of which more than this many coefficients per key and kept trigger would enter is reduced to its top t first.
 DENSE = 2
 TINY = torch.finfo(torch.float32).tiny
 MULTIPLIER = 0x5851F42D4C957F2D
 
 
 def prefix_hashes(ids: Tensor) -> Tensor:
-    """A hash of each prefix of each row of `ids` [n, tokens], [n, tokens] int64: h_j = h_{j−1} · M + id_j + 1."""
+    """Hash each prefix of each row of `ids` [n, tokens], [n, tokens] int64: h_j = h_{j−1} · M + id_j + 1."""
     hashes, columns = ids.new_zeros(len(ids), dtype=torch.int64), []
     for column in ids.long().unbind(1):
         hashes = hashes * MULTIPLIER + column + 1
@@ -40,7 +40,7 @@ def prefix_hashes(ids: Tensor) -> Tensor:
 
 
 def mixed(numbers: Tensor) -> Tensor:
-    """The last steps of splitmix64 (Steele et al. 2014): numbers that differ little give ones that differ much."""
+    """Apply the last steps of splitmix64 (Steele et al. 2014), so that similar numbers give very different ones."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         numbers = numbers ^ ((numbers >> shift) & ((1 << (64 - shift)) - 1))
         numbers = numbers * (factor - (1 << 64) if factor >> 63 else factor)
@@ -49,13 +49,13 @@ def mixed(numbers: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Triggers:
-    """The top t triggers of some keys of one layer, as far as the text was read; mutable, by `update`.
+    """The top t triggers of some keys of one layer, over the text read so far; mutable, by `update`.
 
     Attributes:
         coefficients: [keys, t] float32, the largest first; 0 where there is none.
-        places: where each prefix ends, [keys, t] int64; `NOTHING` where there is none.
-        hashes: of each prefix, [keys, t] int64.
-        keys: which of the layer's keys, [keys] int64, ascending; None for all.
+        places: flat index of the end of each prefix, [keys, t] int64; `NOTHING` where there is none.
+        hashes: hash of each prefix, [keys, t] int64.
+        keys: indices of the keys in the layer, [keys] int64, ascending; None for all.
     """
 
     coefficients: Tensor
@@ -65,31 +65,31 @@ class Triggers:
 
     @classmethod
     def none(cls, count: int, top: int, keys: Tensor | None = None) -> Triggers:
-        """No triggers yet of `count` keys."""
+        """Return empty triggers of `count` keys."""
         places = torch.full((count, top), NOTHING)
         return cls(torch.zeros(count, top), places, torch.zeros_like(places), keys)
 
     @property
     def index(self) -> Tensor:
-        """Which of the layer's keys each row is of, [keys]."""
+        """Index in the layer of each row's key, [keys]."""
         return torch.arange(len(self.places)) if self.keys is None else self.keys
 
     def to_(self, device: torch.device) -> None:
-        """Keep them on `device`, where the coefficients come from."""
+        """Move the triggers to `device`, where the coefficients are computed."""
         self.coefficients, self.places, self.hashes = (
             one.to(device) for one in (self.coefficients, self.places, self.hashes)
         )
 
     def update(self, coefficients: Tensor, places: Tensor, hashes: Tensor) -> None:
-        """Take in a batch.
+        """Update the triggers with a batch.
 
         Args:
             coefficients: m [n, keys], of n different prefixes.
-            places: where each of them ends, [n] int64.
-            hashes: of each of them, [n] int64.
+            places: flat index of the end of each prefix, [n] int64.
+            hashes: hash of each prefix, [n] int64.
         """
         kept, top = self.coefficients.shape
-        # Where TINY is 0 (float16), the smallest number that is not: a silent memory must not reach the floor.
+        # Where TINY is 0 in this dtype (float16), its smallest positive number: a zero coefficient must not pass.
         numbers = torch.finfo(coefficients.dtype)
         floor = self.coefficients[:, -1].clamp(min=max(TINY, numbers.tiny * numbers.eps)).to(coefficients.dtype)
         enters = coefficients >= floor
@@ -113,7 +113,7 @@ class Triggers:
         self._keep(rows, found, spread(places[at], NOTHING), spread(hashes[at], 0))
 
     def merged(self, other: Triggers, rows: int) -> Triggers:
-        """These, and those of `other`, whose text follows this one's, which has so many `rows`."""
+        """Return the triggers of this text and the next one, whose triggers are `other`; this text has `rows` rows."""
         result = Triggers(self.coefficients.clone(), self.places.clone(), self.hashes.clone(), self.keys)
         places = torch.where(other.places == NOTHING, NOTHING, other.places + rows * WIDTH)
         everything = torch.arange(len(self.places), device=self.places.device)
@@ -121,14 +121,14 @@ class Triggers:
         return result
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """What a file holds of them, each under `name`/…; `of` is the way back."""
+        """Return the tensors for a file, each under `name`/…; `of` is the inverse."""
         found = {"coefficients": self.coefficients, "places": self.places, "hashes": self.hashes}
         found |= {} if self.keys is None else {"keys": self.keys}
         return {f"{name}/{field}": tensor.contiguous().cpu() for field, tensor in found.items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], name: str) -> Triggers:
-        """The triggers that `tensors` holds under `name`.
+        """Return the triggers that `tensors` holds under `name`.
 
         Raises:
             KeyError: it holds none.
@@ -137,7 +137,7 @@ class Triggers:
         return cls(coefficients, places, hashes, tensors.get(f"{name}/keys"))
 
     def _keep(self, rows: Tensor, coefficients: Tensor, places: Tensor, hashes: Tensor) -> None:
-        """Of the keys `rows`, keep the top of what is there and of the candidates, each [rows, some]."""
+        """Keep, for the keys `rows`, the top t of the present triggers and the candidates, each [rows, some]."""
         top = self.coefficients.shape[1]
         merged = [
             torch.cat([mine[rows], theirs], 1)
@@ -148,7 +148,7 @@ class Triggers:
         first = torch.minimum(merged[1][:, :-1], merged[1][:, 1:])
         merged[1][:, :-1] = torch.where(again, first, merged[1][:, :-1])
         merged[0][:, 1:].masked_fill_(again, 0)
-        # The order by hash is left between equal ones.
+        # The sort is stable, so ties stay ordered by hash.
         merged = _ordered(merged, merged[0].sort(dim=1, descending=True, stable=True).indices[:, :top])
         empty = merged[0] == 0
         self.coefficients[rows] = merged[0]

@@ -1,1 +1,1 @@
-"""Change memories and see what follows."""
+"""Interventions on memories, and their effects on predictions."""

@@ -1,15 +1,15 @@
-"""Which memories would one have to turn to get a token?
+"""The memories whose coefficients to scale so that the model predicts a given token.
 
-Give every memory one factor s_i for its coefficient, in every position of the prompt, 1 as the model is. Then
+Give every memory one factor s_i for its coefficient, at every position of the prompt; 1 leaves it unchanged. Then
 
     log p(T | s) ≈ log p(T | 1) + Σ_i g_i (s_i − 1)        g_i = ∂ log p(T) / ∂s_i  at s = 1
 
 and one backward pass gives all g_i exactly: with o the layer's output, g_i = Σ m_i v_i·∂ log p(T) / ∂o over the tokens
-of the prompt. The gradient is used, not the direct logit attribution m_i v_i·E_T: it sees what the layers above, the
-attention and the final norm make of a memory, and its unit is the one of the measured effect. It is true for small
-turns only: turning off (s = 0) and up (s = 3, Geva et al. 2022, arXiv 2203.14680) are large ones, so the effect of each
-of the first ones is measured, alone and together with those before it. If these are not enough to make T the
-prediction, more of them are turned together, twice as many each time.
+of the prompt. The gradient is used, not the direct logit attribution m_i v_i·E_T: it includes the effect of the layers
+above, the attention and the final norm, and has the unit of the measured effect. The approximation holds for small
+changes only: suppressing (s = 0) and amplifying (s = 3, Geva et al. 2022, arXiv 2203.14680) are large ones, so the
+effect of each of the first memories is measured, alone and together with those before it. If these are not enough to
+make T the prediction, more of them are scaled together, twice as many each time.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
 OFF, UP = 0.0, 3.0
-# Turned together, at most.
+# Largest number of memories scaled together.
 MOST = 1024
 
 
 @dataclass(frozen=True)
 class Scaling(View):
-    """One memory, turned towards the token.
+    """Scaling of one memory in the direction that raises the token's probability.
 
     Attributes:
-        slot: which memory.
+        slot: the memory.
         slope: g_i, nats per unit of the factor.
-        factor: 0 where the memory speaks against the token, 3 where it speaks for it.
+        factor: 0 where the slope is negative, 3 where it is positive.
         predicted: g_i (factor − 1), the first-order gain of log p(T), nats.
-        gain: the measured one, this memory turned alone, nats.
-        together: p(T) with this memory and all before it turned.
-        says: what the model says then.
+        gain: the measured gain with this memory alone scaled, nats.
+        together: p(T) with this memory and all before it scaled.
+        says: the model's prediction with these scaled.
     """
 
     slot: Slot
@@ -65,14 +65,14 @@ class Scaling(View):
 
 @dataclass(frozen=True)
 class Promotion(View):
-    """The memories to turn for a token.
+    """The memories to scale for a token.
 
     Attributes:
-        token: the token T and its probability before.
-        rank: how many tokens are as probable or more, T among them, before.
-        turns: by their predicted gain, the largest first.
-        tried: how many memories the ranking has: those whose turn promises a gain, `MOST` at most.
-        enough: how many of its first ones, turned together, make T the prediction; None where all of them do not.
+        token: the token T and its probability before scaling.
+        rank: number of tokens that are more probable before scaling, plus one.
+        turns: scalings by their predicted gain, the largest first.
+        tried: number of memories in the ranking: those with a positive predicted gain, `MOST` at most.
+        enough: number of its first memories that, scaled together, make T the prediction; None where all do not.
     """
 
     token: Said
@@ -83,10 +83,10 @@ class Promotion(View):
 
 
 def token_after(editable: Editable, prompt: str, token: str) -> int:
-    """The id of `token` where it follows `prompt`.
+    """Return the id of `token` where it follows `prompt`.
 
     Raises:
-        EditError: it is unknown to the tokenizer, or several tokens.
+        EditError: the text is unknown to the tokenizer, or is several tokens.
     """
     try:
         ids = editable.encode(prompt, token, max_tokens=editable.max_tokens).target_ids
@@ -108,15 +108,15 @@ def promote(
     top: int = 10,
     progress: Progress = silent,
 ) -> Promotion:
-    """Rank all memories of the model by what turning them does for `token` after `ids` [1, n]; measure the first `top`.
+    """Rank all memories by the predicted gain of `token` after `ids` [1, n] when scaled; measure the first `top`.
 
     Args:
         editable: the model.
         ids: the prompt.
         token: T.
-        scaled: what is turned already; factors multiply.
-        top: how many are measured.
-        progress: told how far it is.
+        scaled: factors that are applied already; factors multiply.
+        top: number of memories to measure.
+        progress: progress callback.
     """
     with turned(editable.memories, scaled):
         before = next_log_probs(editable, ids)
@@ -140,13 +140,13 @@ def _factor(slope: float) -> float:
 
 
 def _log_probs_turned(editable: Editable, ids: Tensor, some: Sequence[tuple[Slot, float]]) -> Tensor:
-    """log p of the next token with memories turned the way that their slopes point."""
+    """Return log p of the next token with memories scaled by 3 where the slope is positive, by 0 where it is not."""
     with turned(editable.memories, {slot: _factor(slope) for slot, slope in some}):
         return next_log_probs(editable, ids)
 
 
 def _enough(works: Callable[[int], bool], most: int) -> int | None:
-    """The count 0 … `most` at which it works: doubled until it does, then narrowed down between the last two."""
+    """Search for a count 0 … `most` at which `works` holds: double it until it does, then bisect the last two."""
     low, high = -1, 0
     while not works(high):
         if high == most:
@@ -160,13 +160,13 @@ def _enough(works: Callable[[int], bool], most: int) -> int | None:
 
 @torch.no_grad()
 def next_log_probs(editable: Editable, ids: Tensor) -> Tensor:
-    """log p [vocabulary] of the token after `ids` [1, n], on the CPU."""
+    """Return log p [vocabulary] of the token after `ids` [1, n], on the CPU."""
     last = torch.tensor([[0, ids.shape[1] - 1]])
     return log_softmax(replay.forward(editable, ids, last))[0].cpu()
 
 
 def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]:
-    """g = ∂ log p(token) / ∂s of each layer's factors, [d_ff], nats: one pass and one backward pass."""
+    """Return g = ∂ log p(token) / ∂s of each layer's factors, [d_ff], nats, from one forward and one backward pass."""
     received: dict[Address, Keys] = {}
     beside: dict[int, Tensor] = {}
 
@@ -193,14 +193,14 @@ def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]
 
 
 def _slope(memory: KeyValueMemory, seen: Keys, gradient: Tensor) -> Tensor:
-    """Σ m ⊙ Wᵀ ∂/∂o over the tokens, [d_ff]."""
+    """Return Σ m ⊙ Wᵀ ∂/∂o over the tokens, [d_ff]."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
     here = gradient if seen.rows is None else gradient[seen.rows]
     return (seen.keys.to(wide) * (here.to(wide) @ memory.value.to(wide))).sum(0)
 
 
 def _ranked(found: Mapping[Address, Tensor]) -> list[tuple[Slot, float]]:
-    """The first `MOST` memories by what their turn promises, and their slopes: g (UP − 1) where g > 0, else −g."""
+    """Return the first `MOST` memories by predicted gain, g (UP − 1) where g > 0, else −g, and their slopes."""
     candidates = []
     for address, slope in found.items():
         promise = torch.where(slope > 0, slope * (UP - 1), slope * (OFF - 1))

@@ -1,11 +1,11 @@
-"""An edit in the memories' own terms: the memory that it adds.
+"""An edit as key-value memories that it adds to a layer.
 
     W + Δ,  Δ = v wᵀ:    (W + Δ) m = W m + (w·m) v
 
-A change of rank one is one more memory in the layer. Its coefficient is c = w·m, so its key is a pattern over the
-coefficients of all others; its value is v. A change of higher rank is several, those of its singular value
-decomposition. Each is scaled so that c = 1 at the key it was written for: v = Δ k* is then what the fact reads in
-addition, and c says how much of that another text reads.
+An update of rank one is one more memory in the layer. Its coefficient is c = w·m, so its key is a pattern over the
+coefficients of all others; its value is v. An update of higher rank is several memories, those of its singular value
+decomposition. Each is scaled so that c = 1 at the key it was solved for: v = Δ k* is then what the edit adds to the
+layer's output at the fact, and c the multiple of v that it adds on another text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ffedit.model.memory import Address
 
 
 class Change(Protocol):
-    """What this module needs to know of an edit."""
+    """Protocol of an edit, as far as inspection uses it."""
 
     @property
     def updates(self) -> Mapping[Address, Update]:
@@ -40,31 +40,31 @@ class Change(Protocol):
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """What it writes."""
+        """Facts that the edit writes."""
         ...
 
     def fingerprint(self) -> str:
-        """Its identity."""
+        """Return the edit's fingerprint."""
         ...
 
     def check(self, editable: Editable) -> str:
-        """Refuse a model that it does not fit."""
+        """Refuse a model that the edit does not fit."""
         ...
 
     def applied(self, editable: Editable) -> AbstractContextManager[None]:
-        """The edited model for a block."""
+        """Apply the edit to the model inside a `with` block."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """One memory that a change amounts to.
+    """One memory of an update.
 
     Attributes:
         address: the layer that it is added to.
         key: w [d_ff], float64; its coefficient is w·m.
         value: v [d_model], float64.
-        share: of ‖Δ‖², what this memory is of the change.
+        share: share of ‖Δ‖².
         written: whether c = 1 at a key that was solved for; else ‖w‖ = 1.
     """
 
@@ -76,13 +76,13 @@ class Added:
 
 
 def added_memories(address: Address, update: Update, keys: Tensor, count: int) -> list[Added]:
-    """The first `count` memories of a change, the largest first.
+    """Decompose an update into memories and return the first `count`, the largest first.
 
     Args:
         address: the layer that changes.
         update: Δ [d_model, d_ff].
         keys: the keys that it was solved for, [d_ff, n]; n may be 0.
-        count: at most so many.
+        count: largest number of memories.
     """
     left, sizes, right = _singular(update)
     total = float(sizes.square().sum()) or 1.0
@@ -99,7 +99,7 @@ def added_memories(address: Address, update: Update, keys: Tensor, count: int) -
 
 
 def _singular(update: Update) -> tuple[Tensor, Tensor, Tensor]:
-    """Δ = U diag(σ) Vᵀ in float64: U [d_model, r], σ [r], Vᵀ [r, d_ff]; from the factors where Δ is thin."""
+    """Return Δ = U diag(σ) Vᵀ in float64: U [d_model, r], σ [r], Vᵀ [r, d_ff]; from the factors of a `LowRank` Δ."""
     if not isinstance(update, LowRank):
         left, sizes, right = torch.linalg.svd(double(update.dense), full_matrices=False)
         return left, sizes, right
@@ -109,7 +109,7 @@ def _singular(update: Update) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def column_norms(update: Update) -> Tensor:
-    """‖Δ_i‖ of every value column, [d_ff], without the dense matrix where Δ is thin."""
+    """Return ‖Δ_i‖ of every value column, [d_ff], without the dense matrix where Δ is `LowRank`."""
     if not isinstance(update, LowRank):
         norms: Tensor = torch.linalg.vector_norm(double(update.dense), dim=0)
         return norms
@@ -119,7 +119,7 @@ def column_norms(update: Update) -> Tensor:
 
 
 def columns(update: Update, indices: Sequence[int]) -> Tensor:
-    """Δ_i of some value columns, [n, d_model], float64."""
+    """Return Δ_i of the value columns `indices`, [n, d_model], float64."""
     if isinstance(update, LowRank):
         return (double(update.left) @ double(update.right[:, list(indices)])).T
     return double(update.dense[:, list(indices)]).T

@@ -1,6 +1,6 @@
-"""Read a text before and after an edit: what fires the memories that it adds, and which predictions move.
+"""A text run before and after an edit: the triggers of the memories that it adds, and the predictions that change.
 
-Two passes over the same rows, a few numbers for each position. Only the passages that are shown are made into text.
+Two passes over the same rows keep a few numbers for each position. Only the passages that are shown are decoded.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Passage(View):
-    """A prefix of the corpus, and how it is read.
+    """A prefix of the corpus, with the predictions before and after the edit.
 
     Attributes:
-        prefix: the text; its last token is where it is read.
-        coefficient: of the added memory, w·m; None where it stands for none.
-        change: the largest ‖Δ m‖ / ‖o‖ over the layers: how much of a layer's output o is new.
-        before: the next token.
-        after: the next token with the edit.
-        kept: the probability that is left to the token before.
+        prefix: the text; the predictions are at its last token.
+        coefficient: coefficient of the added memory, w·m; None where the passage is not a trigger of one.
+        change: the largest ‖Δ m‖ / ‖o‖ over the layers: the edit's part relative to the layer's output o.
+        before: the predicted next token.
+        after: the predicted next token with the edit.
+        kept: the probability of the token `before` with the edit.
     """
 
     prefix: Prefix
@@ -49,12 +49,12 @@ class Passage(View):
 
 @dataclass(frozen=True, eq=False)
 class Reread:
-    """The n positions of a text, read before and after.
+    """Predictions at the n positions of a text, before and after an edit.
 
     Attributes:
-        positions: which.
-        added: the memories that were asked for.
-        coefficients: of each at each position, [added][n], float64.
+        positions: the positions.
+        added: the added memories.
+        coefficients: coefficient of each at each position, [added][n], float64.
         change: the largest ‖Δ m‖ / ‖o‖ over the layers, [n].
         before: the most probable next token, [n], and its probability, [n].
         after: the same with the edit.
@@ -71,7 +71,7 @@ class Reread:
 
     @property
     def lost(self) -> Tensor:
-        """How much probability the prediction lost, [n]."""
+        """Probability that the prediction lost by the edit, [n]."""
         return self.before[1] - self.kept
 
     @property
@@ -120,7 +120,7 @@ def reread(
 def _read(
     editable: Editable, ids: Tensor, inside: Tensor, changed: Iterable[Address]
 ) -> tuple[Tensor, dict[Address, Tensor], dict[int, Tensor]]:
-    """What is seen at the positions `inside` of ids [rows, t].
+    """Run ids [rows, t] and return the values at the positions `inside`.
 
     Returns:
         log p [n, vocabulary], the coefficients [n, d_ff] of the memories `changed`, and the outputs [n, d_model] of
@@ -145,7 +145,7 @@ def _read(
 
 
 def _relative(edit: Change, keys: Mapping[Address, Tensor], outputs: Mapping[int, Tensor]) -> Tensor:
-    """The largest ‖Δ m‖ / ‖o‖ over the layers, [n]: Δ m of a mixture is the sum over its experts."""
+    """Return the largest ‖Δ m‖ / ‖o‖ over the layers, [n]: Δ m of a mixture is the sum over its experts."""
     changes = {layer: torch.zeros_like(double(output)) for layer, output in outputs.items()}
     for address, key in keys.items():
         changes[address.layer] += (edit.updates[address].cpu() @ double(key).T).T
@@ -157,7 +157,7 @@ def _relative(edit: Change, keys: Mapping[Address, Tensor], outputs: Mapping[int
 def passage(
     tokenizer: PreTrainedTokenizerBase, found: Reread, position: int, coefficients: Tensor | None = None
 ) -> Passage:
-    """What stands before a position of the text, and how it is read before and after."""
+    """Return the prefix of a position of the text, with the predictions before and after the edit."""
     before, after = (
         Said(int(ids[position]), named(tokenizer, int(ids[position])), float(p[position]))
         for ids, p in (found.before, found.after)

@@ -1,1 +1,1 @@
-"""What an inspection returns: a model, a memory, a prompt, an edit."""
+"""The results of inspecting a model, a memory, a prompt or an edit."""

@@ -1,7 +1,7 @@
-"""Some memories in brief: what the value of each says and, where a text was read, what fires its key.
+"""Summaries of memories: the distribution of each value and, where a text was read, the triggers of its key.
 
-A report or a prompt names many memories. A card is what one wants to see of each without reading a text again: the
-value needs none, and the triggers are those that the pass of a report has kept.
+A report or a prompt names many memories. A card summarises one without running a text again: the value needs none, and
+the triggers are those that the pass of a report has stored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TOKENS, TRIGGERS = 6, 6
 
 @dataclass(frozen=True)
 class MemoryCard(View):
-    """One memory in brief.
+    """Summary of one memory.
 
     Attributes:
-        slot: which.
+        slot: the memory.
         value_norm: ‖v‖.
         value: v through final norm and unembedding.
         triggers: the prefixes with the largest coefficients; none where no text was read.
@@ -45,7 +45,7 @@ class MemoryCard(View):
 
 
 def cards_of(stack: Stack, *views: View) -> tuple[MemoryCard, ...]:
-    """The values of all memories that some views name."""
+    """Return cards with the values of all memories that `views` name."""
     return tuple(value_card(stack, slot) for slot in sorted({slot for view in views for slot in _named(view)}))
 
 
@@ -60,7 +60,7 @@ def _named(value: Any) -> Iterator[Slot]:
 
 
 def report_cards(stack: Stack, report: ModelReport, state: Pass, store: RowStore) -> tuple[MemoryCard, ...]:
-    """The surest memories that a report names and the strongest one of each layer, with the triggers of its pass.
+    """Return cards of the report's values of largest max p_i and of the strongest memory of each layer, with triggers.
 
     Strongest: the largest |m| ‖v‖ at a top trigger.
     """
@@ -79,7 +79,7 @@ def report_cards(stack: Stack, report: ModelReport, state: Pass, store: RowStore
 
 
 def value_card(stack: Stack, slot: Slot) -> MemoryCard:
-    """What the value of a memory says."""
+    """Return the card of a memory with its value's distribution, without triggers."""
     value = Memories(stack.memories)[slot.address].value[:, slot.index]
     log_p = log_probabilities(stack, value[None])[0]
     return MemoryCard(
@@ -88,7 +88,7 @@ def value_card(stack: Stack, slot: Slot) -> MemoryCard:
 
 
 def _triggers(stack: Stack, slot: Slot, state: Pass, store: RowStore, row: int) -> tuple[Trigger, ...]:
-    """The first triggers of a key; `row` is the key's in those that the pass kept."""
+    """Return the first triggers of a key; `row` is the key's row in the triggers of the pass."""
     log_p = log_probabilities(stack, Memories(stack.memories)[slot.address].value[:, slot.index][None])[0]
     return tuple(
         Trigger.of(stack.tokenizer, Context(one.ids, one.at), one.coefficient, log_p, one.next)

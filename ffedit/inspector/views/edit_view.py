@@ -1,9 +1,8 @@
-"""What an edit does to the memories: which values changed, what the change is as a memory, and who reads it.
+"""An edit in terms of memories: the values that changed, the memories that it adds, and the text that activates them.
 
-The text of a corpus goes through the model twice, as it is and with the edit. From the first pass come the
-coefficients of the added memories at every position (`virtual`): the prefixes with the largest are its triggers. From
-both come the predictions: the positions where the model took back most of what it said are those that read
-differently, whether the edit meant them or not.
+The text of a corpus goes through the model twice, without and with the edit. The first pass gives the coefficients of
+the added memories at every position (`edit_as_memory`): the prefixes with the largest are its triggers. Both give the
+predictions: the positions where the predicted token lost most probability are shown, intended by the edit or not.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from ffedit.model.memory import Address, Memories
 from ffedit.model.stacks import Stack
 from ffedit.progress import Progress, silent
 
-# Memories that a change of one layer is shown as.
+# Added memories that are shown of each layer.
 MOST_ADDED = 3
-# Facts whose prompts are shown before and after.
+# Facts whose prompts are inspected before and after.
 MOST_FACTS = 3
-# Tokens of a corpus that are read, where the caller does not say.
+# Tokens of the corpus, by default.
 READ_TOKENS = 2**13
 
 
@@ -40,13 +39,13 @@ class ChangedValue(View):
     """A value column that changed.
 
     Attributes:
-        slot: whose.
+        slot: the memory of the value.
         norm: ‖Δ_i‖.
         relative: ‖Δ_i‖ / ‖v_i‖.
-        coefficient: of this memory in the written keys, their mean; None where none were solved for.
-        moved: how much of the value's distribution is elsewhere now, its total variation, 0 to 1.
+        coefficient: mean coefficient of this memory in the keys that were solved for; None without any.
+        moved: total variation distance between the value's distributions before and after, 0 to 1.
         before: the value's top token.
-        after: the same, edited.
+        after: the edited value's top token.
     """
 
     slot: Slot
@@ -60,11 +59,11 @@ class ChangedValue(View):
 
 @dataclass(frozen=True)
 class AddedMemory(View):
-    """A memory that the change amounts to.
+    """A memory that the update adds.
 
     Attributes:
-        share: of ‖Δ‖².
-        written: whether a coefficient of 1 is what the written fact has; else the key has norm 1.
+        share: share of ‖Δ‖².
+        written: whether the coefficient is 1 at a key that was solved for; else the key has norm 1.
         value: v through final norm and unembedding.
         triggers: prefixes of the corpus with the largest coefficients w·m.
     """
@@ -80,12 +79,12 @@ class LayerChange(View):
     """One layer that changed, or one expert of a layer.
 
     Attributes:
-        address: which.
+        address: the layer, and the expert.
         norm: ‖Δ‖.
         relative: ‖Δ‖ / ‖W‖.
-        memories: how many values it has.
+        memories: number of its values.
         most: the values that changed most, by norm.
-        added: the memories that the change amounts to.
+        added: the memories that the update adds.
     """
 
     address: Address
@@ -103,12 +102,12 @@ class EditView(View):
     Attributes:
         model: the model's name.
         edit: the edit's fingerprint.
-        layers: what changed, layer by layer and expert by expert.
-        corpus: which text was read.
-        tokens: how many of its tokens.
-        changed: the share of them after which the model predicts another token than before.
-        passages: those after which it took back most of what it said, the largest loss first.
-        prompts: of the first facts, the prompt before and after.
+        layers: the changes, layer by layer and expert by expert.
+        corpus: the text that was read.
+        tokens: number of positions that were read.
+        changed: share of them at which the model predicts another token than before.
+        passages: those at which the predicted token lost most probability, the largest loss first.
+        prompts: views of the first facts' prompts, before and after.
     """
 
     model: str
@@ -128,14 +127,14 @@ def inspect_edit(
     top: int = 5,
     progress: Progress = silent,
 ) -> EditView:
-    """See an edit as the memories that it changes and the memory that it adds. The model is left as it was.
+    """Return an edit as the memories that it changes and the memories that it adds. The model is left unchanged.
 
     Args:
         editable: the model that the edit was computed on, without it.
         edit: the edit.
         corpus: the text to read; by default text that the model samples.
-        top: values, triggers, passages and tokens that are shown of each kind.
-        progress: told how far it is.
+        top: number of values, triggers, passages and tokens that are shown, each.
+        progress: progress callback.
 
     Raises:
         EditError: the edit does not fit the model or is applied already, or the corpus cannot be used.
@@ -183,7 +182,7 @@ def _layer(
 def _most(
     stack: Stack, memory_value: Tensor, update: Update, keys: Tensor, address: Address, top: int
 ) -> tuple[ChangedValue, ...]:
-    """The value columns that changed most, with what they said before and say now."""
+    """Return the value columns that changed most, with their top tokens before and after."""
     norms = column_norms(update)
     most = norms.topk(min(top, len(norms))).indices.tolist()
     old = memory_value[:, most].T.cpu().double()

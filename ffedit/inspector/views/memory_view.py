@@ -1,4 +1,4 @@
-"""One memory: what its value says, what fires its key, and whether the two agree.
+"""One memory: the distribution of its value, the triggers of its key, and whether the two agree.
 
 The value is read as a distribution over the vocabulary; the key by its triggers, the prefixes of a text on which its
 coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4). They *agree* where the value's top token
@@ -42,20 +42,20 @@ from ffedit.model.stacks import Stack
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
-# Tokens of a corpus that are read, where the caller does not say.
+# Tokens of the corpus, by default.
 READ_TOKENS = 2**13
 TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True)
 class Trigger(View):
-    """A prefix that fires a key; or, where a position sees more, a position of a text.
+    """Trigger of a key: a prefix or, in a stack that is not causal, a position of a text.
 
     Attributes:
         prefix: the text.
         coefficient: m_i at its last token, or at the position.
         next: the token that follows it in the text, with the probability that the value gives it; None where none does.
-        rank: the place that the value gives it, 1 for the first; None likewise.
+        rank: rank of that token in the value's distribution, 1 the most probable; None likewise.
     """
 
     prefix: Prefix
@@ -65,7 +65,7 @@ class Trigger(View):
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, seen: Context, m: float, log_p: Tensor, following: int) -> Trigger:
-        """The trigger of a key with the value log p [vocabulary]; `following` may be `NOTHING`."""
+        """Return the trigger of a key whose value reads as log p [vocabulary]; `following` may be `NOTHING`."""
         shown = prefix(tokenizer, *seen)
         if following == NOTHING:
             return cls(shown, m, None, None)
@@ -78,26 +78,26 @@ class MemoryView(View):
 
     Attributes:
         model: the model's name.
-        slot: which memory.
-        memories: how many its layer has.
-        layers: how many feed-forward layers the model has.
+        slot: the memory.
+        memories: number of memories of its layer.
+        layers: number of feed-forward layers of the model.
         norm: path of the final norm; None where the model has none.
         value_norm: ‖v‖.
         value: v through final norm and unembedding.
-        corpus: which text was read.
-        tokens: how many of its tokens.
-        active: the share of them at which the coefficient is positive.
+        corpus: the text that was read.
+        tokens: number of positions that were read.
+        active: share of them at which the coefficient is positive.
         triggers: the prefixes with the largest coefficients, equal ones once.
-        shallow: what they share; None without triggers.
-        endings: the token, and the two tokens, that most of them end in, as text; None where there are none.
+        shallow: their most frequent endings; None without triggers.
+        endings: the last token, and the last two, that most of them end in, as text; None where there are none.
         agrees: whether the value's top token follows the top trigger; None without triggers, and in an encoder.
-        agreeing: the share of triggers that it follows; None in an encoder.
-        chance: the share of all tokens of the text that it follows; None in an encoder.
-        removal: how the coefficient changes when a token is removed; None without triggers of two tokens, and where
+        agreeing: share of triggers that it follows; None in an encoder.
+        chance: share of all positions of the text that it follows; None in an encoder.
+        removal: change of the coefficient when a token is removed; None without triggers of two tokens, and where
             triggers are no prefixes.
         stack: "decoder" or "encoder".
-        note: what was read in another way than a causal decoder is, and what could not be measured; None of one.
-        sent: the share of the tokens that the router sends to the expert; None where no router chooses.
+        note: differences from a causal decoder, and what could not be measured; None for a causal decoder.
+        sent: share of the tokens that the router sends to the expert; None where no router chooses.
     """
 
     model: str
@@ -129,14 +129,14 @@ def inspect_memory(
     top: int = 10,
     progress: Progress = silent,
 ) -> MemoryView:
-    """See what one memory holds.
+    """Inspect one memory: the distribution of its value, and its triggers in a text.
 
     Args:
-        editable: the model, or a stack of one; what a stack does not allow to measure is None.
+        editable: the model, or a stack of one; what cannot be measured on a stack is None.
         memory: "L.I" for memory I of layer L, "L.E.I" in expert E; or a `Slot`.
         corpus: the text to look for triggers in; by default text that the model samples, if it is a decoder.
-        top: triggers, and tokens at each end of the distribution.
-        progress: told how far it is.
+        top: number of triggers, and of tokens at each end of the distribution.
+        progress: progress callback.
 
     Raises:
         EditError: there is no such memory, or the corpus cannot be used.
@@ -189,17 +189,17 @@ def inspect_memory(
 def fired(
     stack: Stack, place: FeedForward, index: int, positions: Positions, progress: Progress = silent
 ) -> tuple[Tensor, float]:
-    """One memory over a text.
+    """Compute the coefficients of one memory over a text.
 
     Args:
         stack: the layers.
-        place: the part of a layer that holds it.
-        index: which of the part's.
-        positions: of the text.
-        progress: told how far it is.
+        place: the part of a layer that holds the memory.
+        index: index of the memory in that part.
+        positions: the positions of the text.
+        progress: progress callback.
 
     Returns:
-        Its coefficient at every position, [n] float32, and the share of the positions that go to its expert.
+        Its coefficient at every position, [n] float32, and the share of the positions that are routed to its expert.
     """
     found: list[Tensor] = []
     asked: list[Tensor] = []
@@ -220,7 +220,7 @@ def fired(
 
 
 def _shallow(seen: list[Context], positions: Positions, vocabulary: int) -> Shallow | None:
-    """What the triggers of one key share, against how often the text has it."""
+    """Return the most frequent endings of one key's triggers, with their frequencies in the text."""
     run = [torch.tensor(row[: positions.reading.length(row)]) for row in positions.rows]
     pairs = torch.cat([pair_hash(ids[:-1], ids[1:]) for ids in run])
     text = Frequencies(torch.cat(run).bincount(minlength=vocabulary), pairs.bincount(minlength=PAIRS))

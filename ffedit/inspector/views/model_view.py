@@ -1,4 +1,4 @@
-"""A whole model: one pass over a text, then every analysis of Geva et al. 2021 (arXiv 2012.14913) on what it kept."""
+"""A whole model: one pass over a text, then every analysis of Geva et al. 2021 (arXiv 2012.14913) on its data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ffedit.model.stacks import Stack
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
-# Groups of random positions that stand for keys, by which chance is measured.
+# Groups of random positions, in place of keys, on which chance is measured.
 CHANCE_KEYS = 200
 BINS = 10
 EXAMPLES = 20
@@ -41,11 +41,11 @@ MOST_PREFIX = 160
 
 @dataclass(frozen=True)
 class Removing:
-    """From how much tokens are removed: every trigger costs three passes over its prefix.
+    """Numbers of keys and triggers that tokens are removed from: every trigger costs three passes over its prefix.
 
     Attributes:
-        keys: of each layer, drawn with the seed.
-        triggers: the first ones of each key.
+        keys: number of keys of each layer, drawn with the seed.
+        triggers: number of triggers of each key, the first ones.
     """
 
     keys: int = 20
@@ -60,19 +60,19 @@ def inspect_model(
     removing: Removing | None = None,
     progress: Progress = silent,
 ) -> ModelReport:
-    """What the memories of a model hold: one pass over a text, which can be interrupted, and all analyses.
+    """Inspect all memories of a model: one pass over a text, which can be interrupted and resumed, and all analyses.
 
     Args:
-        editable: the model, or a stack of one; what a stack does not allow to measure is None.
+        editable: the model, or a stack of one; what cannot be measured on a stack is None.
         corpus: the text; its documents where it has some, else rows of running text.
-        folder: where triggers, rows and sample are kept; what is there already is not done again.
-        settings: what the pass collects.
-        removing: from how much tokens are removed.
-        progress: told how far it is.
+        folder: where triggers, rows and sample are stored; what is there already is not computed again.
+        settings: settings of the pass.
+        removing: numbers of keys and triggers that tokens are removed from.
+        progress: progress callback.
 
     Raises:
-        EditError: the text cannot be used, or the folder cannot be written, holds another pass, or another process
-            works on it.
+        EditError: the text cannot be used, or the folder cannot be written, holds another pass, or is in use by
+            another process.
         ModelError: the model has no unembedding.
     """
     folder, stack = Path(folder), Stack.of(editable)
@@ -93,14 +93,14 @@ def inspect_model(
 def analyse(
     stack: Stack, state: Pass, store: RowStore, removing: Removing | None = None, progress: Progress = silent
 ) -> ModelReport:
-    """Every analysis of what a pass collected; a merged pass too.
+    """Run every analysis on a finished pass, which may be a merged one.
 
     Args:
-        stack: the layers that it ran.
-        state: what it collected; complete.
-        store: the rows that it ran.
-        removing: from how much tokens are removed.
-        progress: told how far it is.
+        stack: the layers that the pass ran.
+        state: the pass; complete.
+        store: the rows that the pass ran.
+        removing: numbers of keys and triggers that tokens are removed from.
+        progress: progress callback.
     """
     removing, seed = removing or Removing(), state.settings.seed
     triggers = [state.triggers[layer] for layer in range(len(stack.feed_forward))]
@@ -139,7 +139,7 @@ def analyse(
 
 
 def _shallow(store: RowStore, places: Tensor, state: Pass, layer: int) -> dict[str, Interval | None]:
-    """What the triggers of a layer's keys share, and what positions drawn at random do."""
+    """Measure the shallow patterns of a layer's triggers, and those of random positions as chance."""
     found = shallow.endings(store, places, state.text)
     count = found.count
     covered = found.covered
@@ -155,7 +155,7 @@ def _shallow(store: RowStore, places: Tensor, state: Pass, layer: int) -> dict[s
 
 
 def _random(store: RowStore, state: Pass, top: int, layer: int) -> Tensor:
-    """Places of the sample in groups of `top` different prefixes, [groups, top]."""
+    """Draw flat indices of the sample in groups of `top` different prefixes, [groups, top]."""
     once = list({store.context(place): place for place in state.sample.places.tolist()}.values())
     rng = np.random.default_rng([state.settings.seed, layer])
     groups = [rng.choice(once, min(top, len(once)), replace=False) for _ in range(CHANCE_KEYS)]
@@ -165,7 +165,7 @@ def _random(store: RowStore, state: Pass, top: int, layer: int) -> Tensor:
 def _removed(
     stack: Stack, layer: int, state: Pass, store: RowStore, removing: Removing, progress: Progress
 ) -> dict[str, Interval | None]:
-    """The relative change of coefficients without a token, over some keys of a layer."""
+    """Measure the relative change of coefficients without a token, over some keys of a layer."""
     if not stack.causal:
         return {f"removed_{name}": None for name in REMOVED}
     one = state.triggers[layer]
@@ -207,7 +207,7 @@ def _composed(found: Composed, d_ff: int) -> dict[str, Interval | None]:
 
 
 def _sureness(values: Sequence[Values]) -> tuple[Sureness, ...]:
-    """Agreement by tenths of how sure values are, over all layers."""
+    """Return agreement by deciles of the values' max p_i, over all layers."""
     sure = torch.cat([one.sure[one.keys] for one in values])
     agrees = torch.cat([one.agrees for one in values]).double()[sure.argsort()]
     sure = sure.sort().values
@@ -219,7 +219,7 @@ def _sureness(values: Sequence[Values]) -> tuple[Sureness, ...]:
 
 
 def _surest(stack: Stack, state: Pass, store: RowStore, best: Surest, values: Sequence[Values]) -> report.Surest:
-    """The surest values, the first of them as examples."""
+    """Return the agreement of the values of largest max p_i, the first of them as examples."""
     examples: list[dict[str, Any]] = []
     columns = (column[:EXAMPLES].tolist() for column in (best.layer, best.index, best.sure))
     for layer, index, sure in zip(*columns, strict=True):
@@ -239,7 +239,7 @@ def _surest(stack: Stack, state: Pass, store: RowStore, best: Surest, values: Se
 
 
 def _shifts(stack: Stack, state: Pass, store: RowStore, last: Composed) -> tuple[Shift, ...]:
-    """The first positions of the sample, which is in random order, whose prediction the last layer turns."""
+    """Return the first positions of the sample, which is in random order, whose prediction the last layer changes."""
     found = []
     followed = store.next(state.sample.places)
     for i in (last.output != last.residual).nonzero()[:EXAMPLES, 0].tolist():
@@ -253,7 +253,7 @@ def _shifts(stack: Stack, state: Pass, store: RowStore, last: Composed) -> tuple
 
 
 def _text(stack: Stack, seen: Context) -> str:
-    """The end of a prefix, as text; of a whole text, what stands around the position, which is marked."""
+    """Decode the end of a prefix or, in a stack that is not causal, the text around the position, which is marked."""
     if stack.causal:
         text = decode(stack.tokenizer, seen.ids)
         return text if len(text) <= MOST_PREFIX else "…" + text[-MOST_PREFIX:]

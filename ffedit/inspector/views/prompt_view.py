@@ -1,16 +1,16 @@
-"""What every feed-forward layer does at the end of a prompt, and where the prediction is made.
+"""The contribution of every feed-forward layer at the end of a prompt, and the layer that settles the prediction.
 
 A layer adds its output to the residual stream, after = before + output. Each of the three is read through the final
-norm and the unembedding (`distributions`): what the model would say if it ended there, without the layer, with the
-layer's word alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is what is added, so with a norm
-behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
+norm and the unembedding (`distributions`): the model's prediction if it ended there, without the layer, with the
+layer's output alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added,
+so with a norm behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
 
-In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward side by
-side on one input (GPT-J, GPT-NeoX, Falcon), it is what the block would leave behind without its feed-forward layer: its
-input plus the attention's output, which the feed-forward layer has not seen.
+In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward in
+parallel on one input (GPT-J, GPT-NeoX, Falcon), it is the block's result without its feed-forward layer: its input plus
+the attention's output, which is not part of the feed-forward layer's input.
 
-The memories of a mixture are those of all experts that the last token goes to, each with its router's weight inside the
-coefficient, k_e = g_e m_e: so what they add makes up the layer's output as in a dense layer.
+The memories of a mixture are those of all experts that the last token is routed to, each with its router's weight
+inside the coefficient, k_e = g_e m_e: so their contributions add up to the layer's output as in a dense layer.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Firing(View):
-    """One memory at work.
+    """One memory's contribution at one position.
 
     Attributes:
-        slot: which.
+        slot: the memory.
         coefficient: m_i.
         strength: |m_i| ‖v_i‖.
         share: m_i v_i·o / ‖o‖², of the layer's output o.
-        promotes: the top token of what it adds: of v_i, or of −v_i where the coefficient is negative.
+        promotes: the top token of its contribution: of v_i, or of −v_i where the coefficient is negative.
     """
 
     slot: Slot
@@ -58,12 +58,12 @@ class Firing(View):
 
 @dataclass(frozen=True)
 class Reading(View):
-    """What a vector would predict.
+    """Prediction of a vector through final norm and unembedding.
 
     Attributes:
         says: its top token.
         final: the probability that it gives to the model's prediction.
-        rank: the place that it gives to the model's prediction, 1 for the first.
+        rank: rank of the model's prediction in it, 1 the most probable.
     """
 
     says: Said
@@ -73,12 +73,12 @@ class Reading(View):
 
 @dataclass(frozen=True)
 class ExpertView(View):
-    """An expert that the last token goes to.
+    """An expert that the last token is routed to.
 
     Attributes:
-        address: which.
-        weight: g_e, what the router scales it by; of an expert that all tokens share, what scales that.
-        share: of the layer's output, what its memories make up.
+        address: the layer and the expert.
+        weight: g_e, the router's weight; for an expert that all tokens share, the factor that scales it.
+        share: its memories' share of the layer's output.
         shared: whether all tokens go to it.
     """
 
@@ -93,13 +93,13 @@ class LayerView(View):
     """One feed-forward layer at the last token.
 
     Attributes:
-        address: which.
+        address: the layer.
         before: the residual stream without the layer.
-        output: what the layer adds.
+        output: the vector that the layer adds.
         after: their sum.
-        activity: how many memories are at work.
-        firing: the strongest, the strongest first.
-        experts: those of a mixture that the token goes to, the largest weight first; none of a dense layer.
+        activity: numbers of active memories.
+        firing: the strongest memories, the strongest first.
+        experts: experts of a mixture that the token is routed to, the largest weight first; none in a dense layer.
     """
 
     address: Address
@@ -118,17 +118,17 @@ class PromptView(View):
     Attributes:
         model: the model's name.
         prompt: the text.
-        tokens: its tokens as text; everything is of the last one.
+        tokens: its tokens as text; all values are at the last one.
         turned: factors of coefficients, by memory.
-        prediction: the next token.
-        untouched: the same without any turning; None where nothing is turned.
+        prediction: distribution of the next token.
+        untouched: the same without any scaling; None where nothing is scaled.
         layers: from the first to the last.
-        appears: the first layer after which the stream says the prediction.
-        settles: the layer from which on it does so after every layer.
+        appears: the first layer after which the stream's top token is the prediction.
+        settles: the first layer from which on it is so after every layer.
         norm: path of the final norm; None where the model has none.
-        parallel: whether attention and feed-forward of a block run side by side; None where it is not known.
+        parallel: whether attention and feed-forward of a block run in parallel; None where it is not known.
         gated: whether the coefficients are products with a gate; None where the keys are not recognised.
-        promotion: what to turn for a token that was asked for.
+        promotion: memories to scale for the token `promoted`; None without one.
     """
 
     model: str
@@ -154,18 +154,18 @@ def inspect_prompt(
     top: int = 5,
     progress: Progress = silent,
 ) -> PromptView:
-    """See which memories a prompt fires at its last token, and what each layer makes of the prediction.
+    """Inspect the active memories at a prompt's last token, and the prediction after each layer.
 
     Args:
         editable: the model.
         prompt: the text.
         scaled: factors of coefficients by memory (`Slot`, or "L.I"): 0 suppresses, 3 amplifies.
-        promoted: a token T; which memories would one have to turn to get it?
-        top: memories of a layer, tokens of a distribution; of the memories to turn, twice as many.
-        progress: told how far it is.
+        promoted: a token T; the memories to scale so that the model predicts it are ranked.
+        top: number of memories of a layer, and of tokens of a distribution; of memories to scale, twice as many.
+        progress: progress callback.
 
     Raises:
-        EditError: the prompt is empty, a memory is not there, the token is none, or the model overflows.
+        EditError: the prompt is empty, a memory does not exist, `promoted` is not one token, or the model overflows.
         FactError: the prompt is too long, or no text.
     """
     if not prompt.strip():
@@ -182,7 +182,7 @@ def inspect_prompt(
             raise EditError(f"the model overflows on this prompt{why}")
         layers = _layers(stack, ids, int(log_p.argmax()), top)
     final = int(log_p.argmax())
-    # The last stream is the prediction itself, even where rounding breaks a tie another way.
+    # The last stream is the prediction itself, even where rounding breaks a tie differently.
     appears, settles = first_and_for_good([*(layer.after.says.id == final for layer in layers[:-1]), True])
     return PromptView(
         model=editable.name,
@@ -203,7 +203,7 @@ def inspect_prompt(
 
 @torch.no_grad()
 def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
-    """All layers at the last token of `ids` [1, n]; what all of them say is read at once."""
+    """Return the views of all layers at the last token of `ids` [1, n]; all vectors are unembedded in one batch."""
     vectors, partial = [], []
     for seen in stack.run(ids):
         layer, weights, m, bias = _reached(stack.feed_forward[seen.layer], seen)
@@ -238,7 +238,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
 
 
 def _reached(layer: FeedForward, seen: Seen) -> tuple[FeedForward, Tensor, Tensor, Tensor | None]:
-    """What a layer uses for the last token: its memories, with the weight of each part, their coefficients, and b."""
+    """Return the parts of a layer that the last token reaches, the weight of each, their coefficients, and b."""
     m = seen.key[0, -1]
     if layer.mixture is None or seen.routed is None:
         bias = layer.bias()
@@ -251,7 +251,7 @@ def _reached(layer: FeedForward, seen: Seen) -> tuple[FeedForward, Tensor, Tenso
 
 
 def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[ExpertView, ...]:
-    """The experts that a token goes to, by weight, the shared ones behind the others."""
+    """Return the experts that a token is routed to, by weight, the shared ones after the others."""
     if layer.mixture is None:
         return ()
     found = [
@@ -262,12 +262,12 @@ def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[Exper
 
 
 def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
-    """The first layer that says it, and the layer from which on all do; the last one does."""
+    """Return the first layer where `says` is True, and the layer from which on all are; the last one is."""
     return says.index(True), len(says) - [*says[::-1], False].index(False)
 
 
 def _gated(stack: Stack) -> bool | None:
-    """Whether the first layer has a gate; None where its keys are not recognised, which nothing else here needs."""
+    """Return whether the first layer is gated; None where its keys, needed by nothing else here, are not recognised."""
     try:
         return stack.memories[0].key_rows.gated
     except ModelError:
@@ -276,9 +276,9 @@ def _gated(stack: Stack) -> bool | None:
 
 @torch.no_grad()
 def side_by_side(editable: Editable, ids: Tensor) -> bool | None:
-    """Whether the first feed-forward layer does not see what the attention of its block gives.
+    """Return whether the first feed-forward layer's input is independent of its block's attention output.
 
-    Found by trial: the attention is silenced. None where the attention was not recognised.
+    Tested by replacing the attention's output by zeros. None where the attention was not recognised.
     """
     if not editable.attention:
         return None

@@ -1,7 +1,7 @@
-"""What a model's memories hold, layer by layer: the report as a value.
+"""The report on a model's memories, layer by layer, as a value.
 
-Every number is one `Measure`, with its definition in words and where the paper has it (Geva et al. 2021, arXiv
-2012.14913), so that tables, figures and pages are made of the same rows.
+Every number is one `Measure`, with its definition in words and its section and figure in the paper (Geva et al. 2021,
+arXiv 2012.14913), so that tables, figures and pages are made of the same rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Unit = Literal["share", "number", "rank", "change"]
 
 
 class Definition(NamedTuple):
-    """What a measure is.
+    """Definition of a measure.
 
     Attributes:
-        group: what it is drawn and tabulated with.
-        title: a few words.
+        group: the group of measures that it is drawn and tabulated with.
+        title: its name in a few words.
         unit: share (0 to 1, probabilities too), number, rank (1 is best) or change (relative).
         paper: section and figure.
-        text: in words.
+        text: the definition in words.
     """
 
     group: str
@@ -120,14 +120,14 @@ DEFINITIONS: dict[str, Definition] = {
 
 @dataclass(frozen=True)
 class Measure(View):
-    """One number of every layer, with 95% intervals: Wilson's of shares, otherwise the bootstrap's.
+    """One number of every layer, with 95% intervals: Wilson's for proportions, otherwise the bootstrap's.
 
     Attributes:
         name: one of `DEFINITIONS`.
         values: by layer; None where nothing could be measured.
         low: lower ends.
         high: upper ends.
-        counts: of how many keys or positions each is made.
+        counts: number of keys or positions behind each.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Measure(View):
 
     @classmethod
     def of(cls, name: str, intervals: Sequence[Interval | None]) -> Measure:
-        """A measure of the layers' intervals."""
+        """Build a measure from the layers' intervals."""
         columns = (
             [None if one is None else getattr(one, end) for one in intervals] for end in ("value", "low", "high")
         )
@@ -147,25 +147,25 @@ class Measure(View):
 
     @property
     def definition(self) -> Definition:
-        """What it is."""
+        """Definition of the measure."""
         return DEFINITIONS[self.name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, with the definition."""
+        """Return plain JSON, with the definition."""
         return {**self.definition._asdict(), **super().to_dict()}
 
 
 @dataclass(frozen=True)
 class Sureness(View):
-    """Agreement among values of about the same maximum probability (figure 6): a tenth of all.
+    """Agreement among values of similar maximum probability (figure 6): a tenth of all.
 
     Attributes:
         least: lowest maximum probability among them.
-        most: highest.
-        agreement: share whose top token is what follows the key's top trigger.
+        most: highest maximum probability among them.
+        agreement: share whose top token is the one that follows the key's top trigger.
         low: lower end of the interval.
-        high: upper end.
-        count: how many values.
+        high: upper end of the interval.
+        count: number of values.
     """
 
     least: float
@@ -178,12 +178,12 @@ class Sureness(View):
 
 @dataclass(frozen=True)
 class Surest(View):
-    """The surest values of the model (section 4.2, table 2).
+    """The values of the model with the largest maximum probability (section 4.2, table 2).
 
     Attributes:
-        count: how many.
-        agrees: how many of them say what follows the key's top trigger; None where nothing is predicted to follow.
-        any_agrees: how many say what follows one of its triggers; None likewise.
+        count: number of values.
+        agrees: number whose top token follows the key's top trigger; None where no next token is predicted.
+        any_agrees: number whose top token follows one of the key's triggers; None likewise.
         examples: memory, top token, probability, and the prefix of the trigger that agrees, if any.
     """
 
@@ -195,14 +195,14 @@ class Surest(View):
 
 @dataclass(frozen=True)
 class Shift(View):
-    """A position at which the last layer turns the prediction (section 5.2, table 3).
+    """A position at which the last layer changes the prediction (section 5.2, table 3).
 
     Attributes:
-        prefix: the text up to there.
-        residual: what was predicted without the layer.
-        added: what the layer's feed-forward output predicts.
-        output: what is predicted with it.
-        next: what follows in the text; None where nothing is predicted to follow.
+        prefix: the text up to the position.
+        residual: the prediction without the layer.
+        added: the prediction of the layer's feed-forward output alone.
+        output: the prediction with the layer.
+        next: the token that follows in the text; None where no next token is predicted.
         case: "feed-forward" or "compromise".
     """
 
@@ -216,24 +216,24 @@ class Shift(View):
 
 @dataclass(frozen=True)
 class ModelReport(View):
-    """What a model's memories hold.
+    """Report on the memories of a model.
 
     Attributes:
-        model: its name.
+        model: the model's name.
         corpus: the text, in words.
-        tokens: how many positions were run.
-        rows: in how many rows.
-        layers: how many layers.
-        memories: of each layer, d_ff; of a mixture, of all its experts together.
-        vocabulary: how many tokens there are.
-        settings: of the pass and the analyses.
-        measures: by layer.
-        sureness: agreement by how sure a value is.
-        surest: the surest values.
-        shifted: share of the positions at which the last layer turns the prediction.
-        shifts: some of them.
+        tokens: number of positions that were run.
+        rows: number of rows that were run.
+        layers: number of layers.
+        memories: number of memories of each layer, d_ff; of a mixture, of all its experts together.
+        vocabulary: number of tokens in the vocabulary.
+        settings: settings of the pass and the analyses.
+        measures: the measures, each by layer.
+        sureness: agreement by the values' maximum probability.
+        surest: the values of largest maximum probability.
+        shifted: share of the positions at which the last layer changes the prediction.
+        shifts: examples of such positions.
         stack: "decoder" or "encoder".
-        note: what was read in another way than a causal decoder is, and what could not be measured (null); None of one.
+        note: differences from a causal decoder, and what could not be measured (null); None for a causal decoder.
     """
 
     model: str
@@ -253,11 +253,11 @@ class ModelReport(View):
     note: str | None = None
 
     def __getitem__(self, name: str) -> Measure:
-        """The measure of a name."""
+        """Return the measure of a name."""
         return next(measure for measure in self.measures if measure.name == name)
 
     def groups(self) -> dict[str, list[Measure]]:
-        """The measures by what they are shown with, in order."""
+        """Return the measures by group, in order."""
         found: dict[str, list[Measure]] = {}
         for measure in self.measures:
             found.setdefault(measure.definition.group, []).append(measure)

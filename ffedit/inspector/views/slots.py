@@ -1,6 +1,6 @@
-"""How one memory is called: `L.I`, the I-th key and value of layer L; `L.E.I` where layer L has experts.
+"""Names of memories: `L.I`, the I-th key and value of layer L; `L.E.I` where layer L has experts.
 
-Layers, experts and memories are counted from 0. A *turn* names a memory and a factor for its coefficient: `L.I=0`
+Layers, experts and memories are counted from 0. A *scaling* names a memory and a factor for its coefficient: `L.I=0`
 suppresses it, `L.I=3` amplifies it (Geva et al. 2022, arXiv 2203.14680).
 """
 
@@ -23,8 +23,8 @@ class Slot:
     """One memory of a model.
 
     Attributes:
-        address: the feed-forward layer, and its expert where it has some.
-        index: which of its d_ff keys and values.
+        address: the feed-forward layer, and the expert where it has experts.
+        index: index among its d_ff keys and values.
     """
 
     address: Address
@@ -35,10 +35,10 @@ class Slot:
 
     @classmethod
     def parse(cls, text: str) -> Slot:
-        """Read `L.I` or `L.E.I`.
+        """Parse `L.I` or `L.E.I`.
 
         Raises:
-            EditError: it is neither.
+            EditError: the text is neither.
         """
         if not re.fullmatch(r"\s*[0-9]{1,9}(\.[0-9]{1,9}){1,2}\s*", text):
             raise EditError(f"{text!r} is no memory; write L.I for memory I of layer L (3.17), or L.E.I for expert E")
@@ -47,10 +47,10 @@ class Slot:
 
 
 def find(memories: Memories, name: str | Slot) -> tuple[Slot, KeyValueMemory]:
-    """The memory that is called `name`, and the layer that holds it.
+    """Find the memory that is called `name`, and the layer that holds it.
 
     Raises:
-        EditError: it is malformed, or the model has no such layer, expert or memory.
+        EditError: the name is malformed, or the model has no such layer, expert or memory.
     """
     slot = name if isinstance(name, Slot) else Slot.parse(name)
     at = slot.address
@@ -69,10 +69,10 @@ def find(memories: Memories, name: str | Slot) -> tuple[Slot, KeyValueMemory]:
 
 
 def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
-    """Read several of `L.I=FACTOR`.
+    """Parse several scalings, each `L.I=FACTOR`.
 
     Raises:
-        EditError: one is malformed, or two name one memory.
+        EditError: one is malformed, or two name the same memory.
     """
     turns: dict[Slot, float] = {}
     for word in words:
@@ -92,7 +92,7 @@ def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
 
 
 def check_scalings(memories: Memories, turns: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
-    """`turns` by slot.
+    """Check factors by memory and return them by slot.
 
     Raises:
         EditError: the model has no such memory, or a factor is no finite number of 32 bits.
@@ -106,7 +106,7 @@ def check_scalings(memories: Memories, turns: Mapping[Slot, float] | Mapping[str
 
 @contextmanager
 def turned(memories: Memories, turns: Mapping[Slot, float]) -> Iterator[None]:
-    """Every coefficient of `turns` times its factor, in every forward pass of a block."""
+    """Multiply every coefficient of `turns` by its factor in every forward pass inside a `with` block."""
     by_layer: dict[Address, dict[int, float]] = {}
     for slot, factor in turns.items():
         by_layer.setdefault(slot.address, {})[slot.index] = factor

@@ -1,4 +1,4 @@
-"""What an inspection found, as a value: frozen, printable, and plain JSON by `to_dict`."""
+"""The results of an inspection as values: frozen, printable, and plain JSON by `to_dict`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ffedit.model.memory import Address
 
 @dataclass(frozen=True)
 class View:
-    """The base of all views: its fields by name are its JSON."""
+    """Base of all views: its JSON is its fields by name."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
 def _plain(value: Any) -> Any:
-    """`value` with views as objects, tuples as lists, memories and layers by their names."""
+    """Convert `value` to plain JSON: views as objects, tuples as lists, memories and layers by their names."""
     if isinstance(value, View):
         return value.to_dict()
     if isinstance(value, dict):
