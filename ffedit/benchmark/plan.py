@@ -21,7 +21,7 @@ CHECKPOINTS = 10
 
 @dataclass(frozen=True)
 class Mode:
-    """How many facts are written at once, and whether edits accumulate.
+    """The mode of a benchmark: the number of facts written at once, and whether edits accumulate.
 
     Attributes:
         name: "single", "batch" or "sequential".
@@ -49,7 +49,7 @@ class Mode:
 
     @property
     def sequential(self) -> bool:
-        """Whether every edit stays in the model."""
+        """True if every edit stays in the model."""
         return self.name == "sequential"
 
     def chunks(self, facts: Sequence[Fact]) -> list[tuple[int, ...]]:

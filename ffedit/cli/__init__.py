@@ -1,7 +1,7 @@
 """The command line: parse, call the public API, render.
 
-Exit codes: 0 done; 1 a mistake in what was given, told in one line; 2 usage; 3 a `--require` that is not met or
-cannot be measured; 4 a check of ffedit's own failed; 130 interrupted.
+Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 a `--require` that is not met or
+cannot be measured; 4 an internal check of ffedit failed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lazy(click.Group):
     """A group whose commands are imported when they are called, so that `--help` does not wait for torch.
 
     Attributes:
-        summaries: what each command does, by name, in the order of the work.
+        summaries: one-line help by command, in workflow order.
         home: the module of a command, with {} for its name.
     """
 
@@ -55,11 +55,11 @@ class Lazy(click.Group):
         self.home = home
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the work."""
+        """Return the names of the commands in workflow order."""
         return list(self.summaries)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import the module of a command and take the command of that name."""
+        """Import the module of a command and return the command."""
         if name not in self.summaries:
             return None
         command: click.Command = getattr(importlib.import_module(self.home.format(name)), name)
@@ -72,19 +72,19 @@ class Lazy(click.Group):
 
 
 class Main(Lazy):
-    """The commands; beside one that writes what has to be verified, the process that will do so loads its libraries."""
+    """The group of all commands; for one that verifies what it writes, the verifying process is started early."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command and import its module, which takes as long as that process does."""
+        """Find the command and import its module while the verifying process imports its libraries in parallel."""
         if not ctx.resilient_parsing and _verifies(*args):
             ctx.with_resource(prepared())
         return super().resolve_command(ctx, args)
 
 
 def _verifies(name: str, *given: str) -> bool:
-    """Whether a command will have something verified: offline, and not only be asked how to call it."""
+    """Decide whether a command will verify what it writes, offline; False if it is only asked for its help."""
     words = {word.partition("=")[0] for word in given}
     writes = name in ("export", "undo") or (name == "apply" and "--export" in words)
     return writes and not words & {"-h", "--help", "--trust-remote-code"}
@@ -101,13 +101,13 @@ def cli() -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for what it does not have
+        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for other characters
             stream.reconfigure(errors="replace")
     sys.exit(run())
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line on `arguments`; the exit code."""
+    """Run the command line on `arguments` and return the exit code."""
     try:
         cli.main(arguments, prog_name="ffedit", standalone_mode=False)
         return 0
@@ -120,7 +120,7 @@ def run(arguments: list[str] | None = None) -> int:
     except FFEditError as error:
         _show(str(error))
         return 3 if isinstance(error, RequirementError) else 4 if isinstance(error, CheckError) else 1
-    except OSError as error:  # a cache that cannot be cleared, a file that cannot be read
+    except OSError as error:  # for example a cache that cannot be cleared, or a file that cannot be read
         _show(f"{error.filename or 'the disk'}: {error.strerror or error}")
         return 1
 
@@ -130,6 +130,6 @@ def _show(message: str) -> None:
     from ffedit.loading.distributed import launched
 
     if launched() and os.environ["RANK"] != "0":
-        # A mistake that all processes see is told by the first: meanwhile the launcher ends the others.
+        # An error that all processes see is shown by the first: meanwhile the launcher ends the others.
         time.sleep(OTHERS_WAIT)
     Console(stderr=True).print(error_line(message), soft_wrap=True)
