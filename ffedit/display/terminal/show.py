@@ -141,7 +141,7 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
 def _guarantee(told: Mapping[str, Any]) -> str:
     """Describe `alphaedit`'s guarantee for a layer, and the measured movement beside its bound."""
     text, kept = told["text"], told["kept"]
-    of = f"of {told['of']} " if "of" in told else ""  # early edits do not tell
+    of = f"of {told['of']} " if "of" in told else ""  # edits of early versions lack this entry
     words = (
         f"Δ acts on {told['directions']} {of}directions, {told['share']:.1%} of what text uses, and moves text by "
         f"{number(text['moved'])} (at most {number(text['bound'])})"
