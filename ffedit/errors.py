@@ -1,4 +1,4 @@
-"""What can go wrong, in the words of the person it went wrong for.
+"""The errors that ffedit raises on purpose.
 
 Every message is one line that says what was found, what was expected and what to do. The command line shows
 an `FFEditError` as that line and never as a traceback.
@@ -8,12 +8,12 @@ from textwrap import shorten
 
 
 def brief(error: BaseException) -> str:
-    """What an error of another library says, on one line that can be read."""
+    """Shorten the message of another library's error to one readable line, or return the name of its class."""
     return shorten(str(error), 200, placeholder=" …") or type(error).__name__
 
 
 class FFEditError(Exception):
-    """A mistake in what ffedit was given; the base of all errors that ffedit raises on purpose."""
+    """A mistake in the input of ffedit; the base class of all errors that ffedit raises on purpose."""
 
 
 class FactError(FFEditError):
@@ -33,4 +33,4 @@ class RequirementError(FFEditError):
 
 
 class CheckError(FFEditError):
-    """A check of ffedit's own failed: its result must not be used."""
+    """A failed internal check of ffedit: the result must not be used."""

@@ -1,4 +1,4 @@
-"""Compare methods of editing on one model and one set of facts, one by one, in batches and in sequences."""
+"""Compare editing methods on one model and one set of facts: single edits, batches and sequences."""
 
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.report import BenchReport

@@ -1,9 +1,9 @@
 """Single edits and batches: each chunk of facts is written into the unedited model, by one method after another.
 
-What a method costs is mostly the choice of the values v*, which depends on the facts, the layer and the unedited model
-only. So they are chosen once per chunk, kept in `edits/values`, and solved anew for each closed-form method
-(`ffedit.combine`). ROME for one subject is EMMET for one key. Not so where several layers share the work, where ROME
-writes several subjects one after another, and for fine-tuning: these compute their own.
+Most of a method's cost is the optimisation of the values v*, which depend on the facts, the layer and the unedited
+model only. So they are computed once per chunk, saved in `edits/values-…`, and the update is solved anew for each
+closed-form method (`ffedit.combine`). ROME for one subject is EMMET for one key. Three cases compute their own values:
+several layers that share the update, ROME with several subjects (written one after another), and fine-tuning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ffedit.loading.distributed import ProcessGroup
 
 
 def edit_apart(task: Task) -> None:
-    """Measure every chunk by every method; of several processes each takes single facts of its own."""
+    """Measure every chunk by every method; in single mode, each process takes its own share of the facts."""
     chunks = list(enumerate(task.mode.chunks(task.facts)))
     if task.mode.name == "single":
         chunks, task = task.process_group.share(chunks), replace(task, process_group=ProcessGroup())
@@ -52,12 +52,12 @@ def _edit_chunk(task: Task, chunk: int, some: tuple[int, ...], methods: list[str
 
 
 class Chunk:
-    """Facts that are written at once, with the values that are chosen for them once.
+    """Facts that are written at once, and the values that the methods share.
 
     Args:
         task: the benchmark.
-        chunk: their number.
-        facts: what is written.
+        chunk: index of the chunk.
+        facts: the facts to write.
     """
 
     def __init__(self, task: Task, chunk: int, facts: Sequence[Fact]) -> None:
@@ -65,15 +65,15 @@ class Chunk:
         self._no_values: dict[EditConfig, FFEditError] = {}
 
     def by(self, method: str) -> Edit:
-        """The edit of a method; its provenance tells the `seconds` of choosing values and of solving.
+        """Return the edit of a method; its provenance has the `seconds` of choosing values and of solving.
 
         Raises:
-            EditError: there is none.
+            EditError: the edit cannot be computed.
         """
         task = self._task
         if task.mode.name == "single":
             return self._make(method)
-        # The first process computes it, the others read what it found.
+        # The first process computes and saves the edit; the others load it.
         path = task.folder / EDITS / method / self._name
         by_first(task.process_group, lambda: kept(path, partial(self._make, method)).fingerprint())
         return Edit.load(path)
@@ -90,15 +90,15 @@ class Chunk:
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
     def _shares_values(self, method: str) -> bool:
-        """Whether a method solves for values that do not depend on it."""
+        """Decide whether a method uses the values that do not depend on the method."""
         one_key = method != "rome" or len(by_subject(self._facts)) == 1
         return METHODS[method].statistics and len(self._task.layers) == 1 and one_key
 
     def _values(self, config: EditConfig) -> Edit:
-        """The edit by MEMIT, from the folder if it is there.
+        """Return the MEMIT edit, which holds the shared values, from the folder if it is there.
 
         Raises:
-            EditError: there is none, which was found out once.
+            EditError: it cannot be computed; the error is remembered and raised again without a second attempt.
         """
         if config in self._no_values:
             raise self._no_values[config]
@@ -119,5 +119,5 @@ class Chunk:
 
 
 def timed(edit: Edit, choosing: float, started: float) -> Edit:
-    """An edit that tells how long it took: choosing values, and solving for them since `started`."""
+    """Return the edit with its seconds in the provenance: `choosing` values, and solving since `started`."""
     return edit.noted(seconds={"choosing": choosing, "solving": time.perf_counter() - started})

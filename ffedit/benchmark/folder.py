@@ -1,8 +1,8 @@
-"""A results folder belongs to one run.
+"""The manifest of a results folder, which ties the folder to one run.
 
-`manifest.json` says which: the model, the facts, the mode, every number of the edits and the versions that compute
-them. A folder of another run is refused, and the refusal names what differs; only methods may be added. On which
-machines it was computed is noted, and refuses nothing.
+`manifest.json` records the model, the facts, the mode, all hyperparameters of the edits and the versions of the
+libraries. A folder of another run is refused with an error that names what differs; only methods may be added. The
+machines are recorded too, but a different machine is not refused.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
 
 
 def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the manifest of a claimed folder says of its run, and the machines; nothing where there are no results.
+    """Read the settings and the machines from the manifest of a claimed folder; both empty where it has no results.
 
     Args:
-        folder: where.
-        run: what is known so far of the one that is to go on there, plain JSON.
-        force: delete what is there.
+        folder: results folder.
+        run: the settings known so far of the run that is to continue there, plain JSON.
+        force: delete the results that are there.
 
     Raises:
-        EditError: results of another run or version, a damaged manifest, or something else than results.
+        EditError: results of another run or version, a damaged manifest, or files other than results.
     """
     if force:
         _clear(folder)
@@ -64,11 +64,11 @@ def opened(
     """Write the manifest of a run, at every start: methods or a machine may have been added.
 
     Args:
-        folder: where, claimed.
-        there: the run that `earlier` gave.
-        run: what must be the same for results to belong together, plain JSON.
-        machines: all that it is computed on, as by `hardware`.
-        about: what else is worth knowing, plain JSON.
+        folder: results folder, claimed.
+        there: the settings that `earlier` returned.
+        run: the settings that all results in the folder must share, plain JSON.
+        machines: all machines of the run, as by `hardware`.
+        about: further entries, plain JSON.
 
     Raises:
         EditError: the two runs differ, or the folder cannot be written.
@@ -79,7 +79,7 @@ def opened(
 
 
 def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Only what both name is compared: methods may be added. What something is called does not matter."""
+    """Raise an `EditError` if a setting that is in both differs; methods may be added, and names are not compared."""
     old, new = _flat(there), _flat(here)
     names = [name for name in new if name in old and old[name] != new[name] and not name.endswith(".name")]
     if names:
@@ -92,7 +92,7 @@ def _clear(folder: Path) -> None:
     """Delete the results in a folder.
 
     Raises:
-        EditError: there is something else, too; nothing is deleted then.
+        EditError: the folder holds other files too; nothing is deleted then.
     """
     own = [path for name in OWN for path in folder.glob(name)]
     if (other := _other(folder, own)) is not None:
@@ -105,17 +105,17 @@ def _clear(folder: Path) -> None:
 
 
 def _other(folder: Path, own: Sequence[Path] = ()) -> str | None:
-    """The name of something in a claimed folder that is not `own`."""
+    """Return the name of the first entry of a claimed folder that is not in `own`, or None."""
     return next((path.name for path in sorted(folder.iterdir()) if path.name != LOCK and path not in own), None)
 
 
 def _released(made_by: Mapping[str, str]) -> dict[str, str]:
-    """Versions without what a build adds for its hardware: torch 2.9.1+cpu is 2.9.1."""
+    """Strip the local part of versions, which names the build's hardware: torch 2.9.1+cpu becomes 2.9.1."""
     return {name: str(version).partition("+")[0] for name, version in made_by.items()}
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The leaves of nested dictionaries by their dotted names."""
+    """Return the leaves of nested dictionaries by their dotted names."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
         leaves |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}

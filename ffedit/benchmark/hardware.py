@@ -1,6 +1,6 @@
-"""What a benchmark was computed on: times hang on it, and the last digits of scores. It decides nothing.
+"""A record of the machine that a benchmark ran on: times, and the last digits of scores, depend on it.
 
-A run may go on on another machine: its manifest and its report then name both.
+No decision depends on the record. A run may continue on another machine: its manifest and report then name both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 
 def hardware(device: torch.device, processes: int) -> dict[str, Any]:
-    """This machine, as plain JSON; what the platform does not tell is None.
+    """Describe this machine as plain JSON; what the platform does not report is None.
 
     Args:
-        device: where the model is.
-        processes: how many share the work.
+        device: the device that the model is on.
+        processes: number of processes that share the work.
     """
     return {
         "platform": platform.platform(),
@@ -37,12 +37,12 @@ def hardware(device: torch.device, processes: int) -> dict[str, Any]:
 
 
 def machines_list(machines: Iterable[Mapping[str, Any]]) -> str:
-    """The machines of a run as a part of `report.md`."""
+    """Render the machines of a run as a section of `report.md`."""
     return "\n".join(["## Computed on", "", *(f"- {_machine(machine)}" for machine in machines)])
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    """A machine on one line; it counts cores, or where these are not known, what the system takes for one."""
+    """Describe a machine on one line, with its physical cores, or its logical ones where those are not known."""
     parts = [f"{machine['processor']}, {machine['cores'] or machine['cpus']} cores, {machine['memory_gib']} GiB"]
     for one in machine["accelerators"]:
         parts.append(one["name"] + (f", {one['memory_gib']} GiB" if one["memory_gib"] else ""))
@@ -52,7 +52,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, as far as the platform tells it."""
+    """Return the processor's name as far as the platform reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # only Linux has it
@@ -62,14 +62,14 @@ def _processor() -> str:
 
 
 def _accelerators() -> list[dict[str, Any]]:
-    """Name and memory of each accelerator that torch finds."""
+    """List the name and memory of each accelerator that torch finds."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return []
     asked = getattr(torch.get_device_module(kind), "get_device_properties", None)
     found = []
     for i in range(torch.accelerator.device_count()):
-        about = None if asked is None else asked(i)  # Apple's says nothing of itself
+        about = None if asked is None else asked(i)  # Apple's device module has none
         memory = getattr(about, "total_memory", None)
         name = getattr(about, "name", kind.type)
         found.append({"name": name, "memory_gib": None if memory is None else _gib(memory)})

@@ -1,11 +1,11 @@
-"""Long runs go on where they stopped: `results.jsonl`, one JSON line per method, fact and moment.
+"""The journal that lets an interrupted run continue: `results.jsonl`, one JSON line per method, fact and moment.
 
 Lines come in groups: the scores of all facts that one edit of one method was measured on, and last a line about the
-model itself, which closes the group. A group without its last line is measured again, as a whole, so that a run that
-was interrupted gives the same figures as one that was not. A line that was half written is cut off.
+model itself, which closes the group. A group without its last line is measured again as a whole, so that a run that
+was interrupted gives the same figures as one that was not. A half-written last line is cut off.
 
-Of several processes that each measure facts of their own, each appends to a file of its own (`results-3.jsonl`); what
-they hold is merged in a fixed order.
+Where several processes each measure their own facts, each appends to its own file (`results-3.jsonl`); the files are
+merged in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ffedit.files.finite_json import finite
 RESULTS = "results.jsonl"
 # method, moment, chunk, index of the fact
 Key: TypeAlias = tuple[str, str, int, int]
-# In the place of a method: the unedited model. In the place of a fact: the model as a whole, which closes a group.
+# As method: the unedited model. As index of a fact: the whole model; this line closes a group.
 UNEDITED, WHOLE = "", -1
 
 
 @dataclass(frozen=True)
 class Line:
-    """What was found of one fact, or of the model.
+    """The measurements of one fact, or of the whole model, at one moment.
 
     Attributes:
-        method: what edited the model; `UNEDITED` before any edit.
+        method: the method that edited the model; `UNEDITED` before any edit.
         when: "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited.
-        chunk: which edit it was, the last one so far in a sequence.
+        chunk: index of the edit; in a sequence, of the last one so far.
         fact: index of the fact; `WHOLE` for the model.
-        found: plain JSON.
+        found: the measurements, plain JSON.
     """
 
     method: str
@@ -48,11 +48,11 @@ class Line:
 
     @property
     def key(self) -> Key:
-        """What makes it one line."""
+        """The identity of the line: of two lines with one key, one is kept."""
         return self.method, self.when, self.chunk, self.fact
 
     def to_json(self) -> str:
-        """One line of text; a number that is not finite is null, and the line says so."""
+        """Return the line as JSON text; numbers that are not finite become null, and `finite` is false then."""
         found = finite(self.found)
         words = {"method": self.method or None, "when": self.when, "chunk": self.chunk}
         words["fact"] = None if self.fact == WHOLE else self.fact
@@ -60,7 +60,7 @@ class Line:
 
     @classmethod
     def from_json(cls, text: str) -> Line:
-        """Read what `to_json` wrote."""
+        """Parse a line that `to_json` wrote."""
         found = json.loads(text)
         method, when, chunk, fact = (found.pop(name) for name in ("method", "when", "chunk", "fact"))
         return cls(method or UNEDITED, str(when), int(chunk), WHOLE if fact is None else int(fact), found)
@@ -70,9 +70,9 @@ class Journal:
     """The lines of a results folder.
 
     Args:
-        folder: where they are.
-        process: number of the process that writes a file of its own; None for `results.jsonl`.
-        writes: whether this process writes at all; otherwise it only keeps in mind what is added.
+        folder: results folder.
+        process: rank of this process, if each writes its own file; None for `results.jsonl`.
+        writes: whether this process writes to disk; otherwise added lines are only held in memory.
 
     Raises:
         EditError: a line that is not the last one is damaged.
@@ -88,16 +88,16 @@ class Journal:
             _cut(self._own)
 
     def done(self, method: str, when: str, chunk: int) -> bool:
-        """Whether a group is whole."""
+        """Check whether a group is complete."""
         return (method, when, chunk, WHOLE) in self.lines
 
     def failed(self, method: str, chunk: int) -> bool:
-        """Whether it is known that an edit could not be made."""
+        """Check whether the journal records that an edit could not be made."""
         line = self.lines.get((method, "after", chunk, WHOLE))
         return line is not None and "error" in line.found
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Keep lines that are not there yet.
+        """Add the lines that are not in the journal yet.
 
         Raises:
             OSError: they cannot be written.
@@ -109,12 +109,12 @@ class Journal:
                 file.write("".join(f"{text}\n" for text in texts))
                 file.flush()
                 os.fsync(file.fileno())
-        # As they will be read again, so that a run that goes on reports the same.
+        # Parsed back from the text, so that a run that continues reports the same.
         self.lines |= {line.key: Line.from_json(text) for line, text in zip(new, texts, strict=True)}
 
 
 def merge(folder: Path) -> None:
-    """Put the lines of all processes into `results.jsonl`, those of the parts in order of their keys."""
+    """Append the lines of the processes' files to `results.jsonl`, sorted by their keys, and delete those files."""
     parts = [path for path in _files(folder) if path.name != RESULTS]
     if not parts:
         return
@@ -127,13 +127,13 @@ def merge(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of lines that are there, `results.jsonl` first."""
+    """List the files of lines that exist, `results.jsonl` first."""
     parts = sorted(folder.glob("results-*.jsonl"), key=lambda path: (len(path.name), path.name))
     return [path for path in (folder / RESULTS, *parts) if path.exists()]
 
 
 def _read(path: Path) -> list[Line]:
-    """The lines of a file, without a last one that is half written."""
+    """Read the lines of a file, without a half-written last one."""
     if not path.exists():
         return []
     lines, texts = [], path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]

@@ -1,8 +1,8 @@
-"""What else can the model still do? EleutherAI's lm-evaluation-harness, run before an edit and after it.
+"""General capabilities before and after an edit, measured with EleutherAI's lm-evaluation-harness.
 
 The harness (`lm-eval`, an extra) has the field's general tasks: reading, arithmetic, knowledge. The same tasks,
-examples and seeds are used both times, so that a difference is the edit's. Its standard errors are those of each run
-alone; they say how sure a figure is, and not how sure a difference is.
+examples and seeds are used both times, so that a difference is due to the edit. Its standard errors are those of each
+run alone: they hold for a figure, not for a difference.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Figure:
     """One metric of one task, before and after.
 
     Attributes:
-        task: its name.
-        metric: as the harness calls it, with its filter if there is one ("exact_match, strict").
-        before: on the base.
+        task: name of the task.
+        metric: the harness's name of the metric, with its filter if there is one ("exact_match, strict").
+        before: on the base model.
         after: on the edited model.
-        error_before: standard error, None where the harness has none.
-        error_after: the same of `after`.
-        examples: how many were asked.
+        error_before: standard error of `before`; None where the harness has none.
+        error_after: standard error of `after`; None where the harness has none.
+        examples: number of examples asked.
         higher_is_better: None where the harness does not say.
     """
 
@@ -49,23 +49,23 @@ class Figure:
 
     @property
     def change(self) -> float:
-        """After less before."""
+        """after − before."""
         return self.after - self.before
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         return {**asdict(self), "change": self.change}
 
 
 class Harness:
-    """Some tasks of the harness, found and read before any model is asked.
+    """A selection of tasks of the harness, loaded before any model is run.
 
     Args:
         tasks: names of tasks, groups or tags, or paths of YAML files.
-        include_path: a folder with tasks of one's own.
-        limit: only so many examples of each task; None: all.
-        batch_size: how many go through the model together.
-        quiet: show no progress of the harness's own.
+        include_path: a folder with the user's own tasks.
+        limit: maximum number of examples per task; None: all.
+        batch_size: examples per forward pass.
+        quiet: hide the harness's own progress bars.
 
     Raises:
         EditError: lm-eval is not installed, there is no such task, or its data cannot be read.
@@ -93,7 +93,7 @@ class Harness:
                 raise EditError("lm-eval is not installed; pip install 'ffedit[harness]'") from error
             self.tasks = list(dict.fromkeys(tasks))
             own = TaskManager(include_path=include_path, include_defaults=False)
-            # The harness's own tasks are many thousands of files: read only where one of them is asked for.
+            # The harness's own tasks are many thousands of files: index them only if one of them is named.
             known = all(_is_known(own, task) for task in self.tasks)
             self._manager = own if known else TaskManager(include_path=include_path)
             for task in self.tasks:
@@ -105,11 +105,11 @@ class Harness:
                     raise EditError(f"the task {task} cannot be read: {_brief(error)}") from error
 
     def measure(self, editable: Editable) -> dict[str, Any]:
-        """Run the tasks on a model as it is, each prompt as the user's turn where it is asked in its chat template.
+        """Run the tasks on a model in its current state, with its chat template where `editable.chat` is set.
 
         Returns:
             What the harness reports, by its own names: `results`, `higher_is_better`, `n-samples`, `n-shot`,
-            `versions`; `lm_eval`, the version of the harness; and `chat`, whether prompts were turns of a chat.
+            `versions`; `lm_eval`, the version of the harness; and `chat`, whether the chat template was applied.
 
         Raises:
             EditError: a task cannot be run on this model.
@@ -120,11 +120,11 @@ class Harness:
 
             wrapped = HFLM(
                 pretrained=editable.model,
-                tokenizer=copy.deepcopy(editable.tokenizer),  # it is given a padding token
+                tokenizer=copy.deepcopy(editable.tokenizer),  # the harness sets its padding token
                 max_length=editable.max_tokens,
                 batch_size=self.batch_size,
             )
-            # The model's first weight may be offloaded, and tells no device then.
+            # The model's first weight may be offloaded, and then has no real device.
             wrapped._device = editable.device
             try:
                 found = lm_eval.simple_evaluate(
@@ -143,7 +143,7 @@ class Harness:
         return {**{part: found.get(part, {}) for part in parts}, **about}
 
     def compare(self, editable: Editable, edit: Edit) -> Measured:
-        """Run the tasks on a model, and again with `edit` applied; the model is left as it was.
+        """Run the tasks on a model and again with `edit` applied; the model is left unchanged.
 
         Raises:
             EditError: a task cannot be run on this model, or the edit does not belong to it.
@@ -155,7 +155,7 @@ class Harness:
 
     @contextlib.contextmanager
     def _muffled(self) -> Iterator[None]:
-        """Keep the harness's notes to itself, and its bars where they are not wanted."""
+        """Hide the harness's log and standard output, and with `quiet` its progress bars."""
         level = (logger := logging.getLogger("lm_eval")).level
         logger.setLevel(logging.ERROR)
         try:
@@ -169,14 +169,14 @@ class Harness:
 
 @dataclass(frozen=True)
 class Measured:
-    """The same tasks on two models.
+    """The results of the same tasks on a base model and an edited one.
 
     Attributes:
-        base: name of the one.
-        edited: name of the other, or the edit that makes it.
+        base: name of the base model.
+        edited: name of the edited model, or of the edit.
         before: what the harness reports of the base, by its own names.
-        after: the same of the edited model.
-        limit: how many examples of each task were asked at most; None: all.
+        after: what the harness reports of the edited model.
+        limit: maximum number of examples per task; None: all.
     """
 
     base: str
@@ -187,7 +187,7 @@ class Measured:
 
     @property
     def figures(self) -> list[Figure]:
-        """Every metric of every task, in the harness's order."""
+        """All metrics of all tasks, in the harness's order."""
         found = []
         for task, scores in self.before["results"].items():
             again, higher = self.after["results"][task], self.before["higher_is_better"].get(task, {})
@@ -202,12 +202,12 @@ class Measured:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         return {**asdict(self), "figures": [figure.to_dict() for figure in self.figures]}
 
 
 def _number(value: Any) -> float | None:
-    """A standard error; the harness writes "N/A" where it has none."""
+    """Convert a standard error to a float; None for the "N/A" that the harness writes where it has none."""
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -222,5 +222,5 @@ def _unknown(task: str) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    """What an error says, on one line that can be read."""
+    """Shorten an error's message to one readable line, or return the name of its class."""
     return shorten(str(error), 200, placeholder=" …") or type(error).__name__

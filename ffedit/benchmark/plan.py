@@ -1,10 +1,10 @@
-"""What is edited together, and on top of what: the modes of a benchmark as one list of chunks of facts.
+"""The modes of a benchmark, each as one list of chunks of facts that are edited together.
 
     single            each fact alone, on the unedited model
     batch:N           N facts at once, on the unedited model
     sequential[:N]    N facts at once (1 by default), on top of all before
 
-A subject has one key, so its facts are never cut in two: a chunk ends with the first subject that fills it.
+A subject has one key, so its facts are never split: a chunk ends with the first subject that fills it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CHECKPOINTS = 10
 
 @dataclass(frozen=True)
 class Mode:
-    """How facts are written.
+    """The mode of a benchmark: the number of facts written at once, and whether edits accumulate.
 
     Attributes:
         name: "single", "batch" or "sequential".
-        size: how many facts at once, at least (the last chunk takes what is left).
+        size: minimum number of facts per chunk (the last chunk takes what is left).
     """
 
     name: str
@@ -49,11 +49,11 @@ class Mode:
 
     @property
     def sequential(self) -> bool:
-        """Whether every edit stays in the model."""
+        """True if every edit stays in the model."""
         return self.name == "sequential"
 
     def chunks(self, facts: Sequence[Fact]) -> list[tuple[int, ...]]:
-        """Which of `facts` are written together, by their indices; each of them in one chunk."""
+        """Divide the indices of `facts` into chunks that are written together; each index is in exactly one."""
         if self.name == "single":
             return [(i,) for i in range(len(facts))]
         groups: dict[str, list[int]] = {}
@@ -68,7 +68,7 @@ class Mode:
 
 
 def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
-    """After which chunks of a sequence all facts so far are scored: about ten, evenly spaced; the last is the end."""
+    """Choose the chunks after which all facts so far are scored: about ten, evenly spaced; the last is the end."""
     ends = list(accumulate(map(len, chunks)))
     wanted = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
     return sorted({next(i for i, end in enumerate(ends) if end >= least) for least in wanted})

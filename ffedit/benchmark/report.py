@@ -1,7 +1,7 @@
-"""From the lines of a run to its figures: means over facts, intervals, differences, what was forgotten, what failed.
+"""Compute the figures of a run from its journal: means over facts, intervals, differences, retention, failures.
 
-All of it is computed from the journal and from nothing else, in an order that does not depend on when a line was
-written: the report of a run that was interrupted, or shared by several processes, is that of one that was not.
+Everything is computed from the journal alone, in an order that does not depend on when a line was written: a run that
+was interrupted, or shared by several processes, gives the same report as one that was not.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ffedit.evaluator.scores import columns, mean_kinds
 from ffedit.facts.fact import Fact
 
 BINS = 10
-# Of the model as a whole, measured once for each edit; all other scores are of facts.
+# Scores of the whole model, measured once per edit; all other scores are per fact.
 OF_THE_MODEL = ("drift", "perplexity")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Means over some facts at one moment.
+    """Means over a set of facts at one moment of a run: a row of a table.
 
     Attributes:
-        name: what stands in front of it.
-        facts: how many were measured.
+        name: label of the row.
+        facts: number of facts measured.
         scores: means; None where nothing was measured.
-        intervals: 95 % intervals by name, also by kind, for two facts or more.
+        intervals: 95 % intervals by score and by kind, for two facts or more.
         kinds: means by the data set's kinds of probes, as in `FactScores`.
     """
 
@@ -46,7 +46,7 @@ class Row:
     kinds: Mapping[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         bounds = {name: [found.low, found.high] for name, found in self.intervals.items()}
         found = {"name": self.name, "facts": self.facts, "scores": self.scores.to_dict(), "intervals": bounds}
         return {**found, "kinds": dict(self.kinds)} if self.kinds else found
@@ -54,12 +54,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """What differs between two measurements of the same facts: second − first, paired.
+    """Paired differences between two measurements of the same facts, second − first.
 
     Attributes:
-        names: what is compared.
-        facts: how many were measured in both.
-        differences: by score, and by kind.
+        names: labels of the two measurements.
+        facts: number of facts measured in both.
+        differences: mean and interval by score and by kind.
     """
 
     names: tuple[str, str]
@@ -67,26 +67,26 @@ class Change:
     differences: Mapping[str, Interval]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         found = {name: [d.mean, d.low, d.high] for name, d in self.differences.items()}
         return {"names": list(self.names), "facts": self.facts, "differences": found}
 
 
 @dataclass(frozen=True)
 class MethodReport:
-    """What was measured of one method.
+    """The figures of one method.
 
     Attributes:
         after: each fact right after its own edit.
-        end: each fact after the last edit; None unless in a sequence.
-        known: before and in the end, the facts whose old object the model knew; None where there are none.
-        change: in the end against before.
-        curve: of a sequence, all facts edited so far, named by how many they are.
-        retention: of a sequence, facts by how many were edited after them.
-        failed: how many facts could not be written.
-        not_finite: how many facts could not be measured: the edit, or what the edited model says, is NaN or infinite.
-        norm_ratio: ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, in the end.
-        seconds: for each fact, without measuring: `choosing` values (once for all methods that share them), `solving`.
+        end: each fact after the last edit; None unless sequential.
+        known: the facts whose old object the model knew, before and at the end; None where there are none.
+        change: the end against before.
+        curve: sequential only: all facts edited so far, one row per checkpoint, named by their number.
+        retention: sequential only: facts by how many were edited after them.
+        failed: number of facts that could not be written.
+        not_finite: number of facts not measured because the edit or the edited model's output is NaN or infinite.
+        norm_ratio: ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end.
+        seconds: per fact, without measuring: `choosing` values (once for all methods that share them), `solving`.
     """
 
     after: Row
@@ -102,11 +102,11 @@ class MethodReport:
 
     @property
     def last(self) -> Row:
-        """What counts: the end of a sequence, or each fact after its own edit."""
+        """The row that methods are compared by: the end of a sequence, else each fact right after its own edit."""
         return self.end or self.after
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         return {
             "after": self.after.to_dict(),
             "end": self.end.to_dict() if self.end else None,
@@ -126,14 +126,14 @@ class BenchReport:
     """The figures of a benchmark.
 
     Attributes:
-        run: model, facts, mode and all numbers, as in the manifest.
+        run: model, facts, mode and all hyperparameters, as in the manifest.
         before: all facts on the unedited model.
-        methods: by name.
-        comparisons: each method against each earlier one, in the end.
-        failures: what could not be asked or written, with its reason.
-        unusable: records of the data that no fact was made of, with their reasons.
-        left_out: what a score was not measured on.
-        references: how many reference texts the document frequencies behind consistency were counted over.
+        methods: figures by the name of the method.
+        comparisons: each method against each earlier one in the list, at the end.
+        failures: facts that could not be asked or written, with the reason.
+        unusable: records of the data set that could not be made into facts, with the reason.
+        left_out: prompts and texts that a score was not measured on.
+        references: number of reference texts over which the document frequencies of consistency were counted.
     """
 
     run: Mapping[str, Any]
@@ -146,7 +146,7 @@ class BenchReport:
     references: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         return {
             "run": dict(self.run),
             "before": self.before.to_dict(),
@@ -160,11 +160,11 @@ class BenchReport:
 
 
 class Results:
-    """The lines of a journal, looked up.
+    """The lines of a journal, indexed by method and moment.
 
     Args:
         journal: all lines.
-        facts: what their indices mean.
+        facts: the facts that the lines refer to by index.
     """
 
     def __init__(self, journal: Journal, facts: Sequence[Fact]) -> None:
@@ -182,19 +182,19 @@ class Results:
         self.before = self.scores(UNEDITED, "before")
 
     def lines(self, method: str, when: str) -> list[Line]:
-        """Lines of facts, in order of chunk and fact."""
+        """Return the lines of facts, ordered by chunk and fact."""
         return self._facts.get((method, when), [])
 
     def models(self, method: str, when: str) -> list[Line]:
-        """Lines about the model, in order of chunk."""
+        """Return the lines about the whole model, ordered by chunk."""
         return self._models.get((method, when), [])
 
     def scores(self, method: str, when: str) -> dict[int, FactScores]:
-        """What was measured, by the index of the fact."""
+        """Return the scores by the index of the fact."""
         return self._scores.get((method, when), {})
 
     def row(self, name: str, method: str, when: str, only: Iterable[int] | None = None) -> Row:
-        """Means over facts, all of them or some."""
+        """Average over all facts, or over the indices in `only`."""
         found = self.scores(method, when)
         some = [found[i] for i in sorted(found if only is None else set(found) & set(only))]
         models = [line.found for line in self.models(method, when)]
@@ -202,14 +202,14 @@ class Results:
         return _row(name, some, figures)
 
     def curve(self, method: str) -> dict[int, str]:
-        """By how many facts were edited when all of them were scored, what that moment is called in the lines."""
+        """Map the number of facts edited at each checkpoint to the checkpoint's name in the lines (`Line.when`)."""
         moments = [when for own, when in self._models if own == method and when != "after"]
         return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
 
     def retention(self, method: str) -> tuple[Row, ...]:
-        """Facts by how many were edited after them, in ten ranges; range 0 is right after their own edit.
+        """Group facts by how many were edited after them, in ten ranges; range 0 is right after their own edit.
 
-        A fact that was measured at several moments of one range counts once, with its means over them.
+        A fact measured at several checkpoints in one range counts once, with its mean over them.
         """
         after = self.scores(method, "after")
         made = {line.chunk for line in self.models(method, "after") if "error" not in line.found}
@@ -229,7 +229,7 @@ class Results:
 
 
 def _row(name: str, some: Sequence[FactScores], figures: Mapping[str, Sequence[float]]) -> Row:
-    """Means over facts, each of which is there once, and of figures of the model over edits."""
+    """Average the scores over facts, each of which occurs once, and the whole-model `figures` over edits."""
     means = {figure: fmean(values) if values else None for figure, values in figures.items()}
     bounds = {figure: bound for figure, values in figures.items() if (bound := interval(values, share=False))}
     scores = mean_scores((one.scores for one in some), **means)
@@ -237,12 +237,12 @@ def _row(name: str, some: Sequence[FactScores], figures: Mapping[str, Sequence[f
 
 
 def _one(some: Sequence[FactScores]) -> FactScores:
-    """One fact's means over several moments."""
+    """Average one fact's scores over several checkpoints."""
     return replace(some[-1], scores=mean_scores(one.scores for one in some), kinds=mean_kinds(some))
 
 
 def change(names: tuple[str, str], first: Mapping[int, FactScores], second: Mapping[int, FactScores]) -> Change:
-    """second − first, over the facts that were measured in both."""
+    """Compute the paired differences second − first over the facts that were measured in both."""
     both = sorted(set(first) & set(second))
     old, new = (columns([side[i] for i in both]) for side in (first, second))
     return Change(names, len(both), changes(old, new))
@@ -260,11 +260,11 @@ def report(
 
     Args:
         journal: the lines.
-        facts: what was to be written.
-        methods: in the order of the tables.
+        facts: the facts to be written.
+        methods: names in the order of the tables.
         sequential: whether the edits stayed in the model.
-        run: what the manifest says of the run.
-        unusable: records of the data that no fact was made of.
+        run: the manifest's description of the run.
+        unusable: records of the data set that could not be made into facts.
     """
     results, last = Results(journal, facts), "end" if sequential else "after"
     before = results.row("before", UNEDITED, "before")
@@ -309,7 +309,7 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
 
 
 def _failures(results: Results, facts: Sequence[Fact], methods: Sequence[str]) -> Iterable[dict[str, Any]]:
-    """Facts that could not be asked, then those that a method could not write."""
+    """Yield the facts that could not be asked, then those that a method could not write."""
 
     def named(i: int, method: str | None, reason: str) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""`ffedit.bench`: methods of editing, measured on the same facts, the same model and the same questions."""
+"""`ffedit.bench`: compare editing methods on the same model, facts and prompts."""
 
 from __future__ import annotations
 
@@ -49,36 +49,36 @@ def bench(
     unusable: Sequence[Mapping[str, Any]] = (),
     force: bool = False,
 ) -> BenchReport:
-    """Edit `facts` by each of `methods`, measure before and after, and keep everything in a folder.
+    """Edit `facts` by each of `methods`, measure before and after, and save everything in a folder.
 
     The folder gets `manifest.json`, `results.jsonl`, `report.json`, `report.md` and `edits/`. A run that was
-    interrupted goes on where it stopped, and gives the same figures; methods may be added to a run that is done.
+    interrupted continues where it stopped and gives the same figures; methods may be added to a finished run.
 
     Args:
-        editable: the unedited model; as before afterwards.
-        facts: what to write.
+        editable: the unedited model; left unchanged.
+        facts: the facts to write.
         methods: names in `METHODS`.
         mode: "single" (each fact alone), "batch:N" (N at once) or "sequential[:N]" (N on top of all before, 1 by
             default).
-        out: the folder.
-        layers: where; None takes the model's (`ffedit.choose_layer`), or the one that tracing the first facts finds.
-            Methods of one layer write to the last.
-        spread: with `layers` None, how many layers share the work: that one and those below it.
-        config: all numbers of the edits, the same for all methods or by method.
+        out: the results folder.
+        layers: layers to edit; None takes the model's (`ffedit.choose_layer`), or the one that tracing the first facts
+            finds. Single-layer methods write to the last.
+        spread: with `layers` None, how many layers share the update: that one and those below it.
+        config: hyperparameters of the edits, the same for all methods or by method.
         stats: second moments of the keys, or the text to collect them on; by default the model samples it.
         text: a text file for drift and perplexity; by default the model samples it.
-        full: also measure what takes longest (`Evaluation`).
-        crew: the processes that share the work; all of them call this with the same arguments.
-        progress: told how far it is, with the scores so far.
-        unusable: records of the data that no fact was made of, for the report: `record` and `reason`.
+        full: also measure the slowest scores (`Evaluation`).
+        process_group: the processes that share the work; all of them call this with the same arguments.
+        progress: callback for the progress, with the mean scores so far.
+        unusable: records of the data set that could not be made into facts, for the report: `record` and `reason`.
         force: replace the results of another run.
 
     Raises:
-        FactError: there are no facts, or two have one number in the data.
-        EditError: an unknown method or mode; a folder of another run, of another version, or that another process works
-            on; layers or statistics that do not fit.
-        ModelError: the unedited model's numbers are not finite.
-        OSError: the disk does not take the results (any more).
+        FactError: there are no facts, or two have the same case_id.
+        EditError: an unknown method or mode; a folder of another run, of another version, or in use by another
+            process; layers or statistics that do not fit.
+        ModelError: the unedited model's output is not finite.
+        OSError: the results cannot be written to disk.
     """
     process_group, place, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
     configs = settings.configured(methods, config)

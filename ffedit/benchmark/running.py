@@ -1,4 +1,4 @@
-"""The scores so far, beside the progress bar of each method."""
+"""Mean scores so far, shown with the progress bar of each method."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SHOWN = ("efficacy", "paraphrase", "specificity")
 
 
 class Running:
-    """Means over the facts scored right after their own edit, told through the one progress callback.
+    """Running means over the facts scored right after their own edit, reported through the progress callback.
 
     Args:
-        progress: told.
-        total: how many facts each method is to write.
-        journal: what was scored before.
+        progress: the callback.
+        total: number of facts that each method is to write.
+        journal: the scores of an earlier, interrupted run.
     """
 
     def __init__(self, progress: Progress, total: int, journal: Journal) -> None:
@@ -25,12 +25,12 @@ class Running:
         self._done: dict[str, int] = {}
         self._sums: dict[tuple[str, str], tuple[float, int]] = {}
         for line in journal.lines.values():
-            # Those of a group that is not whole are measured, and told, again.
+            # The facts of an incomplete group are measured and reported again.
             if line.when == "after" and line.fact != WHOLE and journal.done(line.method, line.when, line.chunk):
                 self.add(line.method, [line.found])
 
     def add(self, method: str, found: Sequence[Mapping[str, Any]]) -> None:
-        """Count facts of a method, with scores or without."""
+        """Add facts of a method, with scores or without, and report the means."""
         self._done[method] = self._done.get(method, 0) + len(found)
         words = []
         for name in SHOWN:

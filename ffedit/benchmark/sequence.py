@@ -1,11 +1,11 @@
-"""Edits one after another on one model: each chunk is written on top of all before it.
+"""Sequential edits on one model: each chunk is written on top of all before it.
 
-Every fact is scored right after its own edit, again at about ten evenly spaced moments, and after the last edit: what
-later edits destroy shows in the difference. The key statistics are those of the unedited model. Values are chosen anew
-by every method, since they depend on what the model says at that time. `alphaedit` keeps the keys of its earlier edits.
+Every fact is scored right after its own edit, again at about ten evenly spaced checkpoints, and after the last edit:
+the difference shows what later edits destroy. The key statistics are those of the unedited model. Values are chosen
+anew by every method, since they depend on the model's current output. `alphaedit` keeps the keys of its earlier edits.
 
-The edited matrices are kept after each edit (`edits/METHOD/weights.safetensors`), bit for bit: a run that was
-interrupted goes on from there, and every process but the first takes them from there.
+The edited matrices are saved after each edit (`edits/METHOD/weights.safetensors`), bit for bit: a run that was
+interrupted continues from them, and every process but the first loads them from there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
-# The methods that hold what earlier edits stored.
+# Methods that preserve what earlier edits stored, and so need those edits' keys.
 KEEPING = ("alphaedit",)
 
 
 def edit_in_sequence(task: Task) -> None:
-    """Measure the sequence of all chunks by every method."""
+    """Write the sequence of all chunks by every method and measure it."""
     asked = Asked(task, range(len(task.facts)))
     asked.note_before(0)
     chunks = [tuple(i for i in chunk if i in asked.places) for chunk in task.mode.chunks(task.facts)]
@@ -50,13 +50,13 @@ def edit_in_sequence(task: Task) -> None:
 
 
 class Weights:
-    """The matrices that a sequence changes, and a file of them.
+    """The value matrices that a sequence changes, with saving and restoring.
 
     Args:
-        memories: whose value matrices.
+        memories: the memories whose value matrices change.
 
     Attributes:
-        originals: the unedited matrices.
+        originals: the unedited matrices by address.
     """
 
     def __init__(self, memories: Sequence[KeyValueMemory]) -> None:
@@ -75,14 +75,14 @@ class Weights:
         return max(float((now - first).norm() / first.norm()) for now, first in pairs)
 
     def save(self, path: Path, about: Mapping[str, str]) -> None:
-        """Write the matrices as they are, and `about` them, whole or not at all."""
+        """Write the current matrices with `about` as metadata, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {str(memory.address): memory.value.contiguous().cpu() for memory in self._memories}
         with needed(), placed(path) as made:
             save_file(tensors, made, metadata=dict(about))
 
     def load_(self, path: Path) -> None:
-        """Read what `save` wrote into the model."""
+        """Load the matrices that `save` wrote into the model."""
         with safe_open(path, framework="pt") as file:
             for memory in self._memories:
                 memory.set_(file.get_tensor(str(memory.address)))
@@ -90,9 +90,10 @@ class Weights:
 
 @contextmanager
 def _edited_for_a_while(editable: Editable, memories: Sequence[KeyValueMemory]) -> Iterator[Weights]:
-    """A model whose weights change without a way back but to the first ones, which are there again in the end.
+    """Let the weights of `memories` change inside the block and restore the unedited ones at its end.
 
-    Its history holds these, which the statistics are of, and no edits but those that are to be kept.
+    Inside, the model's history holds the unedited weights, which the statistics belong to, and only those edits that
+    a method must preserve.
     """
     weights, history = Weights(memories), editable.history
     editable.history = History(originals=weights.originals)
@@ -104,14 +105,14 @@ def _edited_for_a_while(editable: Editable, memories: Sequence[KeyValueMemory]) 
 
 
 class Run:
-    """The edits of one method, one after another.
+    """The sequence of edits of one method.
 
     Args:
         task: the benchmark.
-        asked: the questions of all facts.
-        chunks: what is written together, in order.
-        method: by which.
-        weights: what it changes.
+        asked: the prompts of all facts.
+        chunks: indices of the facts that are written together, in order.
+        method: name of the method.
+        weights: the matrices that it changes.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Run:
         self._file = self._folder / "weights.safetensors"
 
     def go_on(self) -> None:
-        """Write and measure what is missing in the journal."""
+        """Write and measure the chunks that are missing in the journal."""
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
         last, seconds = by_first(task.process_group, self._resumed)
         self._catch_up(last)
@@ -143,10 +144,10 @@ class Run:
                 self._measure(written, when, chunk)
 
     def _write(self, chunk: int) -> float:
-        """Write the facts of a chunk into the model as it is, and keep the weights; the seconds of computing it.
+        """Write a chunk into the current model, save the weights, and return the seconds the edit took to compute.
 
         Raises:
-            EditError: there is no edit, or the weights would not be finite; they are as before.
+            EditError: there is no edit, or the weights would not be finite; they are unchanged then.
         """
         task, method, started = self._task, self._method, time.perf_counter()
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
@@ -163,7 +164,7 @@ class Run:
         return seconds
 
     def _catch_up(self, chunk: int) -> None:
-        """Take the weights after a chunk from the first process."""
+        """Load the weights after a chunk that the first process saved; in that process, do nothing."""
         if chunk >= 0 and not self._task.process_group.first:
             self._weights.load_(self._file)
 
@@ -172,9 +173,9 @@ class Run:
         self._task.measure(self._asked, some, self._method, when, chunk, {**about, "norm_ratio": ratio})
 
     def _resumed(self) -> tuple[int, float]:
-        """Put the weights after the last edit into the model; its chunk (−1 for none), and its seconds.
+        """Load the weights after the last saved edit; return its chunk (−1 for none) and its seconds.
 
-        All that is to be measured before that edit must be in the journal; the sequence begins anew otherwise.
+        If the journal lacks a measurement due before that edit, the sequence starts over.
         """
         task, method, stops, edited = self._task, self._method, checkpoints(self._chunks), 0
         journal = task.journal
@@ -192,7 +193,7 @@ class Run:
             task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
             self._weights.load_(self._file)
             return last, seconds
-        except (OSError, SafetensorError, EditError, KeyError, TypeError, ValueError):  # nothing to go on from
+        except (OSError, SafetensorError, EditError, KeyError, TypeError, ValueError):  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)
             self._weights.restore_()
             task.editable.history.edits = {}

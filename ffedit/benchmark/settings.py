@@ -1,4 +1,7 @@
-"""What results must share to belong together: model, facts, mode, numbers, layers, key statistics, text, seeds."""
+"""The settings that results of one run share: model, facts, mode, hyperparameters, layers, key statistics, text, seeds.
+
+They are written into the manifest; a run that differs in one of them cannot continue in the same folder.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,21 @@ from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
 from ffedit.progress import Progress
 
-# Of what is drawn to measure with; the seeds of the edits are in their numbers.
+# Seeds of the random draws in measurements; the seeds of the edits are among their hyperparameters.
 SEEDS = {
     "drift": drift.DRIFT_SEED,
     "sampled_text": generations.SAMPLE_SEED,
     "bootstrap": intervals.SEED,
     "bootstrap_draws": intervals.DRAWS,
 }
-# Facts whose trace chooses the layer.
+# Number of facts that are traced to choose the layer.
 TRACED = 30
-# What key statistics are known again by.
+# The fields that identify key statistics.
 TOLD = ("source", "count", "ridge", "weighting", "texts")
 
 
 def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:
-    """By method, its numbers.
+    """Return the hyperparameters of each method.
 
     Raises:
         EditError: no method, or an unknown one.
@@ -53,10 +56,10 @@ def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditCon
 
 
 def check_facts(facts: Sequence[Fact]) -> None:
-    """Refuse facts that cannot be told apart in a report.
+    """Check that there are facts and that a report can tell them apart.
 
     Raises:
-        FactError: there are none, or two have one number in the data.
+        FactError: there are none, or two have the same case_id.
     """
     if not facts:
         raise FactError("no facts to edit; give at least one")
@@ -66,7 +69,7 @@ def check_facts(facts: Sequence[Fact]) -> None:
 
 
 def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path | None, full: bool) -> dict[str, Any]:
-    """What is known before any work, plain JSON.
+    """Return the settings known before any computation, as plain JSON.
 
     Raises:
         EditError: the text cannot be read.
@@ -88,13 +91,13 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
 
 
 def numbers_of(configs: Mapping[str, EditConfig]) -> dict[str, Any]:
-    """The numbers by method, plain JSON."""
+    """Return the hyperparameters by method as plain JSON."""
     found: dict[str, Any] = json.loads(json.dumps({method: asdict(config) for method, config in configs.items()}))
     return found
 
 
 def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
-    """How many subjects the largest edit writes, or a whole sequence."""
+    """Count the subjects of the largest edit, or of a whole sequence."""
     together = [range(len(facts))] if mode.sequential else mode.chunks(facts)
     return max((len({facts[i].subject for i in chunk}) for chunk in together), default=0)
 
@@ -102,10 +105,10 @@ def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
 def layers_for(
     editable: Editable, facts: Sequence[Fact], spread: int, seed: int, process_group: ProcessGroup, progress: Progress
 ) -> list[int]:
-    """The model's layer, or the one that recalls the first facts, and those below it that share the work.
+    """Choose the layers to edit: the model's layer, or the one that tracing the first facts finds, and those below it.
 
     Raises:
-        EditError: there are too few below it.
+        EditError: there are fewer than `spread` − 1 layers below it.
     """
     last = int(
         by_first(
@@ -125,12 +128,12 @@ def moments_of(
     process_group: ProcessGroup,
     progress: Progress,
 ) -> Mapping[Address, KeyMoments]:
-    """Second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
+    """Return second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
 
-    Only the first process collects them; the others find them in the cache.
+    Only the first process collects them; the others read them from the cache.
 
     Raises:
-        EditError: layers that are not there, or statistics that do not fit or cannot be collected.
+        EditError: layers that do not exist, or statistics that do not fit or cannot be collected.
     """
     depth, seeds = len(editable.layers), [c.seed for method, c in configs.items() if METHODS[method].statistics]
     if not layers or not set(layers) <= set(range(depth)):
@@ -151,7 +154,7 @@ def moments_of(
 
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:
-    """What key statistics are of, plain JSON; nothing where no method needs any."""
+    """Return what identifies the key statistics, as plain JSON; an empty dict where no method needs any."""
     told = {str(at): {name: getattr(one, name) for name in TOLD} for at, one in moments.items()}
     return json.loads(json.dumps({"statistics": told})) if told else {}
 

@@ -1,7 +1,7 @@
-"""`report.md`: the figures as tables, in the order in which papers print them.
+"""`report.md`: the figures as Markdown tables, in the order in which papers print them.
 
-A figure stands before its 95 % interval, over facts. Columns that nothing was measured for are left out; "-"
-is what was not measured in one row only.
+A figure is followed by its 95 % interval over facts. Columns without any measurement are left out; "-" marks a
+figure that was not measured in one row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
 from ffedit.evaluator import NAMES, Scores
 
-# What stands in the first table; every other score stands in the second one.
+# Scores of the first table; all others go into the second.
 LEADING = (
     "efficacy",
     "paraphrase",
@@ -35,7 +35,7 @@ SHORT = ("efficacy", "paraphrase", "specificity", "score", "generation", "same_s
 
 
 def markdown(report: BenchReport) -> str:
-    """All tables of a report."""
+    """Render all tables of a report as Markdown."""
     run, sequential = report.run, any(found.end for found in report.methods.values())
     rows = [report.before]
     for name, found in report.methods.items():
@@ -67,14 +67,14 @@ def markdown(report: BenchReport) -> str:
 
 
 def headline(report: BenchReport) -> list[list[str]]:
-    """A small table for a terminal: a row of titles, then one for each headline score."""
+    """Return the cells of a small table for a terminal: a row of titles, then one for each headline score."""
     rows = [report.before, *(found.last for found in report.methods.values())]
     titles = ["score", *(row.name for row in rows)]
     return [titles, *([n, *(number(getattr(row.scores, n)) for row in rows)] for n in _measured(rows, NAMES))]
 
 
 def number(value: float | None) -> str:
-    """Three places, or as many as a small figure needs; a dash for what was not measured."""
+    """Format a figure with three decimals, or in scientific notation below 0.001; "-" where it is None."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
@@ -85,13 +85,13 @@ def _named(row: Row, name: str) -> Row:
 
 
 def _measured(rows: Iterable[Row], names: Sequence[str]) -> list[str]:
-    """Those of `names` that some row has."""
+    """Return those of `names` that at least one row has a value for."""
     some = list(rows)
     return [name for name in names if any(getattr(row.scores, name) is not None for row in some)]
 
 
 def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> str:
-    """A table of scores; nothing where there are none."""
+    """Render a table of scores; an empty string where none was measured."""
     shown = _measured(rows, names)
     if not shown:
         return ""
@@ -114,7 +114,7 @@ def _kinds(rows: Sequence[Row]) -> str:
 
 
 def _changes(title: str, some: Sequence[Change]) -> list[str]:
-    """A table of the leading scores, and one by kind; nothing where there are none."""
+    """Render one table of the leading scores and one by kind; a table without columns is left out."""
     names = dict.fromkeys(name for change in some for name in change.differences)
     leading, kinds = [name for name in LEADING if name in names], [name for name in names if "/" in name]
     return [
@@ -133,7 +133,7 @@ def _difference(found: Mapping[str, Interval], name: str) -> str:
 
 
 def _weights(report: BenchReport) -> str:
-    """What the document frequencies behind consistency are of; nothing where it was not measured."""
+    """Say what the document frequencies of consistency count; an empty string where it was not measured."""
     if report.before.scores.consistency is None:
         return ""
     return (
@@ -159,7 +159,7 @@ def _costs(report: BenchReport) -> str:
 
 
 def _failures(report: BenchReport) -> str:
-    """What was not measured, with the reasons."""
+    """List what was not measured, with the reasons."""
     lines = [f"- record {record['record']}: {record['reason']}" for record in report.unusable]
     lines += [
         f"- {failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"

@@ -1,7 +1,7 @@
-"""What every mode of a benchmark does: ask the unedited model, score facts on the edited one, and note it all.
+"""The steps that every mode of a benchmark shares: score facts before and after an edit, and write the scores down.
 
-An edit that cannot be computed or applied leaves its facts without scores and its reason in their place: it is counted
-and listed, and the run goes on. So does a model whose numbers are not finite any more.
+Where an edit cannot be computed or applied, or the edited model's output is not finite, the reason is recorded instead
+of scores; it is counted and listed in the report, and the run continues.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from ffedit.progress import Progress
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A benchmark as it runs.
+    """The state of a running benchmark.
 
     Attributes:
         editable: the unedited model.
-        facts: what is written.
-        methods: by which, one after another.
-        mode: how many at once, and on top of what.
-        layers: where, in rising order; methods of one layer write to the last.
-        configs: by method, all numbers of its edits.
+        facts: the facts to write.
+        methods: names of the methods, measured one after another.
+        mode: how many facts are written at once, and whether edits accumulate.
+        layers: layers to edit, in rising order; single-layer methods write to the last.
+        configs: hyperparameters by method.
         stats: second moments of the unedited model's keys.
-        text: generic text, to see what else moves.
-        full: also measure what takes longest (`Evaluation`).
-        weights: of the terms of all facts' reference texts.
-        folder: where results go.
+        text: generic text for drift and perplexity.
+        full: also measure the slowest scores (`Evaluation`).
+        weights: weights of the terms of all facts' reference texts.
+        folder: results folder.
         journal: the results so far.
-        crew: the processes that measure each group together.
-        running: tells the scores so far.
-        progress: told how far a single edit is.
+        process_group: the processes that measure each group together.
+        running: reports the mean scores so far.
+        progress: callback for the progress of a single edit.
     """
 
     editable: Editable
@@ -65,21 +65,21 @@ class Task:
     progress: Progress
 
     def layers_of(self, method: str) -> Sequence[int]:
-        """Where a method writes."""
+        """Return the layers that a method writes to."""
         return self.layers if METHODS[method].layers else self.layers[-1:]
 
     def measure(
         self, asked: Asked, some: Sequence[int], method: str, when: str, chunk: int, about: Mapping[str, Any]
     ) -> None:
-        """Score facts on the model as it is, and note them as one group; if its numbers are not finite, note that.
+        """Score facts on the model in its current state and record them as one group, or that it is not finite.
 
         Args:
-            asked: the questions, prepared on the unedited model.
+            asked: the prompts, prepared on the unedited model.
             some: indices of facts.
-            method: what edited the model.
+            method: the method that edited the model.
             when: see `Line`.
-            chunk: the last edit.
-            about: what else is to be noted of the model.
+            chunk: index of the last edit.
+            about: further entries for the line about the model.
         """
         mine = [place for place in (asked.places[i] for i in some) if place in asked.mine]
         found: Sequence[FactScores] = ()
@@ -87,7 +87,7 @@ class Task:
         try:
             if asked.evaluation and mine:
                 found = asked.evaluation.scores(only=mine)
-            if not (self.mode.sequential and when == "after"):  # there, at the checkpoints only
+            if not (self.mode.sequential and when == "after"):  # a sequence measures these at checkpoints only
                 drift, perplexity = self.text.measure()
         except ModelError as error:
             problem = str(error)
@@ -103,14 +103,14 @@ class Task:
         self.note(method, when, chunk, by_place, {**about, "drift": drift, "perplexity": perplexity})
 
     def failed(self, some: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
-        """Note that there is no edit, and why, for each of its facts."""
+        """Record for each fact of an edit that could not be made the reason why."""
         why = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}
         self.note(method, "after", chunk, dict.fromkeys(some, why), why)
 
     def note(
         self, method: str, when: str, chunk: int, facts: Mapping[int, Mapping[str, Any]], model: Mapping[str, Any]
     ) -> None:
-        """Keep a group of lines, and tell the scores so far."""
+        """Write a group of lines to the journal and report the scores so far."""
         lines = [Line(method, when, chunk, i, found) for i, found in facts.items()]
         self.journal.add([*lines, Line(method, when, chunk, WHOLE, model)])
         if when == "after":
@@ -118,19 +118,19 @@ class Task:
 
 
 class Asked:
-    """The questions of facts that are edited together, prepared on the unedited model by the processes of a crew.
+    """The prompts of facts that are edited together, prepared on the unedited model by a group of processes.
 
-    A fact that does not fit the model is set apart; each process asks about its share of the others.
+    A fact that does not fit the model goes to `problems`; each process evaluates its share of the others.
 
     Args:
         task: the benchmark.
         some: indices of facts.
 
     Attributes:
-        problems: by index, why a fact cannot be asked.
-        places: by index, the place of a fact among the others.
-        mine: the places that this process asks about, in order.
-        evaluation: asks; None where there is nothing to ask.
+        problems: by the fact's index, why it cannot be asked.
+        places: by the fact's index, its position among the facts that can be asked.
+        mine: the positions that this process evaluates, in order.
+        evaluation: scores this process's share; None where the share is empty.
     """
 
     def __init__(self, task: Task, some: Sequence[int]) -> None:
@@ -166,7 +166,7 @@ class Asked:
         return None
 
     def note_before(self, chunk: int) -> None:
-        """Note the scores of the unedited model, where that was not done before."""
+        """Record the scores of the unedited model unless the journal has them already."""
         task = self._task
         if not task.journal.done(UNEDITED, "before", chunk):
             told = task.process_group.gather([packed(one) for one in self.evaluation.before] if self.evaluation else [])
@@ -178,7 +178,7 @@ class Asked:
             task.note(UNEDITED, "before", chunk, self.gathered(told, list(self.places)), about)
 
     def gathered(self, told: Sequence[Sequence[Any]], some: Sequence[int]) -> dict[int, Any]:
-        """What each process told of its share of the facts `some`, by their index, in order."""
+        """Combine what each process returned for its share of the facts `some` into one dict by index, in order."""
         shares = [
             [i for i in some if self.places[i] % self._task.process_group.size == rank] for rank in range(len(told))
         ]
@@ -187,24 +187,24 @@ class Asked:
 
 
 def packed(scored: FactScores) -> dict[str, Any]:
-    """One fact's scores as plain JSON; the fact itself is told by its index, its subject and its number in the data."""
+    """Return one fact's scores as plain JSON, with only the fact's case_id, subject and target; see `unpacked`."""
     found = scored.to_dict()
     fact = found.pop("fact")
     return {**{name: fact[name] for name in ("case_id", "subject", "target") if name in fact}, **found}
 
 
 def unpacked(found: Mapping[str, Any], fact: Fact) -> FactScores:
-    """What `packed` packed."""
+    """Restore the scores that `packed` made plain JSON."""
     own = {name: value for name, value in found.items() if name not in ("case_id", "subject", "target", "finite")}
     return FactScores.from_dict({**own, "fact": fact.to_dict()})
 
 
 def by_first(process_group: ProcessGroup, work: Callable[[], Any]) -> Any:
-    """Let the first process work; all of them get its result, plain JSON.
+    """Call `work` in the first process only, and return its result (plain JSON) in all of them.
 
     Raises:
-        EditError: in every process, if the first one meets a mistake.
-        ModelError: the same, if the model's numbers are to blame.
+        EditError: in every process, if `work` raises an `FFEditError`.
+        ModelError: in every process, if `work` raises a `ModelError`.
     """
     found, problem, numbers = None, None, False
     if process_group.first:
@@ -219,7 +219,7 @@ def by_first(process_group: ProcessGroup, work: Callable[[], Any]) -> Any:
 
 
 def check_finite(edit: Edit) -> Edit:
-    """The edit.
+    """Check that an edit is finite and return it.
 
     Raises:
         ModelError: it holds NaN or infinity.
@@ -230,7 +230,7 @@ def check_finite(edit: Edit) -> Edit:
 
 
 def kept(path: Path, make: Callable[[], Edit]) -> Edit:
-    """The edit that is in a folder; made and saved now where there is none, or it is damaged."""
+    """Load the edit saved in a folder; where there is none or it is damaged, make and save it."""
     if path.exists():
         try:
             return Edit.load(path)
@@ -244,10 +244,10 @@ def kept(path: Path, make: Callable[[], Edit]) -> Edit:
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """What is written here must be written: a full disk is no edit that failed, and ends the run.
+    """Turn an `EditError` inside the block into an `OSError`: a full disk ends the run and is not a failed edit.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: something cannot be written.
     """
     try:
         yield

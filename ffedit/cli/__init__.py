@@ -1,7 +1,7 @@
 """The command line: parse, call the public API, render.
 
-Exit codes: 0 done; 1 a mistake in what was given, told in one line; 2 usage; 3 a `--require` that is not met or
-cannot be measured; 4 a check of ffedit's own failed; 130 interrupted.
+Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 a `--require` that is not met or
+cannot be measured; 4 an internal check of ffedit failed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lazy(click.Group):
     """A group whose commands are imported when they are called, so that `--help` does not wait for torch.
 
     Attributes:
-        summaries: what each command does, by name, in the order of the work.
+        summaries: one-line help by command, in workflow order.
         home: the module of a command, with {} for its name.
     """
 
@@ -54,11 +54,11 @@ class Lazy(click.Group):
         self.home = home
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the work."""
+        """Return the names of the commands in workflow order."""
         return list(self.summaries)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import the module of a command and take the command of that name."""
+        """Import the module of a command and return the command."""
         if name not in self.summaries:
             return None
         command: click.Command = getattr(importlib.import_module(self.home.format(name)), name)
@@ -81,13 +81,13 @@ def cli() -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for what it does not have
+        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for other characters
             stream.reconfigure(errors="replace")
     sys.exit(run())
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line on `arguments`; the exit code."""
+    """Run the command line on `arguments` and return the exit code."""
     try:
         cli.main(arguments, prog_name="ffedit", standalone_mode=False)
         return 0
@@ -100,7 +100,7 @@ def run(arguments: list[str] | None = None) -> int:
     except FFEditError as error:
         _show(str(error))
         return 3 if isinstance(error, RequirementError) else 4 if isinstance(error, CheckError) else 1
-    except OSError as error:  # a cache that cannot be cleared, a file that cannot be read
+    except OSError as error:  # for example a cache that cannot be cleared, or a file that cannot be read
         _show(f"{error.filename or 'the disk'}: {error.strerror or error}")
         return 1
 
@@ -110,6 +110,6 @@ def _show(message: str) -> None:
     from ffedit.loading.distributed import launched
 
     if launched() and os.environ["RANK"] != "0":
-        # A mistake that all processes see is told by the first: meanwhile the launcher ends the others.
+        # An error that all processes see is shown by the first: meanwhile the launcher ends the others.
         time.sleep(OTHERS_WAIT)
     Console(stderr=True).print(error_line(message), soft_wrap=True)

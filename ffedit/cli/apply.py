@@ -1,4 +1,4 @@
-"""`ffedit apply`: locate, edit, measure, and write what was asked for."""
+"""`ffedit apply`: locate, edit, measure, and write the requested results."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def apply(
     text.check()
     clock, editable = Clock(), load_model()
     allowed = parse_layers(layers, len(editable.layers))
-    questions(editable, facts, facts)  # what cannot be asked is found now, and not after the work
+    questions(editable, facts, facts)  # a fact that cannot be asked should fail now and not after the long computation
     stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
     clock.lap("load")
     surface.show(render.model_line(editable))

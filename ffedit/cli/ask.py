@@ -1,4 +1,4 @@
-"""`ffedit ask`: what a model says, and what it says with an edit."""
+"""`ffedit ask`: completions of a model, without and with an edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ffedit bench`: methods of editing compared on one model and one data set."""
+"""`ffedit bench`: comparison of editing methods on one model and one data set."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def bench(
 
 
 def exchanged(config: EditConfig, settings: Iterable[str]) -> EditConfig:
-    """A configuration with some numbers exchanged, each given as NAME=VALUE."""
+    """Replace hyperparameters of a configuration, each given as NAME=VALUE."""
     known = {field.name: type(getattr(config, field.name)) for field in fields(config)}
     for setting in settings:
         name, _, text = setting.partition("=")
@@ -130,7 +130,7 @@ def exchanged(config: EditConfig, settings: Iterable[str]) -> EditConfig:
 
 
 def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
-    """What `--layers` and `--spread` say: one layer and those below it; None where it is to be found."""
+    """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
     if text == "auto":
         return None
     if len(layers := parse_layers(text, depth)) > 1 or text in ("sweep", "trace"):
@@ -139,7 +139,7 @@ def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
 
 
 def scores(report: BenchReport) -> Table:
-    """The headline figures, a column for each method."""
+    """Render the headline figures, a column for each method."""
     titles, *rows = headline(report)
     table = plain_table()
     for i, title in enumerate(titles):

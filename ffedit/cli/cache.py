@@ -1,4 +1,4 @@
-"""`ffedit cache`: what is kept between runs."""
+"""`ffedit cache`: the files kept between runs."""
 
 from __future__ import annotations
 

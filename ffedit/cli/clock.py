@@ -1,4 +1,4 @@
-"""Seconds of each stage of a command."""
+"""Timing of the stages of a command."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class Clock:
-    """Runs from its making.
+    """A stopwatch for the stages of a command, which starts when it is created.
 
     Attributes:
-        seconds: by stage, in the order in which they ended.
+        seconds: duration by stage, in the order in which they ended.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """Note the time since the last lap as that of `stage`."""
+        """Record the time since the last lap as that of `stage`."""
         now = time.perf_counter()
         self.seconds[stage] = round(now - self._last, 3)
         self._last = now

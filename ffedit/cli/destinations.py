@@ -1,4 +1,4 @@
-"""Where the results of `ffedit apply` go: checked before the long work, filled after it."""
+"""The files and folders that `ffedit apply` writes: checked before the long computation, written after it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ffedit.model.editable import Editable
 
 @dataclass(frozen=True)
 class Destinations:
-    """What was asked for; None where it was not.
+    """The paths to write results to; None where a result was not asked for.
 
     Attributes:
         out: folder for the edit.
         export_to: folder for the edited checkpoint.
-        plot: file for the picture of the trace.
+        plot: file for the figure of the trace.
         json_to: file for the JSON, or -.
-        force: replace folders that are there.
+        force: replace existing folders.
     """
 
     out: Path | None
@@ -40,11 +40,11 @@ class Destinations:
     force: bool
 
     def check(self) -> None:
-        """Find out whether the results can be kept.
+        """Check that the results can be written.
 
         Raises:
             EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
-                picture cannot be drawn.
+                figure cannot be written.
         """
         for folder in filter(None, (self.out, self.export_to)):
             check_free(folder, self.force)
@@ -62,18 +62,18 @@ class Destinations:
                     raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     def plot_ready(self, found: Found) -> AbstractContextManager[None]:
-        """The picture, where one was asked for; it takes its place when the block ends well."""
+        """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
         return nullcontext() if self.plot is None else trace.plot_ready(found.traces, self.plot, found.layer)
 
     def save(self, editable: Editable, edit: Edit) -> None:
-        """Write the folders; first the checkpoint, which may be refused."""
+        """Write the folders: first the checkpoint, because its export may be refused."""
         if self.export_to is not None:
             ffedit.export(editable, edit, self.export_to, self.force)
         if self.out is not None:
             edit.save(self.out, self.force)
 
     def next_step(self, fact: Fact, chat: bool = False) -> RenderableType:
-        """What to type next."""
+        """Suggest the commands to type next."""
         asked = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
         if self.export_to is not None:
             return render.next_steps([shlex.join([*asked, "--model", str(self.export_to)])])

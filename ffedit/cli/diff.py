@@ -1,4 +1,4 @@
-"""`ffedit diff`: what changed between two checkpoints."""
+"""`ffedit diff`: the differences between two checkpoints."""
 
 from __future__ import annotations
 

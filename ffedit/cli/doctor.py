@@ -1,4 +1,4 @@
-"""`ffedit doctor`: is everything there, and what can be edited?"""
+"""`ffedit doctor`: the environment, and the parts of a model that can be edited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffedit.model.editable import Editable
 def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
     """Show versions, devices, the cache, and the anatomy of MODEL."""
     context = click.get_current_context()
-    if name is not None:  # another way to say --model
+    if name is not None:  # an alternative to --model
         if context.params["model"] is not None:
             raise click.UsageError("give the model once: MODEL or --model")
         context.forward(doctor, name=None, model=name)

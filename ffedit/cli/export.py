@@ -1,4 +1,4 @@
-"""`ffedit export`: an edit becomes a checkpoint, an adapter or plain numbers."""
+"""`ffedit export`: an edit written as a checkpoint, an adapter or a delta."""
 
 from __future__ import annotations
 

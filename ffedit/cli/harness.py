@@ -55,7 +55,7 @@ def harness(
 
 
 def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable], surface: Surface) -> Measured:
-    """The tasks on the base and on what was edited; of two models one is held at a time."""
+    """Run the tasks on the base and on the edited model; of two checkpoints, one is in memory at a time."""
     if (Path(edited) / "edit.safetensors").is_file():
         edit = ffedit.Edit.load(Path(edited))
         base = load_model(edit.provenance["model"])
@@ -73,12 +73,12 @@ def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable
 
 
 def _warn_of_chat(edits: Sequence[Edit], base: Editable, surface: Surface) -> None:
-    """Say before the long work that prompts are not asked as the edits were made."""
+    """Warn before the long computation if the edits were made in the chat template and the prompts do not use it."""
     if any(edit.in_chat for edit in edits) and not base.chat:
         surface.show(UNLIKE)
 
 
 def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
-    """Refuse a checkpoint that reads text in other tokens, before any of the two models is asked."""
+    """Check, before either model is run, that a checkpoint has the base's tokenizer."""
     found = opened(edited, revision, trust_remote_code)
     check_tokenizers(base, found.name, read_tokenizer(found), found.config)

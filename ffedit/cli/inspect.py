@@ -1,4 +1,4 @@
-"""`ffedit inspect`: what the memories hold."""
+"""`ffedit inspect`: the contents of the key-value memories."""
 
 from __future__ import annotations
 

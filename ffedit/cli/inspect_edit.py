@@ -1,4 +1,4 @@
-"""`ffedit inspect edit`: an edit in memory terms."""
+"""`ffedit inspect edit`: an edit in terms of key-value memories."""
 
 from __future__ import annotations
 

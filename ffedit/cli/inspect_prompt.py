@@ -1,4 +1,4 @@
-"""`ffedit inspect prompt`: the memories that a prompt fires."""
+"""`ffedit inspect prompt`: the memories that a prompt activates."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def stack_options(command: Command) -> Command:
-    """`model_options` and `--stack`; the command receives `load_stack`."""
+    """Add `model_options` and `--stack`; the command receives `load_stack`."""
 
     @click.option(
         "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Of an encoder–decoder: which half of it."
@@ -32,7 +32,7 @@ def stack_options(command: Command) -> Command:
 
 
 def html_option(command: Command) -> Command:
-    """`--html`; the command receives `html`, a file that can be written, or None."""
+    """Add `--html`; the command receives `html`, a file that can be written, or None."""
     return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
         command
     )
@@ -45,7 +45,7 @@ def _checked(context: click.Context, option: click.Parameter, target: Path | Non
 
 
 def corpus_options(command: Command) -> Command:
-    """`--corpus`, `--tokens` and `--seed`; the command receives `corpus`, in which nothing was read yet."""
+    """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
     @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(2), help="How much of it, at most.")

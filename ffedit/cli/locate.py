@@ -39,7 +39,7 @@ SEVERS: dict[str, list[str | None]] = {
 }
 METRICS = ("probability", "log-probability", "logit-difference")
 CORRUPTIONS = ("gaussian", "covariance", "uniform", "replacement")
-# An estimate is compared with exact effects on so many facts.
+# Number of facts on which an estimate is compared with exact effects.
 COMPARED = 8
 
 
@@ -153,7 +153,7 @@ def locate(
 def check_places(
     plot: Path | None, save: Path | None, facts: list[Fact], averaged: bool, kinds: list[str], severs: Sequence[Any]
 ) -> None:
-    """Find out before the long work whether its results can be kept.
+    """Check before the long computation that its results can be written.
 
     Raises:
         EditError: a file cannot be written, or would have to hold several measurements.
@@ -172,8 +172,10 @@ def check_places(
 
 
 def chooser(measured: Sequence[TraceSet], averaged: bool) -> TraceSet:
-    """The traces that choose the layer: those of unsevered feed-forward outputs, or else the first; known facts only
-    where an average was asked for."""
+    """Select the traces that choose the layer: those of unsevered feed-forward outputs, or else the first measurement.
+
+    If an average was asked for, only the facts that the model knows are used.
+    """
     feeding = [traces for traces in measured if (one := traces.traces[0]).kind == "feed_forward" and not one.sever]
     chosen = (feeding or measured)[0]
     return TraceSet(tuple(trace for trace in chosen.traces if trace.known)) if averaged else chosen
@@ -182,9 +184,9 @@ def chooser(measured: Sequence[TraceSet], averaged: bool) -> TraceSet:
 def agreements(
     editable: Editable, facts: list[Fact], measured: Sequence[TraceSet], settings: dict[str, Any], progress: Progress
 ) -> Text:
-    """How well the estimates agree with exact effects on the first few facts."""
+    """Compare the estimates with exact effects on the first few facts, in words."""
     lines = []
-    # Where other facts' subjects matter, fewer facts would be another corruption.
+    # A corruption that takes other facts' subjects would be a different one with fewer facts.
     sample = facts if takes_others(Corruption.parse(settings["corruption"])) else facts[:COMPARED]
     for traces in measured:
         one = traces.traces[0]

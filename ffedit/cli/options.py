@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become."""
+"""Options that several commands share, and the values that the commands receive for them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ SEED = click.IntRange(0, 2**32 - 1)
 
 
 def model_options(command: Command) -> Command:
-    """`--model` and how it is loaded; the command receives `load_model`, a function of the model's default name.
+    """Add `--model` and the loading options; the command receives `load_model`, a function of the default name.
 
-    It loads an `other` model in the same way, and not as an `Editable` where it is to be loaded `by` another function.
+    `load_model` can also load an `other` model with the same options, and use another function `by` than `load`.
     """
 
     @click.option(
@@ -86,7 +86,7 @@ def model_options(command: Command) -> Command:
 
 @contextmanager
 def elsewhere(name: str | None) -> Iterator[None]:
-    """Say of a base that is not found under the `name` that an edit has for it how to name it."""
+    """Extend the error of a base that is not found under the `name` in an edit with how to name it."""
     try:
         yield
     except ModelError as error:
@@ -96,13 +96,13 @@ def elsewhere(name: str | None) -> Iterator[None]:
 
 
 def asking_options(command: Command) -> Command:
-    """`model_options`, and `--chat`, of commands that ask the model something."""
+    """Add `model_options` and `--chat`, for commands that prompt the model."""
     chat = click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn.")
     return model_options(chat(command))
 
 
 def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> dict[int | str, str] | None:
-    """What `--max-memory` says, as accelerate takes it."""
+    """Parse `--max-memory` into the form that accelerate takes."""
     if text is None:
         return None
     parts = [part.partition("=") for part in text.split(",")]
@@ -112,9 +112,9 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
 
 
 def fact_options(command: Command) -> Command:
-    """FACTS, or `--subject`, `--prompt`, `--target`, `--previous`; the command receives `facts`.
+    """Add FACTS, `--subject`, `--prompt`, `--target` and `--previous`; the command receives `facts`.
 
-    Records that cannot be used are an error, but in `evaluate`, which only asks: it receives them as `unusable`.
+    Records that cannot be used are an error, except in `evaluate`, which edits nothing: it receives them as `unusable`.
     """
     partly = command.__name__ == "evaluate"
 
@@ -153,7 +153,7 @@ def fact_options(command: Command) -> Command:
 
 
 def writing_options(command: Command) -> Command:
-    """How a folder is made from files of a model, and what is compared before it counts as done."""
+    """Add `--revision`, `--trust-remote-code`, `--verify` and `--force`, for commands that write a checkpoint."""
     for option in (
         click.option("--force", is_flag=True, help="Replace the folder if it is there."),
         click.option(
@@ -171,7 +171,7 @@ def writing_options(command: Command) -> Command:
 
 
 def output_options(command: Command) -> Command:
-    """`--json` and `--quiet`; the command receives a `surface`."""
+    """Add `--json` and `--quiet`; the command receives a `surface`."""
 
     @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
@@ -183,7 +183,7 @@ def output_options(command: Command) -> Command:
 
 
 class Surface:
-    """Where a command shows things: a terminal, and perhaps one JSON object.
+    """The output of a command: a terminal, and optionally one JSON object.
 
     Raises:
         EditError: the file for the JSON object cannot be written.
@@ -197,14 +197,14 @@ class Surface:
         self._console = Console(quiet=self.quiet, highlight=False)
 
     def show(self, *parts: RenderableType | None) -> None:
-        """Print, each part followed by an empty line."""
+        """Print the parts, each followed by an empty line."""
         for part in parts:
             if part is not None:
                 self._console.print(part, soft_wrap=isinstance(part, Commands))
                 self._console.print()
 
     def write_json(self, result: dict[str, Any]) -> None:
-        """Write the result where `--json` says.
+        """Write the result to the file of `--json`, or to standard output for `-`.
 
         Raises:
             EditError: the file cannot be written.
@@ -214,7 +214,7 @@ class Surface:
 
     @contextmanager
     def json_ready(self, result: dict[str, Any]) -> Iterator[None]:
-        """As `write_json`, but the result takes its place only when the block ends well."""
+        """Write the result as `write_json` does, but only when the block ends without an error."""
         if self.json_to is None or self.json_to == "-":
             yield
             if self.json_to:
@@ -225,10 +225,10 @@ class Surface:
 
 
 def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
-    """The layers that `--layers` allows: N, A-B, or one of the words for all of them.
+    """Parse the layers that `--layers` allows: N, A-B, or one of the words for all of them.
 
     Raises:
-        EditError: it is none of these, or not in the model.
+        EditError: it is none of these, or the model lacks such layers.
     """
     if text in all_layers:
         return range(depth)

@@ -1,4 +1,4 @@
-"""What the commands write with `--json`: plain numbers, null where there was nothing to measure."""
+"""The results that commands write with `--json`: plain numbers, null where there was nothing to measure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ffedit.model.fingerprint import fingerprint
 
 
 def trace(traced: Trace, layer: int) -> dict[str, Any]:
-    """One fact's trace, with the layer that is edited."""
+    """Return one fact's trace, with the layer that is edited."""
     return {
         "layer": layer,
         "token": traced.subject_last,
@@ -39,7 +39,7 @@ def located(
     routes: Sequence[Mapping[int, Routes]] = (),
     choice: Choice | None = None,
 ) -> dict[str, Any]:
-    """The result of `ffedit locate`: `trace` is the first measurement of a fact, `traces` are all of several.
+    """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
 
     `choice` is the model's layer, `sweep` the edits of these facts at each layer, where they were asked for.
     """
@@ -72,7 +72,7 @@ def _model(editable: Editable) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Six decimals are more than any sample tells."""
+    """Round all floats to six decimals, finer than any sample can resolve."""
     if isinstance(value, dict):
         return {name: _rounded(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -81,7 +81,7 @@ def _rounded(value: Any) -> Any:
 
 
 def measured(editable: Editable, report: Report, traces: TraceSet | None = None, layer: int = 0) -> dict[str, Any]:
-    """Scores per fact and in the mean."""
+    """Return the scores per fact and their means."""
     rows = []
     for i, before in enumerate(report.facts_before):
         after = report.facts_after[i] if report.facts_after is not None else None
@@ -103,10 +103,11 @@ def measured(editable: Editable, report: Report, traces: TraceSet | None = None,
 
 
 def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
-    """The result of `ffedit evaluate`: beside the means their intervals, those of known facts, and those by kind.
+    """Return the result of `ffedit evaluate`: means with intervals, means over known facts, and means by kind.
 
-    `unusable` are the records that no fact was made of, each with its number and its reason; `left_out` is what a score
-    was not measured on; `references`, how many texts the document frequencies behind consistency were counted over.
+    `unusable` are the records that could not be made into facts, each with its number and reason. In the result,
+    `left_out` lists what a score was not measured on, and `references` is the number of texts over which the document
+    frequencies of consistency were counted.
     """
     found, (before, after), kinds = measured(editable, report), report.known, report.kinds
     sides = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
@@ -128,7 +129,7 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
 def applied(
     editable: Editable, edit: Edit, layer: Found, report: Report, seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The result of `ffedit apply`; `layer` says which layer was found, and what it was chosen by."""
+    """Return the result of `ffedit apply`; `layer` is the layer chosen and the grounds for it."""
     found = measured(editable, report, layer.traces, edit.layers[-1])
     return {
         "model": found.pop("model"),

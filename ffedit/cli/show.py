@@ -1,4 +1,4 @@
-"""`ffedit show`: what an edit holds."""
+"""`ffedit show`: the contents of an edit."""
 
 from __future__ import annotations
 

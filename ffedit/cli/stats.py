@@ -72,7 +72,7 @@ def stats(
 
 
 def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
-    """Layers to collect, and why these: `auto` takes the one that was chosen for the model, or else all."""
+    """Return the layers to collect and the reason: `auto` takes the one chosen for the model, or else all."""
     depth = len(editable.layers)
     if asked in ("sweep", "trace"):
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")

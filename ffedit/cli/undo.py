@@ -1,4 +1,4 @@
-"""`ffedit undo`: a checkpoint without one of its edits."""
+"""`ffedit undo`: a checkpoint with one of its edits undone."""
 
 from __future__ import annotations
 

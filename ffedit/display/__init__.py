@@ -1,1 +1,1 @@
-"""What a person sees: terminal, figures, pages."""
+"""Rendering of results for people: in a terminal, as figures and as HTML pages."""

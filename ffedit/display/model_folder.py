@@ -1,4 +1,4 @@
-"""The folder of `ffedit inspect model`: the pass (`inspector.stream`), and the report as JSON, Markdown and figure."""
+"""The folder of `ffedit inspect model`: the corpus pass, and the report as JSON, Markdown and figure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OURS = (FILE, "rows-*.safetensors", "report.json", "report.md", "report.png")
 
 
 def prepare(folder: Path, force: bool) -> None:
-    """Make the folder, or take the one that holds a pass; with `force`, the pass goes.
+    """Create the folder, or accept one that holds a pass; with `force`, delete that pass.
 
     Raises:
-        EditError: it holds other things, cannot be written, or another process works on it.
+        EditError: the folder holds other files, cannot be written, or is in use by another process.
     """
     try:
         others = folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""What the picture of a trace shows, before anyone draws it: the terminal and the figure file show the same.
+"""The contents of a trace's heat map, shared by the terminal and the figure file.
 
 Rows are tokens from top to bottom and columns are layers, as in the figures of ROME (arXiv 2202.05262,
 figure 1). A long prompt keeps the rows that matter (the subject, the end, the largest effects); every run
@@ -33,14 +33,13 @@ TELLING = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A token, a role, or a run of tokens.
+    """A row of the heat map: a token, a role, or a run of tokens.
 
     Attributes:
-        label: what it is called.
-        effects: what restoring it brings back, [layers], in units of the picture's metric; NaN where nothing was
-            restored.
-        subject: whether it belongs to the subject.
-        run: whether it stands for several tokens, each effect being the largest among them.
+        label: the row's label.
+        effects: indirect effects, [layers], in units of the picture's metric; NaN where nothing was restored.
+        subject: whether the row belongs to the subject.
+        run: whether the row stands for several tokens, each effect being the largest among them.
     """
 
     label: str
@@ -56,14 +55,14 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """Everything that is drawn.
+    """The rows, titles and marked layer of one heat map.
 
     Attributes:
         rows: from top to bottom.
         title: lines; what was restored, then what was measured.
         layer: the layer to mark.
         depth: number of layers.
-        metric: what the effects are differences of.
+        metric: the quantity that the effects are differences of.
     """
 
     rows: tuple[Row, ...]
@@ -83,7 +82,7 @@ class Picture:
         return min(0.0, min(float(np.nanmin(row.effects)) for row in self.rows))
 
     def share(self, effect: float) -> float:
-        """An effect as a share of the scale, negative ones too."""
+        """Return an effect as a share of the scale; negative effects give negative shares."""
         return effect / (self.scale or -self.lowest or 1.0)
 
 
@@ -115,7 +114,7 @@ def pictures(traces: Sequence[Trace | TraceSet], layer: int | None = None, most_
 
 
 def restored(measured: Trace | Aggregate) -> str:
-    """What was put back and under which conditions, in words."""
+    """Say what was restored and under which conditions."""
     if measured.kind == "state":
         words = ["hidden states"]
     else:
@@ -129,7 +128,7 @@ def restored(measured: Trace | Aggregate) -> str:
 
 
 def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
-    """The metric of the clean and of the corrupted runs, and the total effect; `answer` as it is to be shown."""
+    """Format the metric of the clean and the corrupted runs and the total effect; `answer` is shown as given."""
     what = {
         "probability": f"P({answer})",
         "log_probability": f"log P({answer})",
@@ -148,7 +147,7 @@ def _average_title(traces: TraceSet) -> tuple[str, str]:
 
 
 def _kept(traces: Sequence[Trace], most: int) -> set[int]:
-    """Which tokens keep a row of their own in all of `traces`, which are of the same tokens."""
+    """Choose the tokens that keep a row of their own in all of `traces`, which have the same tokens."""
     (start, end), count = traces[0].subject, len(traces[0].tokens)
     if count <= most:
         return set(range(count))
@@ -162,7 +161,7 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
 
 
 def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
-    """The tokens' rows; those that are not kept are gathered into runs."""
+    """Yield the tokens' rows; tokens that are not kept are gathered into runs."""
     start, end = trace.subject
     count = trace.effects.shape[1]
     part = [(i >= start) + (i >= end) for i in range(count)]
@@ -178,7 +177,7 @@ def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
 
 
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
-    """The average over the facts that have a token in the role; a fact's several count as their mean."""
+    """Average each role over the facts that have a token in it; a fact's several tokens count as their mean."""
     for role, effects in zip(ROLES, np.stack([by_role(trace) for trace in traces], axis=1), strict=True):
         found = effects[~np.isnan(effects).all(1)]
         if len(found):
@@ -186,7 +185,7 @@ def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
 
 
 def colour(share: float) -> str:
-    """The ramp at a share of 0 to 1, `#rrggbb`."""
+    """Interpolate the colour ramp at a share of 0 to 1, as `#rrggbb`."""
     at = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)
     ends = [[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in RAMP[low : low + 2]]

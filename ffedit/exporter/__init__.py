@@ -1,6 +1,6 @@
-"""Ship an edit: as a checkpoint made from the base's files, as a LoRA adapter, or as plain numbers; and undo it there.
+"""Export an edit as a checkpoint made from the base's files, as a LoRA adapter or as plain Δ; undo it in a checkpoint.
 
-What goes out is made without loading a model, and is compared in a fresh process before it counts as done.
+The files are written without loading a model, and a fresh process verifies them before the export counts as done.
 """
 
 from ffedit.exporter.embedded_edits import history

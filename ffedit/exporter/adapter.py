@@ -1,13 +1,14 @@
-"""An edit as a LoRA adapter: Δ = B A is what a low-rank edit is anyway.
+"""An edit as a LoRA adapter: a low-rank edit already has the form Δ = B A.
 
-The folder is PEFT's (arXiv 2106.09685), so that anything that loads LoRA adapters can put the edit on the base, a
-quantised one too. Each layer has its own rank, alpha equals the rank (scale 1), and modules are named by their full
-paths: `c_proj` alone would also be GPT-2's attention.
+The folder is PEFT's (arXiv 2106.09685), so that anything that loads LoRA adapters can put the edit on the base, even
+on a quantised one. Each layer has its own rank, alpha equals the rank (scale 1), and modules are named by their full
+paths: `c_proj` alone would also match GPT-2's attention.
 
-Experts that share one parameter have their factors in one pair of matrices too, one expert's rows of A [E r, d_ff]
-after the other's, and the columns of B [d_model, r E] in turn. All have the same rank; those that were not edited hold
-zeros. In a mixture all is named by its parameter, dense layers and shared experts, too (a module called `down_proj`
-PEFT takes there for the experts of old, and those of all layers), which PEFT reads on a base that is not quantised.
+Experts that share one parameter also share one pair of factors: the rows of A [E r, d_ff] are ordered expert by
+expert, and the columns of B [d_model, r E] cycle through the experts. All experts have the same rank; those that were
+not edited hold zeros. In a mixture everything is named by its parameter, dense layers and shared experts too: there
+PEFT takes a module called `down_proj` for the older layout's experts, and for those of all layers. PEFT reads
+parameter names only on a base that is not quantised.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
     Args:
         folder: an empty folder.
         base: hub id or folder of the base, as PEFT loads it.
-        edit: with `provenance["matrices"]`.
-        revision: of a hub id.
-        mixture: the base has experts, whether or not the edit changes one.
+        edit: an edit with `provenance["matrices"]`.
+        revision: revision of a hub id.
+        mixture: whether the base has experts, even if the edit changes none.
 
     Raises:
         EditError: an update is dense, or matrices do not fit into one adapter.
@@ -97,7 +98,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
 
 
 def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Factors:
-    """What a written adapter adds to the matrix that `about` tells of: [d_out, r] and [r, d_in], float64."""
+    """Read the factors that an adapter adds to the matrix described by `about`: [d_out, r] and [r, d_in], float64."""
     parameter, expert = of_expert(about["parameter"])
     path = parameter.removesuffix(".weight") if expert is None else parameter.rpartition(".")[0]
     right, left = (stored[f"{PREFIX}{path}.lora_{side}.weight"] for side in "AB")
@@ -110,18 +111,18 @@ def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Fact
 
 
 def unknown_to_peft(about: Mapping[str, Any]) -> bool:
-    """PEFT takes experts for transposed where their module says so; Llama 4's are, and it does not."""
+    """Check whether experts are stored transposed without their module declaring it, on which PEFT relies (Llama 4)."""
     return bool(about["transposed"]) and not about["declared"]
 
 
 def turned(factors: Factors) -> Factors:
-    """Those of the transposed product."""
+    """Return the factors of the transposed product."""
     left, right = factors
     return right.T, left.T
 
 
 def _side_by_side(found: Mapping[int, Factors], experts: int) -> Factors:
-    """The factors of all experts of a parameter, zeros where there are none: [d_out, r E] and [E r, d_in]."""
+    """Join the factors of all experts of a parameter, zeros where there are none: [d_out, r E] and [E r, d_in]."""
     rank = max(len(right) for _, right in found.values())
     left, right = next(iter(found.values()))
     b = left.new_zeros(len(left), rank, experts)
@@ -132,7 +133,7 @@ def _side_by_side(found: Mapping[int, Factors], experts: int) -> Factors:
 
 
 def balanced(update: LowRank) -> Factors:
-    """Factors of one size: Δ = U S Vᵀ as (U √S) (√S Vᵀ), so that 16 bits lose little of either.
+    """Factor Δ = U S Vᵀ as (U √S) (√S Vᵀ): two factors of similar size, so that 16 bits lose little of either.
 
     Returns:
         [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.

@@ -1,4 +1,4 @@
-"""An edit as plain numbers, for those without ffedit: one file of what is added to which parameter."""
+"""An edit as plain Δ for use without ffedit: one file with the matrix to add to each parameter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def write_delta(folder: Path, base: str, edit: Edit) -> None:
 
     Args:
         folder: an empty folder.
-        base: what the edit belongs on.
-        edit: with `provenance["matrices"]`.
+        base: name of the model that the edit was computed on.
+        edit: an edit with `provenance["matrices"]`.
     """
     matrices, told = {}, {}
     for address, update in edit.updates.items():
@@ -46,7 +46,7 @@ def write_delta(folder: Path, base: str, edit: Edit) -> None:
 
 @torch.no_grad()
 def add_(model: Any, deltas: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
-    """Do what the lines in the folder's card do, in a model whose checkpoint is of these dtypes, by parameter."""
+    """Add deltas to a model as the code in the folder's card does; `dtypes` are the checkpoint's, by parameter."""
     for name, change in deltas.items():
         parameter, expert = of_expert(name)
         weight = model.get_parameter(parameter).data
@@ -55,7 +55,7 @@ def add_(model: Any, deltas: Mapping[str, Tensor], dtypes: Mapping[str, torch.dt
 
 
 def blocks(update: Update, transposed: bool) -> Iterator[Tensor]:
-    """Δ as it is stored, float32, some rows at a time."""
+    """Yield Δ in its stored orientation, float32, a block of rows at a time."""
     rows, columns = reversed(update.shape) if transposed else update.shape
     for first, last in row_blocks(rows, columns):
         yield rows_of(update, first, last, transposed).float()

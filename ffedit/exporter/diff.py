@@ -1,7 +1,7 @@
-"""What changed between two checkpoints, tensor by tensor, without either model in memory.
+"""The differences between two checkpoints, tensor by tensor, without either model in memory.
 
-Files are read one tensor at a time. A changed matrix is taken apart into what rounding explains and the low-rank change
-that it does not (`ffedit.algebra.rounding`): an edit shows as the few ranks that it has, fine-tuning as many.
+Files are read one tensor at a time. A changed matrix is split into rounding noise and a low-rank change above it
+(`ffedit.algebra.rounding`): an edit shows as a change of low rank, fine-tuning as one of high rank.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Change:
     """One tensor that changed, or one matrix of a tensor that holds several.
 
     Attributes:
-        name: of the tensor; `name[3]` is the fourth matrix in it.
+        name: name of the tensor; `name[3]` is the fourth matrix in it.
         shape: [d_out, d_in] as stored, or [d].
-        dtype: in which it is stored, by safetensors' name; `base → edited` where they differ.
+        dtype: stored dtype by safetensors' name; `base → edited` where they differ.
         norm: ‖Δ‖, Frobenius.
         norm_ratio: ‖Δ‖ / ‖W‖.
-        share: of entries that changed.
-        rank: singular values of Δ above the rounding noise; None where Δ is no matrix of finite floats.
-        exact: the rank is not an estimate (see `ffedit.algebra.rounding`) nor a lower bound.
-        more: the rank is a lower bound.
+        share: share of the entries that changed.
+        rank: number of singular values of Δ above the rounding noise; None where Δ is no matrix of finite floats.
+        exact: whether the rank is neither an estimate (see `ffedit.algebra.rounding`) nor a lower bound.
+        more: whether the rank is a lower bound.
         floor: largest singular value that rounding explains.
         values: the largest singular values of Δ.
         update: the change, of this rank or of the one asked for, float64, in the stored orientation.
@@ -60,18 +60,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """What differs between two checkpoints.
+    """The differences between two checkpoints.
 
     Attributes:
-        base: the first, as it was called.
-        edited: the second.
-        changes: tensors that are in both with other numbers.
-        missing: tensors of the first only.
-        added: tensors of the second only.
-        reshaped: tensors of another shape, with both.
-        retyped: tensors whose numbers agree in the coarser of two dtypes, with both.
+        base: the first checkpoint, as named by the caller.
+        edited: the second checkpoint, as named by the caller.
+        changes: tensors that are in both with different numbers.
+        missing: tensors in the first only.
+        added: tensors in the second only.
+        reshaped: tensors with different shapes, with both shapes.
+        retyped: tensors with different dtypes that are equal in the coarser one, with both dtypes.
         files: other files that differ, and how.
-        same: how many tensors are equal.
+        same: number of equal tensors.
     """
 
     base: str
@@ -86,11 +86,11 @@ class Diff:
 
     @property
     def identical(self) -> bool:
-        """Whether all weights are the same, whatever the other files."""
+        """True if all weights are the same, whatever the other files."""
         return not (self.changes or self.missing or self.added or self.reshaped or self.retyped)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, without the factors."""
+        """Return the fields as plain JSON, without the factors of the updates."""
         told = {name: value for name, value in vars(self).items() if name != "changes"}
         rows = [{name: value for name, value in vars(change).items() if name != "update"} for change in self.changes]
         return {**told, "identical": self.identical, "changes": rows}
@@ -100,13 +100,13 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
     """Compare two checkpoints of one architecture.
 
     Args:
-        base: a name of ffedit's own, a folder, a GGUF file, or a hub id in the local cache.
+        base: a built-in name of ffedit, a folder, a GGUF file, or a hub id in the local cache.
         edited: the same.
-        rank: how many directions of each change to recover; None: those above the rounding noise.
-        progress: told how far it is.
+        rank: number of directions of each change to recover; None: those above the rounding noise.
+        progress: callback for the progress.
 
     Raises:
-        ModelError: one of them is not there, holds no safetensors, or is damaged.
+        ModelError: one of them does not exist, has no safetensors, or is damaged.
     """
     folders = _folder(base, progress), _folder(edited, progress)
     ours, theirs = (contents(folder) for folder in folders)
@@ -124,7 +124,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
             changes.append(found)
         elif a.kind != b.kind:
             retyped.append(f"{name}: {a.kind} → {b.kind}")
-        else:  # zeros of either sign
+        else:  # the bytes differ in the sign of zeros only
             same += 1
     progress("comparing", len(shared), len(shared))
     return Diff(
@@ -141,7 +141,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
 
 
 def _folder(name: str | Path, progress: Progress) -> Path:
-    """Where a checkpoint is on this machine."""
+    """Return the local folder of a checkpoint."""
     path = Path(path_of(str(name), progress))
     if path.is_dir():
         return path
@@ -155,7 +155,7 @@ def _folder(name: str | Path, progress: Progress) -> Path:
 
 
 def _compared(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:
-    """The change of one tensor; none where only the dtype differs."""
+    """Compute the change of one tensor; None where only the dtype differs."""
     ours, theirs = (_read(stored, name) for stored in (a, b))
     coarse = max(ours.dtype, theirs.dtype, key=_eps)
     if torch.equal(ours.to(coarse), theirs.to(coarse)):
@@ -164,7 +164,7 @@ def _compared(name: str, a: Stored, b: Stored, rank: int | None) -> Change | Non
 
 
 def _read(stored: Stored, name: str) -> Tensor:
-    """A tensor by the name that `contents` gives it: `name[2]` is one matrix of several."""
+    """Read a tensor by the name that `contents` gives it: `name[2]` is one matrix of several."""
     whole, expert = of_expert(name)
     try:
         with safe_open(stored.file, framework="pt") as file:
@@ -193,7 +193,7 @@ def _change(name: str, kind: str, ours: Tensor, theirs: Tensor, coarse: torch.dt
 
 
 def _files(base: Path, edited: Path) -> Iterator[str]:
-    """Files beside the weights that differ, by name; of JSON, the entries."""
+    """Yield the files beside the weights that differ, by name; for JSON, with the entries that differ."""
     sides = [{path.name: path for path in folder.iterdir() if not _is_weight(path)} for folder in (base, edited)]
     ours, theirs = sides
     for name in sorted(ours.keys() | theirs.keys()):
@@ -214,7 +214,7 @@ def _is_weight(path: Path) -> bool:
 
 
 def _entries(a: bytes, b: bytes) -> str:
-    """Which top-level entries of two JSON objects differ; nothing where they are none."""
+    """Name the top-level entries in which two JSON objects differ; an empty string if they are not JSON objects."""
     try:
         ours, theirs = json.loads(a), json.loads(b)
     except ValueError:

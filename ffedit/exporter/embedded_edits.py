@@ -1,7 +1,7 @@
-"""The edits in a checkpoint, and what they changed: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
+"""The edits in a checkpoint and the matrices before them: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
 
-W + Δ − Δ is not W in floating point. So a checkpoint carries its edits in order of application and, of each matrix
-that they changed, the original of before the oldest of them: with these, any edit can be undone exactly.
+W + Δ − Δ is not W in floating point. So a checkpoint stores its edits in order of application and each matrix that
+they changed as it was before the oldest of them: with these, any edit can be undone exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EDITS, ORIGINALS = "ffedit_edits", "originals.safetensors"
 
 
 def history(folder: str | Path) -> tuple[Edit, ...]:
-    """The edits in the weights of a checkpoint folder, oldest first.
+    """Load the edits in the weights of a checkpoint folder, oldest first.
 
     Raises:
         EditError: one of them is damaged, changed by hand, or missing.
@@ -42,7 +42,7 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
 
 
 def originals(folder: Path) -> dict[str, Stored]:
-    """The matrices of before the oldest edit, by their names in the files; empty where they were left out.
+    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out.
 
     Raises:
         ModelError: the file is damaged.
@@ -55,7 +55,7 @@ def keep(folder: Path, edits: Sequence[Edit], matrices: Mapping[str, Matrix]) ->
     """Write the edits of a checkpoint, and the originals of the matrices that they changed, into its folder.
 
     Args:
-        folder: of the checkpoint.
+        folder: checkpoint folder.
         edits: oldest first.
         matrices: the originals, by their names in the files.
     """
@@ -66,7 +66,7 @@ def keep(folder: Path, edits: Sequence[Edit], matrices: Mapping[str, Matrix]) ->
 
 
 def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
-    """Load a model, and make the edits of its checkpoint known to it; `options` are those of `loading.load.load_model`.
+    """Load a model and add its checkpoint's edits to its history; `options` are those of `loading.load.load_model`.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -79,9 +79,9 @@ def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
 
 
 def remember(editable: Editable, folder: Path) -> None:
-    """Make the edits of a checkpoint known to the model that was loaded from it.
+    """Add the edits of a checkpoint to the history of the model that was loaded from it.
 
-    They can be undone there, unless originals were left out, or fit no memory of the model.
+    They can be undone in the model unless originals were left out or do not fit its memories.
 
     Raises:
         EditError: an edit is damaged.
@@ -95,7 +95,7 @@ def remember(editable: Editable, folder: Path) -> None:
 
 
 def _found(editable: Editable, edits: Sequence[Edit], kept: Mapping[str, Stored]) -> dict[Address, Tensor] | None:
-    """The originals of all that `edits` change, as the model holds matrices; None where one cannot be put back."""
+    """Load the originals of all matrices that `edits` change, oriented as W; None if one cannot be put back."""
     found: dict[Address, Tensor] = {}
     for at in {at for edit in edits for at in edit.updates}:
         memory = editable.memories.get(at)

@@ -1,4 +1,4 @@
-"""Export: an edit becomes something that others can use, and is verified before it counts as done."""
+"""Export of an edit as a checkpoint, adapter or delta, verified in a fresh process before it counts as done."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ffedit.model.editable import Editable
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export or of an undo.
 
     Attributes:
-        folder: where.
-        moved: bytes linked, copied and rewritten; None where nothing was streamed.
+        folder: the folder written.
+        moved: bytes linked, copied and rewritten; None where no checkpoint was streamed.
         checked: what a fresh process found equal.
-        edit: what was exported or undone.
+        edit: the edit that was exported or undone.
         exact: whether an undo is exact.
     """
 
@@ -53,20 +53,20 @@ def export(
     verify: str = "auto",
     originals: bool = True,
 ) -> Path:
-    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as plain numbers.
+    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as plain Δ.
 
-    A checkpoint is made from the base's files: what does not change is linked, what changes is rewritten a block of
-    rows at a time, and no model is loaded. A model that is on no disk is written from memory.
+    A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
+    rows at a time, and no model is loaded. A model whose weights are not on disk is written from memory.
 
     Args:
-        model: what the edit was computed on, unedited: loaded, or named as for `load`.
-        edit: what to write into it.
-        out: the folder to make; it appears whole or not at all.
-        force: replace a folder that is there.
-        format: "checkpoint", "adapter" (PEFT) or "delta" (what is added to which parameter).
+        model: the unedited model that the edit was computed on: loaded, or named as for `load`.
+        edit: the edit to write.
+        out: the folder to make, atomically.
+        force: replace an existing folder.
+        format: "checkpoint", "adapter" (PEFT) or "delta" (the matrix to add to each parameter).
         verify: what a fresh process compares before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
-        originals: keep the matrices of before the edit in the checkpoint, which exact undo needs.
+        originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
 
     Returns:
         The folder.
@@ -75,7 +75,7 @@ def export(
         ModelError: the base cannot be found or read, or its weights are pickled.
         EditError: the folder exists or cannot be written, the edit is another base's or does not fit the format, or
             logits are asked for that cannot be compared.
-        CheckError: what was written is not what was meant; nothing is left then.
+        CheckError: the verification failed; nothing is left then.
     """
     return ship(model, edit, out, force, format, verify, originals).folder
 
@@ -91,7 +91,7 @@ def ship(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """As `export`, and says what was done.
+    """Write an edit as `export` does, and return the details.
 
     Args:
         revision: branch, tag or commit, where `model` is a hub id.
@@ -102,7 +102,7 @@ def ship(
         raise EditError(f"format {format!r} is not known; give {', '.join(WRITERS)}")
     check_free(Path(out), force)
     if not isinstance(model, Editable) and "matrices" not in edit.provenance:
-        # Edits of before matrices were described are recognised by the model's fingerprint only.
+        # Edits of early versions do not describe their matrices; only the model's fingerprint identifies their base.
         model = load_with_edits(model, revision=revision, trust_remote_code=trust_remote_code)
     base = find_base(model, edit, revision)
     if format == "checkpoint" and base.editable is not None:
@@ -131,10 +131,10 @@ def ship(
 
 
 def check_comparable(base: Base, format: str, verify: str) -> None:
-    """Refuse to promise logits where none can be compared.
+    """Check that logits, if asked for, can be compared.
 
     Raises:
-        EditError: an adapter or a delta is made of a base that is on no disk, or there is no PEFT for an adapter.
+        EditError: an adapter or a delta of a base that is not on disk, or an adapter without PEFT installed.
     """
     if verify != "logits" or format == "checkpoint":
         return
@@ -152,14 +152,14 @@ def check_comparable(base: Base, format: str, verify: str) -> None:
 
 @dataclass(frozen=True)
 class Base:
-    """What an edit is exported onto.
+    """The base model of an export.
 
     Attributes:
-        name: what it is called.
-        edit: the edit, which says where its matrices stand.
-        folder: where it is on the disk; None: in memory only.
+        name: name of the base.
+        edit: the edit, with `provenance["matrices"]`.
+        folder: folder on disk; None: in memory only.
         editable: the loaded model, where there is one.
-        revision: of a hub id.
+        revision: revision of a hub id.
     """
 
     name: str
@@ -170,13 +170,13 @@ class Base:
 
     @property
     def reference(self) -> str:
-        """How others load it: a hub id, or the full path of a folder."""
+        """The name to load the base by: a hub id, or the full path of a folder."""
         local = Path(self.name).exists() or self.name in NAMED
         return str(self.folder.absolute()) if local and self.folder is not None else self.name
 
     @property
     def is_mixture(self) -> bool:
-        """Whether some of its layers have experts."""
+        """True if some of its layers have experts."""
         if self.editable is not None:
             return any(place.mixture is not None for place in self.editable.feed_forward)
         assert self.folder is not None
@@ -184,7 +184,7 @@ class Base:
 
 
 def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None) -> Base:
-    """Find the base on the disk, and make sure that the edit is its own.
+    """Find the base on disk and check that the edit was computed on it.
 
     Raises:
         ModelError: it cannot be found or read.
@@ -205,7 +205,7 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
 
 
 def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | None:
-    """The base's files with the edit in them, or the model in memory; and the edits that are in it."""
+    """Write the base's files with the edit added, or the model in memory; and the card and the edits in it."""
     moved = None
     if base.folder is not None:
         tensors = contents(base.folder)
@@ -223,14 +223,14 @@ def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | 
 
 
 def write_adapter_folder(base: Base, folder: Path, with_originals: bool) -> None:
-    """A LoRA adapter, with its card and the edit."""
+    """Write a LoRA adapter, with its card and the edit."""
     write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
     keep(folder, (base.edit,), {})
     (folder / "README.md").write_text(adapter_card(base.reference, base.edit), encoding="utf-8")
 
 
 def write_delta_folder(base: Base, folder: Path, with_originals: bool) -> None:
-    """What is added to which parameter, with its card and the edit."""
+    """Write the matrix to add to each parameter, with its card and the edit."""
     write_delta(folder, base.name, base.edit)
     keep(folder, (base.edit,), {})
     (folder / "README.md").write_text(delta_card(base.name, base.edit), encoding="utf-8")

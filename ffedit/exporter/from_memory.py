@@ -1,6 +1,6 @@
-"""A checkpoint of a model that stands on no disk: a ready pair, or one that was changed after it was loaded.
+"""A checkpoint of a model whose weights are not on disk: given as model and tokenizer, or changed after loading.
 
-The weights go out through `save_pretrained`, rounded to the precision of the checkpoint that they came from.
+The weights are written by `save_pretrained`, rounded to the precision of the checkpoint that they came from.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from ffedit.model.saved_names import saved
 
 
 def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tuple[Edit, ...], dict[str, Matrix]]:
-    """Write the edited model.
+    """Write the model with `edit` applied.
 
     Returns:
-        The edits that were in its weights before, and the originals of the matrices that these and `edit` change, but
-        for those that are not known.
+        The edits that were in its weights before, and the known originals of the matrices that these and `edit` change.
 
     Raises:
         EditError: some of its weights are offloaded.
@@ -45,7 +44,7 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
         )
     memories, history = editable.memories, editable.history
     originals = {at: memories[at].value.clone() for at in edit.updates} | history.originals
-    # What holds a lasting edit is no original.
+    # A matrix that holds a lasting edit is no original.
     lost = {at for other in history.lasting.values() for at in other.updates}
     with edit.applied(editable):
         _save(editable, folder)
@@ -61,9 +60,9 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
 
 
 def _save(editable: Editable, folder: Path) -> None:
-    """Write weights, config and tokenizer of the model as it is now."""
+    """Write the current weights, config and tokenizer of the model."""
     dtype = next(iter(editable.memories.values())).saved_dtype
-    # Tied weights stay one tensor, so that they are written once.
+    # Tied weights must stay one tensor to be written once.
     cast: dict[int, Tensor] = {}
     weights = {
         name: cast.setdefault(weight.data_ptr(), weight.to(dtype)) if weight.is_floating_point() else weight
@@ -79,7 +78,7 @@ def _save(editable: Editable, folder: Path) -> None:
 
 
 def _set_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Say the dtype that was written, which may not be the one that was computed in."""
+    """Set the dtype in the config to the one written, which may differ from the one computed in."""
     content = json.loads(config.read_text(encoding="utf-8"))
     content["dtype"] = str(dtype).removeprefix("torch.")
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -87,7 +86,7 @@ def _set_dtype(config: Path, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def expect(editable: Editable, place: Path) -> None:
-    """Write down, for a fresh process to compare: probe ids, the model's logits on them, and a hash of each weight."""
+    """Save what a fresh process compares with: probe ids, the model's logits on them, and a hash of each weight."""
     ids = probe_ids(editable, min(32, editable.max_tokens)).to(editable.device)
     logits = editable.run(input_ids=ids, use_cache=False).logits
     saved = next(iter(editable.memories.values())).saved_dtype
@@ -101,17 +100,17 @@ def expect(editable: Editable, place: Path) -> None:
 
 
 def digest(weight: Tensor, dtype: torch.dtype) -> str:
-    """A hash of a tensor's numbers, floats rounded to `dtype`."""
+    """Hash a tensor's numbers (SHA-256), floats rounded to `dtype`."""
     plain = weight.detach().to(dtype) if weight.is_floating_point() else weight.detach()
     flat = plain.cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def is_on_disk(editable: Editable, folder: Path) -> bool:
-    """Whether a folder holds the model's weights, which may be computed with in another precision.
+    """Check whether a folder holds the model's weights, which may be computed with in another precision.
 
-    A sample of every parameter is compared, in the model's precision. A model that was edited in place or trained on is
-    not the one in its folder; nor is one whose edits are rounded to a precision that is not the folder's.
+    A sample of every parameter is compared, in the model's precision. The result is False for a model that was edited
+    in place or trained further, and for one whose edits are rounded to another precision than the folder's.
     """
     tensors = contents(folder)
     model = editable.model
@@ -134,5 +133,5 @@ def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored
 
 
 def _matrices(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A tensor as `contents` names it: of three dimensions, each of its matrices."""
+    """Yield a tensor under the names of `contents`: each matrix of a three-dimensional tensor has its own."""
     yield from ((f"{name}[{i}]", part) for i, part in enumerate(tensor)) if tensor.ndim == 3 else ((name, tensor),)

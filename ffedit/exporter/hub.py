@@ -1,4 +1,4 @@
-"""To the hub, once the folder stands."""
+"""Upload of an exported folder to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ffedit.errors import EditError
 
 
 def push(folder: Path, name: str) -> str:
-    """Upload a folder, with its model card, as a repository of the hub; it is made where there is none.
+    """Upload a folder, with its model card, as a repository of the hub, which is created if it does not exist.
 
     Args:
-        folder: what `export` made.
+        folder: the folder that `export` made.
         name: "user/model".
 
     Returns:
         The repository's address.
 
     Raises:
-        EditError: no network, no token, no permission, or no such name; the folder stands.
+        EditError: no network, no token, no permission, or no such name; the local folder is kept.
     """
     try:
         made = huggingface_hub.create_repo(name, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The card of what was shipped: what was changed, how, and what it did. It is the folder's README."""
+"""The model card of an export, which is the folder's README: the facts, the recipe and the scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ffedit.editor import Edit
 from ffedit.loading.gguf import in_words
 
 ROWS = 20
-# How a parameter is found by its name in a delta, and one expert's part of it.
+# Code that finds a parameter by its name in a delta, and one expert's slice of it.
 WHOLE = "weight = model.get_parameter(name).data"
 PART = """name, _, expert = name.rstrip("]").partition("[")
     weight = model.get_parameter(name).data
@@ -18,11 +18,11 @@ PART = """name, _, expert = name.rstrip("]").partition("[")
 
 
 def model_card(base: str, edits: Sequence[Edit]) -> str:
-    """Of an edited checkpoint, with the hub's front matter.
+    """Write the card of an edited checkpoint, with the hub's front matter.
 
     Args:
         base: the checkpoint that was edited last.
-        edits: all that are in the weights, oldest first; the last one's scores are told.
+        edits: all edits in the weights, oldest first; the card shows the last one's scores.
     """
     count = sum(len(edit.facts) for edit in edits)
     recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
@@ -42,7 +42,7 @@ Everything else is as in the base model.{_source(edits)}
 
 
 def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) -> str:
-    """Of a checkpoint that an edit was taken out of."""
+    """Write the card of a checkpoint in which an edit was undone."""
     how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
     note = f"Edit {gone.fingerprint()} ({_facts(len(gone.facts))}) was undone: {how}."
     if left:
@@ -52,7 +52,7 @@ def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) 
 
 
 def adapter_card(base: str, edit: Edit) -> str:
-    """Of a LoRA adapter."""
+    """Write the card of a LoRA adapter."""
     return f"""{_front(base, "peft")}
 # An edit of {base}
 
@@ -74,7 +74,7 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dum
 
 
 def delta_card(base: str, edit: Edit) -> str:
-    """Of plain numbers."""
+    """Write the card of a delta, with the code that applies it."""
     names = [about["parameter"] for about in edit.provenance["matrices"].values()]
     weight = PART if any(name.endswith("]") for name in names) else WHOLE
     return f"""{_front(base)}
@@ -110,7 +110,7 @@ tags:
 
 
 def _source(edits: Sequence[Edit]) -> str:
-    """Which file the base was converted from, where it was."""
+    """Name the file that the base was converted from; an empty string if it was not converted."""
     found = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
     return "" if found is None else f"\n\nThe base was converted from {in_words(found)}."
 
@@ -129,7 +129,7 @@ def _table(edits: Sequence[Edit]) -> str:
 
 
 def _recipe(name: str, edit: Edit) -> str:
-    """How one edit was made; methods note different things."""
+    """Describe how one edit was computed; the entries of the provenance depend on the method."""
     about = edit.provenance
     lines = [
         f"{name}: fingerprint {edit.fingerprint()}",
@@ -150,7 +150,7 @@ def _recipe(name: str, edit: Edit) -> str:
 
 
 def _texts(statistics: Any) -> list[tuple[str, int]]:
-    """The texts that key statistics were collected on, of one layer or layer by layer."""
+    """Return the texts that key statistics were collected on, with their tokens, for one layer or layer by layer."""
     found = [statistics, *(statistics.values() if isinstance(statistics, dict) else ())]
     told = [some for some in found if isinstance(some, dict) and {"corpus", "tokens"} <= some.keys()]
     return sorted({(some["corpus"], some["tokens"]) for some in told})

@@ -1,8 +1,8 @@
 """The difference of two checkpoints as an edit of the first.
 
-What stands above the rounding noise of a value matrix is a change of low rank (`ffedit.exporter.diff`), and a change of
-value matrices is an edit: it can be applied, undone, exported for other precisions or as an adapter. Where the second
-checkpoint carries its own edits, their facts come along. Keys and values are not in the weights, so such an edit can
+The part of a value matrix's change above the rounding noise has low rank (`ffedit.exporter.diff`), and a change of
+value matrices is an edit: it can be applied, undone, exported for other precisions or as an adapter. If the second
+checkpoint stores its own edits, their facts are included. Keys and values are not in the weights, so such an edit can
 be added but not solved again.
 """
 
@@ -26,14 +26,14 @@ from ffedit.model.memory import Address, identity
 
 
 def recovered(editable: Editable, found: Diff) -> Edit:
-    """The edit that takes `found.base` to `found.edited`, but for rounding.
+    """Compute the edit that takes `found.base` to `found.edited`, up to rounding.
 
     Args:
         editable: the first checkpoint, loaded.
-        found: what `ffedit.diff` found, of the rank that it was asked for.
+        found: the result of `ffedit.diff`, with updates of the rank that it was asked for.
 
     Raises:
-        EditError: nothing stands above the rounding noise, or something else than value matrices differs.
+        EditError: no change is above the rounding noise, or tensors other than value matrices differ.
     """
     memories = {
         name: memory for memory in editable.memories.values() for name in (memory.saved_as, memory.parameter) if name
@@ -74,7 +74,7 @@ def recovered(editable: Editable, found: Diff) -> Edit:
 
 
 def _facts(found: Diff) -> tuple[Fact, ...]:
-    """The facts of the edits that the second checkpoint carries and the first does not."""
+    """Collect the facts of the edits that are stored in the second checkpoint and not in the first."""
     before, after = (history(Path(name)) for name in (found.base, found.edited))
     known = {edit.fingerprint() for edit in before}
     return tuple(fact for edit in after if edit.fingerprint() not in known for fact in edit.facts)

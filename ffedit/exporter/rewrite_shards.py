@@ -1,8 +1,8 @@
-"""A checkpoint folder made from another one: what does not change is linked or copied, what changes is patched.
+"""A checkpoint folder made from another one: unchanged shards are linked or copied, changed matrices are patched.
 
-A shard in which nothing changes becomes a hard link, which takes no room and no time. A shard in which a matrix
-changes is copied first and then overwritten at that matrix's bytes. So it costs the same memory for seven billion
-parameters as for seventy.
+A shard in which nothing changes becomes a hard link, which takes no space and no time. A shard in which a matrix
+changes is copied first and then overwritten at that matrix's bytes. So memory use is the same for seven billion
+parameters as for seventy billion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ffedit.exporter.embedded_edits import EDITS
 from ffedit.exporter.shard_plan import Plan
 from ffedit.files.tensor_ranges import INDEX, Stored, patch
 
-# Weights in other forms do not go along: they would be those of the base.
+# Weights in other formats are not copied: they would be the base's unedited ones.
 WEIGHTS = {
     ".bin",
     ".safetensors",
@@ -37,7 +37,7 @@ FOLDERS = ("additional_chat_templates",)
 
 @dataclass
 class Moved:
-    """How a folder was filled.
+    """The bytes linked, copied and rewritten to fill a folder.
 
     Attributes:
         linked: bytes of shards that are hard links.
@@ -55,7 +55,7 @@ def stream(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path) 
 
     Args:
         base: folder of the old checkpoint.
-        tensors: what is in it.
+        tensors: the tensors in it.
         plan: the matrices that change.
         folder: an empty folder.
     """
@@ -78,9 +78,9 @@ def stream(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path) 
 
 
 def _linked(shard: Path, target: Path) -> bool:
-    """Make `target` another name of a file; False where that cannot be (another file system, none that links).
+    """Make `target` a hard link to a file; return False if that fails (another file system, or one without links).
 
-    The cache of the hub holds links to files, which would dangle elsewhere: the file itself is linked.
+    The hub's cache holds symbolic links, which would dangle elsewhere: their target is linked.
     """
     try:
         os.link(shard.resolve(), target)
@@ -90,7 +90,7 @@ def _linked(shard: Path, target: Path) -> bool:
 
 
 def _copy_rest(base: Path, folder: Path) -> None:
-    """Config, tokenizer and whatever else is not weights; a card and edits are written anew."""
+    """Copy config, tokenizer and everything else but weights; the model card and the edits are written anew."""
     for path in sorted(base.iterdir()):
         if path.name.startswith(".") or path.name in ("README.md", EDITS):
             continue

@@ -1,8 +1,8 @@
-"""What a new checkpoint holds: every tensor of an old one, but for a few that are rewritten.
+"""The plan of a new checkpoint: the tensors of an old one, of which a few matrices are rewritten.
 
 A rewritten matrix is W rounded once after each update, W ← round(W + Δ), in the order in which the updates were made:
-what the model in memory holds after the same edits, bit for bit. An export is such a plan over the base's own
-matrices; an exact undo is one over the originals with the edits that stay.
+bit for bit the matrix that the model in memory has after the same edits. An export is such a plan over the base's own
+matrices; an exact undo is one over the originals with the remaining edits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rewrite:
         source: the matrix that the updates are added to.
         updates: Δ [d_out, d_in] each, in order.
         transposed: the matrix is stored as [d_in, d_out].
-        parameter: what the loaded model calls it (`KeyValueMemory.parameter`).
+        parameter: its name in the loaded model (`KeyValueMemory.parameter`).
     """
 
     source: Stored
@@ -39,7 +39,7 @@ class Rewrite:
     parameter: str
 
     def blocks(self) -> Iterator[Tensor]:
-        """The new matrix in its stored orientation and dtype, some rows at a time.
+        """Yield the new matrix in its stored orientation and dtype, a block of rows at a time.
 
         Raises:
             EditError: a number is NaN or too large for the dtype.
@@ -59,7 +59,7 @@ Plan: TypeAlias = "dict[str, Rewrite]"
 
 
 def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
-    """Rows of Δ as it is stored, float64; a factored Δ is multiplied out for these rows only."""
+    """Return rows of Δ in its stored orientation, float64; a factored Δ is multiplied out for these rows only."""
     if not isinstance(update, LowRank):
         return (update.matrix.T if transposed else update.matrix)[first:last].double()
     if transposed:
@@ -68,14 +68,14 @@ def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
 
 
 def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
-    """The base's matrices that an edit changes.
+    """Plan the rewriting of the base's matrices that an edit changes.
 
     Args:
-        tensors: of the base.
-        edit: with `provenance["matrices"]`.
+        tensors: tensors of the base.
+        edit: an edit with `provenance["matrices"]`.
 
     Raises:
-        EditError: a matrix is not there, or has another shape.
+        EditError: a matrix is missing, or has another shape.
     """
     return {
         name: Rewrite(tensors[name], (edit.updates[address],), transposed, matrix(edit, address)["parameter"])
@@ -84,10 +84,10 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
 
 
 def touched(tensors: Mapping[str, Stored], edit: Edit) -> dict[str, tuple[Address, bool]]:
-    """The tensors that an edit changes, by their names in the files: whose memory, and whether stored transposed.
+    """Return, by name in the files, the address and orientation (True: transposed) of each tensor an edit changes.
 
     Raises:
-        EditError: a matrix is not there, or has another shape.
+        EditError: a matrix is missing, or has another shape.
     """
     found = {}
     for address, update in edit.updates.items():
@@ -104,9 +104,9 @@ def touched(tensors: Mapping[str, Stored], edit: Edit) -> dict[str, tuple[Addres
 
 
 def file_name(tensors: Iterable[str], parameter: str, saved_as: str = "") -> str | None:
-    """A parameter's name in the files, where the base model's prefix may be missing or come on top.
+    """Find a parameter's name in the files, where the base model's prefix may be missing or added.
 
-    With `saved_as`, that name may stand there instead (`KeyValueMemory.saved_as`).
+    The files may also have it under the name `saved_as` (`KeyValueMemory.saved_as`). None if it is not found.
     """
     names = list(tensors)
     if parameter in names:
@@ -118,10 +118,10 @@ def file_name(tensors: Iterable[str], parameter: str, saved_as: str = "") -> str
 
 
 def matrix(edit: Edit, address: Address) -> Mapping[str, Any]:
-    """What an edit says about a matrix that it changes.
+    """Return an edit's description of a matrix that it changes.
 
     Raises:
-        EditError: it says nothing, or nothing that can be read.
+        EditError: it is missing or malformed.
     """
     about = edit.provenance.get("matrices", {})
     found = about.get(str(address)) if isinstance(about, Mapping) else None
@@ -136,16 +136,16 @@ def matrix(edit: Edit, address: Address) -> Mapping[str, Any]:
 
 
 def recognise(tensors: Mapping[str, Stored], kept: Mapping[str, Stored], edit: Edit, base: str) -> bool:
-    """Is this the base that the edit was computed on? A sample of each matrix must agree within the coarser rounding.
+    """Check that the edit was computed on this base: a sample of each matrix must agree within the coarser rounding.
 
     Args:
-        tensors: of the base.
+        tensors: tensors of the base.
         kept: originals of the matrices that earlier edits of the base changed.
-        edit: with `provenance["matrices"]`.
-        base: what messages call it.
+        edit: an edit with `provenance["matrices"]`.
+        base: name of the base in messages.
 
     Returns:
-        Whether the edit was computed on the base as it is; False: as it was before the earlier edits.
+        True if the edit was computed on the base with its earlier edits, False if on the base before them.
 
     Raises:
         EditError: neither; it is another model, or edited already.
@@ -164,12 +164,12 @@ def recognise(tensors: Mapping[str, Stored], kept: Mapping[str, Stored], edit: E
 
 
 def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
-    """Whether a stored matrix is, up to rounding, the one that an edit was computed on."""
+    """Check whether a stored matrix is, up to rounding, the one that an edit was computed on."""
     found = stored.sample(SAMPLE)
     expected = torch.tensor(matrix(edit, address)["sample"], dtype=torch.float64)
     computed = edit.computed_in or stored.dtype
-    computed = torch.float32 if computed == torch.float64 else computed  # in which samples are noted at most
-    # Each number was rounded to one dtype or the other; the smallest ones to nothing.
+    computed = torch.float32 if computed == torch.float64 else computed  # samples are recorded in float32 at most
+    # Each number was rounded to one dtype or the other; the smallest ones to zero.
     infos = [torch.finfo(dtype) for dtype in (stored.dtype, computed)] if computed != stored.dtype else []
     relative = max((info.eps for info in infos), default=0.0)
     absolute = max((info.smallest_normal * info.eps for info in infos), default=0.0)
@@ -178,7 +178,7 @@ def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
 
 
 def identified(edit: Edit, editable: Editable) -> Edit:
-    """The same edit, which says of each matrix that it changes where it stands."""
+    """Return the edit with `provenance["matrices"]`, the description of each matrix that it changes."""
     if "matrices" in edit.provenance:
         return edit
     matrices = {str(address): identity(editable.memories[address]) for address in edit.updates}

@@ -1,7 +1,7 @@
-"""Undo an edit of a checkpoint: from the originals, with the edits that stay; never by subtracting, unless asked to.
+"""Undo an edit of a checkpoint by adding the remaining edits to the originals; Δ is subtracted only on request.
 
-Whatever the order in which edits are undone, what remains is bit for bit the checkpoint that the undone ones were never
-written into; with all of them undone it is the base.
+In whatever order edits are undone, the result is bit for bit the checkpoint without them; with all of them undone it
+is the base.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ffedit.loading.load import local_folder
 
 @dataclass(frozen=True)
 class UndoPlan:
-    """How an edit is undone.
+    """The matrices to rewrite and the edits to keep when an edit is undone.
 
     Attributes:
-        tensors: what the checkpoint holds.
-        edit: the edit that goes.
-        left: the edits that stay, in order.
+        tensors: the tensors of the checkpoint.
+        edit: the edit to undo.
+        left: the remaining edits, in order.
         plan: the matrices that change.
-        originals: the originals that stay.
+        originals: the originals that are still needed.
         exact: whether the result is bit for bit what it would be without the edit.
     """
 
@@ -59,10 +59,10 @@ def undo(
 
     Args:
         checkpoint: folder or hub id of a checkpoint that `export` made.
-        out: the folder to make; it appears whole or not at all.
+        out: the folder to make, atomically.
         edit: number (0 is the oldest) or fingerprint; None: the last.
-        inexact: where exact undo is not possible, subtract.
-        force: replace a folder that is there.
+        inexact: where exact undo is not possible, subtract Δ.
+        force: replace an existing folder.
         verify: what a fresh process compares: "auto", "tensors" or "logits" (as `export`).
 
     Returns:
@@ -72,7 +72,7 @@ def undo(
         ModelError: the checkpoint cannot be found or read.
         EditError: there is no such edit in it, the originals are missing or do not lead to its weights, or the folder
             exists or cannot be written.
-        CheckError: what was written is not what was meant; nothing is left then.
+        CheckError: the verification failed; nothing is left then.
     """
     return restore_checkpoint(checkpoint, out, edit, inexact, force, verify).folder
 
@@ -87,7 +87,7 @@ def restore_checkpoint(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """As `undo`, and says what was done; the further arguments are those of `ship`."""
+    """Write a checkpoint as `undo` does, and return the details; the further arguments are those of `ship`."""
     check_how(verify)
     check_free(Path(out), force)
     base = local_folder(checkpoint, revision)
@@ -106,7 +106,7 @@ def restore_checkpoint(
 
 
 def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = False) -> UndoPlan:
-    """How to undo one edit of a checkpoint.
+    """Plan the undoing of one edit of a checkpoint.
 
     Raises:
         EditError: as `undo`.
@@ -138,13 +138,13 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
 
 
 def updates_of(tensors: Mapping[str, Stored], edits: Sequence[Edit], name: str) -> tuple[Update, ...]:
-    """What edits add to one tensor, in order."""
+    """Return the updates that `edits` add to one tensor, in order."""
     found = ((edit, touched(tensors, edit).get(name)) for edit in edits)
     return tuple(edit.updates[at[0]] for edit, at in found if at is not None)
 
 
 def _leads_to(source: Stored, updates: tuple[Update, ...], transposed: bool, stored: Stored) -> bool:
-    """Whether an original and all edits give the matrix that is there, bit for bit."""
+    """Check whether an original plus all updates gives the stored matrix, bit for bit."""
     if (source.kind, source.shape) != (stored.kind, stored.shape):
         return False
     rebuilt = Rewrite(source, updates, transposed, "").blocks()
@@ -156,7 +156,7 @@ def _negative(update: Update) -> Update:
 
 
 def _find(folder: Path, edits: Sequence[Edit], which: str) -> int:
-    """The number of an edit that is named by number or fingerprint."""
+    """Return the number of an edit that is named by number or fingerprint."""
     prints = [edit.fingerprint() for edit in edits]
     if which.isdecimal() and int(which) < len(edits) and len(which) < len(prints[0]):
         return int(which)

@@ -1,8 +1,8 @@
-"""`python -m ffedit.exporter.verification < TASK`: is what was written what was meant? Run in a fresh process.
+"""`python -m ffedit.exporter.verification < TASK`: check in a fresh process that the files hold what was intended.
 
-Everything is computed again from what is on the disk: the matrices that change from the base and the edit, block by
-block, and all others compared with the base's bytes. Where the model fits in memory, logits are compared too: those
-of the folder as anybody would load it, and those of the base with the edit written into it.
+Everything is computed again from the files on disk: the changed matrices from the base and the edit, block by block;
+all others are compared with the base's bytes. If the model fits in memory, logits are compared too: those of the
+folder loaded by transformers, and those of the base with the edit written into it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOKENS = 32
 
 
 def main() -> int:
-    """Verify the task that is read from stdin; one line of JSON says what was found."""
+    """Verify the task that is read from stdin, and write the result to stdout as one line of JSON."""
     task = Task(**json.loads(sys.stdin.read()))
     torch.set_num_threads(task.threads)
     transformers.utils.logging.set_verbosity_error()
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def check_checkpoint(task: Task) -> Checked:
-    """The base, and in it the edit."""
+    """Check that a checkpoint is the base with the edit added, and stores the edits and the originals."""
     base, folder = Path(task.base), Path(task.folder)
     before, edits = contents(base), history(folder)
     if [edit.fingerprint() for edit in edits[:-1]] != [edit.fingerprint() for edit in history(base)]:
@@ -72,7 +72,7 @@ def check_checkpoint(task: Task) -> Checked:
 
 
 def check_undo(task: Task) -> Checked:
-    """The checkpoint, and in it one edit less."""
+    """Check that a checkpoint is the old one with one edit undone, and stores the remaining edits."""
     undoing = plan_undo(Path(task.base), task.edit, task.inexact)
     compare(undoing.tensors, contents(Path(task.folder)), undoing.plan)
     left = [edit.fingerprint() for edit in history(task.folder)]
@@ -83,7 +83,7 @@ def check_undo(task: Task) -> Checked:
 
 
 def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Plan) -> None:
-    """Every tensor: as in the plan, or as it was.
+    """Check that every tensor is as in the plan, or unchanged where the plan does not have it.
 
     Raises:
         CheckError: one is not.
@@ -100,20 +100,20 @@ def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Pla
 
 
 def opens(task: Task) -> None:
-    """Config and tokenizer load.
+    """Check that config and tokenizer can be loaded.
 
     Raises:
-        CheckError: one does not.
+        CheckError: one cannot.
     """
     for kind in (AutoConfig, AutoTokenizer):
         try:
             kind.from_pretrained(task.folder, trust_remote_code=task.trust_remote_code)
-        except Exception as error:  # anything may be wrong in it
+        except Exception as error:  # a damaged folder may raise anything
             raise CheckError(f"{kind.__name__} cannot read what was written ({brief(error)})") from error
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -121,13 +121,13 @@ def brief(error: BaseException) -> str:
 
 
 def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
-    """Whether the model may be loaded: asked for, or its weights take less than half of what is free."""
+    """Decide whether to load the model: if logits are asked for, or its weights take less than half the free memory."""
     wide = sum(prod(stored.shape) * 4 if stored.kind == "F16" else stored.size for stored in tensors.values())
     return task.verify == "logits" or (task.verify == "auto" and wide < psutil.virtual_memory().available / 2)
 
 
 def load(folder: str, task: Task) -> PreTrainedModel:
-    """A model as anybody would load it; float16 is computed in float32 on a CPU."""
+    """Load a model with transformers as users do; float16 is computed in float32 on a CPU."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", use_safetensors=True, trust_remote_code=task.trust_remote_code
     )
@@ -137,7 +137,7 @@ def load(folder: str, task: Task) -> PreTrainedModel:
 
 @torch.no_grad()
 def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
-    """Logits [1, n, vocabulary] on a few fixed ids."""
+    """Compute logits [1, n, vocabulary] on a few fixed ids."""
     if ids is None:
         text = model.config.get_text_config()
         count = min(TOKENS, int(getattr(text, "max_position_embeddings", None) or TOKENS))
@@ -148,7 +148,7 @@ def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
-    """Write a plan into a model's parameters; what they were."""
+    """Write a plan into a model's parameters, and return their previous values."""
     weights = dict(model.named_parameters())
     before: dict[str, Tensor] = {}
     for name, rewrite in plan.items():
@@ -162,7 +162,7 @@ def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
 
 
 def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
-    """Compare logits, bit for bit, where the model fits in memory; whether they were compared.
+    """Compare logits bit for bit if the model fits in memory; return whether they were compared.
 
     Raises:
         CheckError: they differ.
@@ -185,12 +185,12 @@ def _equal(expected: Tensor, found: Tensor, tolerance: float) -> None:
 
 
 def check_memory(task: Task) -> Checked:
-    """The model that was in memory: its weights by their hashes, its logits bit for bit."""
+    """Check a model written from memory: its weights by their hashes, its logits bit for bit."""
     with safe_open(task.base, framework="pt") as file:
         about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
     opens(task)
     hashes = json.loads(about["hashes"])
-    # Not cast once it is loaded, which would take buffers along: rotary angles are float32 in a 16-bit model.
+    # Casting after loading would cast buffers too, but rotary angles are float32 in a 16-bit model.
     model = AutoModelForCausalLM.from_pretrained(
         task.folder,
         dtype=getattr(torch, about["dtype"]),
@@ -210,7 +210,7 @@ def check_memory(task: Task) -> Checked:
 
 
 def check_delta(task: Task) -> Checked:
-    """Every number of it, from the edit again; and where the base fits, the logits of the base with it added."""
+    """Check a delta: every entry against the edit, and if the base fits in memory, its logits with the delta added."""
     (edit,) = history(task.folder)
     weights = Path(task.folder) / delta.WEIGHTS
     stored = read_header(weights)
@@ -231,7 +231,7 @@ def check_delta(task: Task) -> Checked:
 
 
 def check_adapter(task: Task) -> Checked:
-    """Its product is Δ; and where PEFT is there and the model fits, PEFT gives the logits of the edited model."""
+    """Check an adapter: B A = Δ, and if PEFT is installed and the model fits, the same logits as the edited model."""
     (edit,) = history(task.folder)
     stored = read_header(Path(task.folder) / adapter.WEIGHTS)
     for address, update in edit.updates.items():
@@ -261,7 +261,7 @@ def check_adapter(task: Task) -> Checked:
 
 
 def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
-    """The base as it is, and the logits that it has with a plan written into it."""
+    """Load the base, and return it unchanged with the logits that it has with a plan written into it."""
     model: Any = load(task.base, task)
     was = written_into(model, plan)
     expected = logits_of(model)
@@ -270,7 +270,7 @@ def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
 
 
 def rounding(plan: Plan) -> float:
-    """What logits may differ by, relative to the largest, where W + Δ was rounded in another place."""
+    """Return the allowed difference of logits, relative to the largest, where W + Δ is rounded at another step."""
     return max([1e-4, *(6.5 * torch.finfo(rewrite.source.dtype).eps for rewrite in plan.values())])
 
 

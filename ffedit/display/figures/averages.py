@@ -1,8 +1,8 @@
 """Average effects by layer as a figure file, one line per role of a token: figures 2 and 3 of ROME (arXiv 2202.05262).
 
-A panel for each kind of module, with one vertical scale, so that heights can be compared. A measurement that differs
-from another only in what was severed has no panel of its own: its last subject token is a dashed line in the other's,
-because what severing takes away is the distance between the two lines.
+There is a panel for each kind of module, all with one vertical scale so that heights compare. A measurement that
+differs from another only in the severed modules has no panel of its own: its last subject token is a dashed line in
+the other's panel, because the distance between the two lines is the effect of severing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ffedit.facts.text import counted, number
 from ffedit.locator.aggregate import ROLES, Aggregate
 from ffedit.locator.result import Part
 
-# Okabe and Ito's colours, which colour-blind people tell apart; the markers do the same in print without colour.
+# Okabe and Ito's colours, which colour-blind people can tell apart; the markers serve for print without colour.
 LINES = dict(
     zip(
         ROLES,
@@ -35,7 +35,7 @@ LINES = dict(
 SEVERED_ROLE = "last subject"
 SEVERED: dict[Part, tuple[Any, str]] = {"feed_forward": ((0, (4, 1.5)), "D"), "attention": ((0, (6, 1.5, 1, 1.5)), "s")}
 MOST_COLUMNS = 3
-# Inches: a panel, and the room for its title.
+# Inches: a panel, and the space for its title.
 WIDTH, HEIGHT, ABOVE = 3.4, 2.4, 0.9
 
 
@@ -45,7 +45,7 @@ def save_aggregate(aggregates: Sequence[Aggregate], path: str | Path) -> Path:
     Args:
         aggregates: at least one; those for panels, and severed ones to be compared in the panel of the same
             measurement.
-        path: of the figure.
+        path: the file to write.
 
     Raises:
         FFEditError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def save_aggregate(aggregates: Sequence[Aggregate], path: str | Path) -> Path:
 
 
 def _panels(aggregates: Sequence[Aggregate]) -> list[list[Aggregate]]:
-    """What is drawn together: a measurement, then the same with modules severed."""
+    """Group the aggregates into panels: a measurement, then the same with modules severed."""
     panels = [[one] for one in aggregates if one.sever is None]
     for severed in (one for one in aggregates if one.sever is not None):
         whole = next((panel for panel in panels if panel[0].sever is None and _same(panel[0], severed)), None)
@@ -135,7 +135,7 @@ def _line(axes: Any, drawn: Aggregate, role: str, sever: Part | None) -> None:
 
 
 def _style(role: str, sever: Part | None) -> dict[str, Any]:
-    """How a role's line looks: that of the subject's last token is the thickest, severed ones have hollow markers."""
+    """Return the style of a role's line: thickest for the subject's last token, hollow markers if severed."""
     colour, marker = LINES[role]
     style = {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 2.0 if role == SEVERED_ROLE else 1.2}
     if sever is None:
@@ -145,7 +145,7 @@ def _style(role: str, sever: Part | None) -> dict[str, Any]:
 
 
 def _legend(panels: list[list[Aggregate]]) -> list[Any]:
-    """An entry for each role that is drawn, with its number of facts where it is the same in all panels."""
+    """Make an entry for each role that is drawn, with its number of facts if that is the same in all panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,4 +1,4 @@
-"""The report of a whole model as a figure: one panel for each group of measures, layers from left to right."""
+"""The report of a whole model as a figure: one panel for each group of measures, layers on the x axis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ffedit.display.figures.trace import layer_ticks, save_figure
 from ffedit.inspector.views.report import Measure, ModelReport, Unit
 
-# Okabe and Ito's colours, which colour-blind people tell apart.
+# Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
 CHANCE = "#888888"
 MARKERS = "osD^v"
@@ -19,7 +19,7 @@ BY_CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")
 
 
 def save_model(report: ModelReport, path: str | Path) -> Path:
-    """Draw all measures by layer, with intervals, and agreement by how sure values are.
+    """Draw all measures by layer, with intervals, and agreement by the values' maximum probability.
 
     Raises:
         FFEditError: matplotlib is not installed.

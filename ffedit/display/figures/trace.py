@@ -1,6 +1,6 @@
-"""The picture of a trace as a figure file: PNG for a page, SVG or PDF for a paper.
+"""The heat map of a trace as a figure file: PNG for a page, SVG or PDF for a paper.
 
-matplotlib is an optional extra, imported when a figure is drawn. The figure appears whole or not at all.
+matplotlib is an optional extra, imported when a figure is drawn. The file is written atomically.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ffedit.locator.result import Trace, TraceSet
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MOST_ROWS = 40
-# The colour of a restoration that takes probability away.
+# The colour of a restoration with a clearly negative effect.
 HURTS = "#7d93a6"
 MOST_CHARACTERS = 24
-# Inches: for row labels, between panels that share them, and for the colour bar with its labels.
+# Inches: row labels, the gap between panels that share them, and the colour bar with its labels.
 LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
-# Fonts with the scripts that matplotlib's own does not have; those that are installed are used.
+# Fonts for scripts that matplotlib's default font lacks; those that are installed are used.
 FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -51,7 +51,7 @@ def save_plot(
     Args:
         traces: one measurement, or several (say of hidden states, feed-forward and attention outputs) to be drawn side
             by side; those of the same tokens share their rows.
-        path: of the figure.
+        path: the file to write.
         layer: the layer to mark, by default each measurement's choice.
 
     Raises:
@@ -66,7 +66,7 @@ def save_plot(
 def plot_ready(
     traces: Trace | TraceSet | Sequence[Trace | TraceSet], path: str | Path, layer: int | None = None
 ) -> Iterator[None]:
-    """As `save_plot`: the figure is drawn, but takes its place only when the block ends well."""
+    """Draw the figure as `save_plot` does, but move it to `path` only when the block ends without an error."""
     several = [traces] if isinstance(traces, (Trace, TraceSet)) else list(traces)
     with _figure_ready(path, lambda: _draw(pictures(several, layer, MOST_ROWS))):
         yield
@@ -103,7 +103,7 @@ def _figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
 
 
 def check_plot(path: str | Path) -> Path:
-    """The path, if a figure can be asked for there; to be called before any long work.
+    """Check that a figure can be written to a path, and return it; meant to be called before any long computation.
 
     Raises:
         FFEditError: matplotlib is not installed.
@@ -153,14 +153,14 @@ def _height(shown: Picture) -> float:
 
 
 def _panel(axes: Any, shown: Picture, names: Sequence[str] | None, width: float, height: float) -> None:
-    """One heat map, `width` × `height` inches; without `names` its rows are those of the panel to the left."""
+    """Draw one heat map of `width` × `height` inches; without `names` its rows are those of the panel to the left."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.ticker import MaxNLocator
 
     rows, depth = len(shown.rows), shown.depth
     values = np.stack([row.effects for row in shown.rows])
     ramp = LinearSegmentedColormap.from_list("ffedit", RAMP).with_extremes(under=HURTS)
-    # Noise around zero is no finding: only what clearly takes probability away gets a colour of its own.
+    # Negative effects near zero may be noise: only clearly negative ones get a colour of their own.
     hurts = values < -NEGATIVE * (shown.scale or 1)
     drawn = np.where(hurts, values, values.clip(0))
     image = axes.pcolormesh(drawn, cmap=ramp, vmin=0, vmax=shown.scale or 1, edgecolors=(1, 1, 1, 0.12), linewidth=0.4)
@@ -187,10 +187,10 @@ def _panel(axes: Any, shown: Picture, names: Sequence[str] | None, width: float,
 
 
 def headline(axes: Any, title: str, under: Sequence[str], width: float, height: float) -> None:
-    """A title and lines under it above `axes`, which are `height` inches high; broken to be `width` inches wide."""
+    """Write a title and the lines under it above `axes`, `height` inches high, wrapped to `width` inches."""
     step = 0.0
     for text, size, colour in [(line, 8, "#444444") for line in reversed(under)] + [(title, 10, "black")]:
-        # A character of the sans-serif is about 0.58 of its size wide.
+        # A character of the sans-serif font is about 0.58 of its size wide.
         lines = textwrap.wrap(text, int(width * 72 / (0.58 * size))) or [""]
         place = {"transform": axes.transAxes, "va": "bottom", "linespacing": 1.2}
         axes.text(
@@ -200,7 +200,7 @@ def headline(axes: Any, title: str, under: Sequence[str], width: float, height: 
 
 
 def layer_ticks(depth: int, middle: float) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Places and names of up to twelve layers; `middle` is where a layer's column has its middle."""
+    """Return positions and labels for up to twelve layers; `middle` is the offset of a column's centre."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 1000) if s * 12 >= depth)
     return np.arange(0, depth, step) + middle, [str(i) for i in range(0, depth, step)]
 

@@ -1,8 +1,8 @@
-"""What an inspection found, as a page: one HTML file that needs no network and no script.
+"""The results of an inspection as one HTML file that needs no network and no script.
 
-A page is a row of parts, one for each view; a memory that has a part of its own is a link wherever another part names
-it. All markup stands in the templates. Whatever a view holds is text of some corpus or tokenizer and trusted by nobody:
-Jinja2 escapes it, and characters that would not be seen, or would turn the text around them, are shown by their number.
+A page has one section per view; a memory that has its own section is linked wherever another section names it. All
+markup is in the templates. The text in a view comes from a corpus or a tokenizer and is not trusted: Jinja2 escapes
+it, and invisible characters and those that reverse the text direction are shown by their code point.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def page(
     annotated: Sequence[Annotated] = (),
     before: PromptView | None = None,
 ) -> str:
-    """One page of some views.
+    """Render views as one HTML page.
 
     Args:
-        views: of a model, of prompts, of edits, of memories; the first one names the page.
-        cards: memories in brief, which stand at the end; those with a view of their own are left out.
-        annotated: what people found in the triggers of the first view's model.
-        before: the first view, of a prompt, as it was without an edit.
+        views: views of a model, of prompts, of edits or of memories; the first one gives the page its title.
+        cards: short descriptions of memories for the end of the page; memories with a view of their own are left out.
+        annotated: human annotations of the triggers of the first view's model.
+        before: the first view, of a prompt, measured without the edit.
     """
     whole = {str(view.slot) for view in views if isinstance(view, MemoryView)}
     brief = [card for card in cards if str(card.slot) not in whole]
@@ -61,7 +61,7 @@ def page(
 
 
 def save_page(target: str | Path, *views: View, **more: Any) -> Path:
-    """Write a page, whole or not at all; all further arguments are those of `page`.
+    """Write a page atomically; all further arguments are those of `page`.
 
     Raises:
         EditError: it cannot be written.

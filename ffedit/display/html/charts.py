@@ -1,6 +1,6 @@
-"""Small charts of layers from left to right, as numbers that a template draws: paths, boxes, ticks, a legend.
+"""Small charts with layers on the x axis, as coordinates that a template draws: paths, boxes, ticks, a legend.
 
-A series has a class `s0`, `s1`, …, to which the style sheet gives a colour for light and for dark.
+A series has a CSS class `s0`, `s1`, …, to which the style sheet gives a colour in light and in dark mode.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")
 
 @dataclass(frozen=True)
 class Line:
-    """One series: a value for each place on the x axis, None where there is none.
+    """One series: a value for each position on the x axis, None where there is none.
 
     Attributes:
-        name: for the legend.
-        values: what is drawn.
+        name: entry of the legend.
+        values: the values to draw.
         low: lower ends of intervals; empty for none.
         high: upper ends.
-        chance: whether it is what chance gives, drawn in grey and dotted.
+        chance: whether the series is a chance level, drawn in grey and dotted.
     """
 
     name: str
@@ -54,17 +54,17 @@ class Box:
 
 @dataclass
 class Chart:
-    """What a template draws.
+    """A chart as a template draws it.
 
     Attributes:
-        title: what it shows, for those who do not see it.
-        x_name: what the x axis counts.
-        x_ticks: place and label.
-        y_ticks: place and label.
-        curves: path and class.
-        bands: path and class, of intervals.
-        dots: x, y, class, and what it says.
-        boxes: of stacked bars.
+        title: text alternative for screen readers.
+        x_name: quantity on the x axis.
+        x_ticks: x coordinate and label.
+        y_ticks: y coordinate and label.
+        curves: SVG path and class.
+        bands: SVG path and class of the intervals.
+        dots: x, y, class and tooltip.
+        boxes: the rectangles of stacked bars.
         legend: name and class.
     """
 
@@ -86,7 +86,7 @@ class Chart:
 
 
 def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit, x_name: str = "layer") -> Chart:
-    """Lines with intervals; ranks on a logarithmic axis, the best on top."""
+    """Draw lines with intervals; ranks on a logarithmic axis with the best on top."""
     chart = Chart(title, x_name)
     seen = [v for one in series for column in (one.values, one.low, one.high) for v in column if _known(v)]
     ticks = _ticks(seen, unit)
@@ -114,7 +114,7 @@ def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit,
 
 
 def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
-    """Shares that make one, on top of each other."""
+    """Draw shares that add up to 1 as stacked bars."""
     chart = Chart(title)
     place = _place(0.0, 1.0, chart)
     across = _across(len(labels), chart, inside=True)
@@ -134,7 +134,7 @@ def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
 
 
 def of_group(group: str, measures: Sequence[Measure], layers: int) -> Chart:
-    """A group of a report's measures."""
+    """Draw one group of a report's measures by layer."""
     series = [Line(m.definition.title, m.values, m.low, m.high, m.name in CHANCE) for m in measures]
     labels = [str(layer) for layer in range(layers)]
     if all(measure.name.startswith("case_") for measure in measures):
@@ -143,7 +143,7 @@ def of_group(group: str, measures: Sequence[Measure], layers: int) -> Chart:
 
 
 def of_sureness(report: ModelReport) -> Chart:
-    """Agreement by how sure values are."""
+    """Draw the agreement rate by the value's maximum probability."""
     bins = report.sureness
     agreement, low, high = ([getattr(one, name) for one in bins] for name in ("agreement", "low", "high"))
     labels = [share((one.least + one.most) / 2) for one in bins]
@@ -157,14 +157,14 @@ def of_sureness(report: ModelReport) -> Chart:
 
 
 def of_prompt(view: PromptView) -> Chart:
-    """The probability of the final prediction, layer by layer."""
+    """Draw the probability of the final prediction, layer by layer."""
     parts = {"without the layer": "before", "the layer alone": "output", "with the layer": "after"}
     series = [Line(name, [getattr(layer, part).final for layer in view.layers]) for name, part in parts.items()]
     return lines("probability of the prediction", series, [str(layer.address) for layer in view.layers], "share")
 
 
 def of_pair(before: PromptView, after: PromptView) -> Chart:
-    """The probability of what is predicted before and after an edit, layer by layer, in each."""
+    """Draw, layer by layer, the probability of the prediction before and of that after an edit, each in its own run."""
     series = [
         Line(f"P({view.prediction.top[0].token.strip()}) {when}", [layer.after.final for layer in view.layers])
         for when, view in (("before", before), ("after", after))
@@ -177,7 +177,7 @@ def _known(value: float | None) -> TypeGuard[float]:
 
 
 def _across(count: int, chart: Chart, inside: bool = False) -> Callable[[int], float]:
-    """Where the i-th of `count` places is; `inside` leaves room for half a bar at both ends."""
+    """Return the x coordinate as a function of the index below `count`; `inside` leaves half a bar at both ends."""
     room = chart.right - chart.left
     if inside or count == 1:
         return lambda i: chart.left + room * (i + 0.5) / count
@@ -185,7 +185,7 @@ def _across(count: int, chart: Chart, inside: bool = False) -> Callable[[int], f
 
 
 def _place(low: float, high: float, chart: Chart, logarithmic: bool = False) -> Callable[[float], float]:
-    """Where a value is on the y axis; logarithmic: the smallest on top."""
+    """Return the y coordinate as a function of the value; if logarithmic, with the smallest value on top."""
     room = chart.bottom - chart.top
     if logarithmic:
         return lambda v: chart.top + room * math.log(max(v, low) / low) / math.log(high / low)
@@ -193,7 +193,7 @@ def _place(low: float, high: float, chart: Chart, logarithmic: bool = False) -> 
 
 
 def _ticks(values: Sequence[float], unit: Unit) -> list[float]:
-    """Round numbers around all values: zero among them, or powers of ten for ranks."""
+    """Choose round tick values that span all values: zero among them, or powers of ten for ranks."""
     if unit == "rank":
         return [10.0**i for i in range(max(1, math.ceil(math.log10(max([*values, 1.0])))) + 1)]
     low, high = min([*values, 0.0]), max([*values, 0.0])

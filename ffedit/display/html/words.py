@@ -1,4 +1,4 @@
-"""How a page writes text and numbers."""
+"""Formatting of text and numbers in a page."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ MOST = 160
 
 
 def finished(value: Any) -> Any:
-    """What a template puts out for a value: markup as it is, all other text visible."""
+    """Convert a value for output by a template: markup and numbers unchanged, invisible characters of text visible."""
     return value if isinstance(value, Markup | int | float) else visible(str(value))
 
 
 def bare(text: str) -> str:
-    """A token without the space that most begin with; a space alone is shown as one."""
+    """Strip the spaces around a token; a token of spaces only becomes "␣"."""
     return text.strip(" ") or "␣"
 
 
 def percent(change: float) -> str:
-    """A relative change."""
+    """Format a relative change as a signed percentage."""
     return f"{change:+.0%}".replace("-", "−") if abs(change) >= 0.005 else "0%"
 
 
 def tenths(share: float) -> str:
-    """A share that may be negative, or more than the whole."""
+    """Format a share, which may be negative or above 1, in percent with one decimal."""
     return f"{share:.1%}".replace("-", "−")
 
 
 def end(text: str, most: int = MOST) -> str:
-    """The last characters of a long text, from the beginning of a word where one is near."""
+    """Return the last characters of a long text, beginning at a word where one starts near the cut."""
     if len(text) <= most:
         return text.lstrip(" ")
     cut = text[1 - most :]
@@ -41,5 +41,5 @@ def end(text: str, most: int = MOST) -> str:
 
 
 def start(text: str, most: int = MOST) -> str:
-    """The first characters of a long text."""
+    """Return the first characters of a long text."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,1 +1,1 @@
-"""Tables and pictures in a terminal. Values in, rich renderables out; nothing here prints."""
+"""Tables and heat maps in a terminal: functions from values to rich renderables; nothing here prints."""

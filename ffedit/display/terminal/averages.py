@@ -1,7 +1,7 @@
-"""Averages over facts in a terminal: effects by the role of a token, and whether they tell which layer to edit.
+"""Averages over facts in a terminal: effects by the role of a token, and how they relate to edits in each layer.
 
-Where a fact is recalled and where it is best edited need not be the same layer (Hase et al. 2023, arXiv 2301.04213), so
-tracing and a sweep over layers stand side by side, with their rank correlation in words.
+The layer where a fact is recalled and the one where it is best edited can differ (Hase et al. 2023, arXiv 2301.04213),
+so tracing and a sweep over layers are shown side by side, with their rank correlation in words.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ffedit.locator.aggregate import Aggregate, rank_correlation
 
 MOST_UNKNOWN = 3
 MOST_PROMPT = 48
-# From these rank correlations on it is called weak, or strong.
+# Rank correlations in absolute value: none below WEAK, "somewhat" below STRONG, "clearly" from STRONG on.
 WEAK, STRONG = 0.3, 0.7
 
 
 def averages_table(aggregate: Aggregate) -> RenderableType:
-    """Roles and layers as a heat map; beside each role its strongest layer, with the effect and its interval there."""
+    """Render roles × layers as a heat map; beside each role its strongest layer with the effect and its interval."""
     level = f"{aggregate.level:.0%}"
     best = aggregate.effects.argmax(1)
     columns = [(f"most [{level}]", "layer", "n")]
@@ -68,7 +68,7 @@ def _set_apart(unknown: Sequence[str]) -> str:
 
 
 def compare_layers(sweep: Sweep) -> RenderableType:
-    """Tracing and a sweep of edits side by side, one row per layer; marked are the layers that each would choose."""
+    """Render tracing and a sweep of edits side by side, one row per layer, with the layer that each would choose."""
     table = _layers_table(sweep.rows, {"tracing": sweep.traced, "sweep": sweep.layer})
     lines = [f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
     if missing := _missing(sweep.rows):
@@ -77,7 +77,7 @@ def compare_layers(sweep: Sweep) -> RenderableType:
 
 
 def candidates_table(choice: Choice) -> RenderableType:
-    """The layers that were tried for a model, one row each; marked are the layers that each way would choose."""
+    """Render the layers that were tried for a model, one row each, with the layer that each criterion would choose."""
     ways = {"tracing": choice.traced, "published": choice.prior, "edits": choice.layer}
     return _layers_table(choice.rows, ways)
 
@@ -96,7 +96,7 @@ def _layers_table(rows: Sequence[LayerScore], ways: Mapping[str, int | None]) ->
 
 
 def _missing(rows: Sequence[LayerScore]) -> str:
-    """Which rates the facts do not give, in words; empty where they give all."""
+    """Name the rates that the facts have no prompts for; an empty string where all were measured."""
     names = [n for n in ("efficacy", "paraphrase", "specificity") if all(getattr(row, n) is None for row in rows)]
     if not names:
         return ""
@@ -105,7 +105,7 @@ def _missing(rows: Sequence[LayerScore]) -> str:
 
 
 def agreement(estimated: TraceSet, exact: TraceSet) -> str:
-    """How far first-order estimates of a few facts keep the order of the exact effects, in words."""
+    """Say how well first-order estimates of a few facts keep the order of the exact effects (Spearman)."""
     found = []
     for guess, true in zip(estimated.traces, exact.traces, strict=True):
         start = true.subject[0]

@@ -1,4 +1,4 @@
-"""An edit in memory terms, as tables for people."""
+"""An edit in terms of key-value memories, as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
 
 
 def edited_view(view: EditView) -> Group:
-    """The values that changed, the memory that the change amounts to, who reads it, the prompts before and after."""
+    """Render an edit: changed values, the memories that Δ amounts to, changed predictions, prompts before and after."""
     parts: list[RenderableType] = [Text(f"Edit {view.edit} of {view.model}", style="bold")]
     for layer in view.layers:
         parts += [Text(""), changed_values(layer)]
@@ -29,7 +29,7 @@ def edited_view(view: EditView) -> Group:
 
 
 def changed_values(layer: LayerChange) -> Group:
-    """The values that changed most, with what they say."""
+    """Render the values that changed most, with their top tokens before and after."""
     table = plain_table()
     table.add_column("memory", no_wrap=True)
     solved = any(one.coefficient is not None for one in layer.most)
@@ -57,7 +57,7 @@ def changed_values(layer: LayerChange) -> Group:
 
 
 def added_memory(layer: LayerChange, one: AddedMemory, place: int) -> Group:
-    """One memory that the change amounts to: what its value says, what fires its key."""
+    """Render one memory that the change amounts to: its value's distribution and its key's triggers."""
     which = f"The memory that {placed(layer.address)} gets" + (f", part {place}" if len(layer.added) > 1 else "")
     heading = title(which).append(f"  {share(one.share)} of ‖Δ‖²" if len(layer.added) > 1 else "", style="not bold")
     unit = "1 is the fact's own" if one.written else "its key has norm 1"
@@ -71,7 +71,7 @@ def added_memory(layer: LayerChange, one: AddedMemory, place: int) -> Group:
 
 
 def passages(some: Sequence[Passage]) -> Table | Text:
-    """Prefixes of a text, and what the model says after each, before and after the edit."""
+    """Render prefixes of a text and the model's prediction after each, before and after the edit."""
     if not some:
         return Text("nothing in this text")
     table = plain_table()
@@ -91,7 +91,7 @@ def passages(some: Sequence[Passage]) -> Table | Text:
 
 
 def reread_passages(view: EditView) -> Group:
-    """How many predictions of a text changed, and where most was taken back."""
+    """Render how many predictions of a text changed, and the positions where the layer changed most."""
     heading = title("What reads differently").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold")
     first = Text(f"The model predicts another token after {share(view.changed)} of them. Where it took back most:")
     lines = ["layer Δ: ‖Δ m‖ / ‖o‖, how large the change is beside the layer's output"]

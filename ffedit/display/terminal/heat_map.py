@@ -1,7 +1,7 @@
 """The heat map of a trace in a terminal, and the choice of a layer in words.
 
-A cell is solid colour where there is colour, and a shade character underneath: what is piped, copied or
-read without colour says the same.
+Each cell is a shade character, drawn in its own background colour where the terminal has colours: piped, copied or
+without colour, the map shows the same.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ffedit.locator import CLEAR, Trace, TraceSet, span_of
 SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"
 LABEL_CELLS = 14
 MOST_CELLS = 4
-# A total effect, in probability or in nats (0.05 nats: a twentieth of the probability), below which nothing is known.
+# Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
 WEAK_TOTAL = 0.05
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Token rows and layer columns, as wide as the console lets them be.
+    """A heat map of token rows and layer columns, as wide as the console allows.
 
     Attributes:
-        picture: what is drawn.
-        beside: what stands to the right: a heading, then a text for each row, all equally wide; by default the
+        picture: the rows and titles to draw.
+        beside: the column to the right: a heading, then a text for each row, all equally wide; by default the
             row's largest effect.
     """
 
@@ -39,7 +39,7 @@ class HeatMap:
     beside: tuple[str, ...] | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Title, rows, axis, mark and legend."""
+        """Yield the title, rows, axis, mark and legend."""
         shown = self.picture
         labels = min(LABEL_CELLS, max(cell_len(row.label) for row in shown.rows))
         heading, *beside = self.beside or [f"{text:>5}" for text in ("most", *(number(row.most) for row in shown.rows))]
@@ -129,7 +129,7 @@ def _cell(share: float | None, width: int, shades: str, coloured: bool) -> Text:
 
 
 def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
-    """A trace as a heat map; several facts are averaged by the role of a token.
+    """Render a trace as a heat map; several facts are averaged by the role of a token.
 
     `layer` is the one to mark, by default the trace's own choice.
     """
@@ -137,12 +137,12 @@ def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
 
 
 def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> Text:
-    """Which layer is edited and why, in words; and what the trace does not show.
+    """Say which layer is edited and why, with warnings where the trace shows little.
 
     Args:
-        trace: of one fact or several.
+        trace: the trace of one fact or several.
         chosen: the layer that is edited.
-        asked: what decided: "trace", "model" (its choice was told already), or what the user asked for.
+        asked: the origin of the choice: "trace", "model" (already explained elsewhere), or the user's own value.
     """
     traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
     best, site, why = trace.layer, trace.site, trace_words(trace)
@@ -164,7 +164,7 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> 
 
 
 def trace_words(trace: Trace | TraceSet) -> str:
-    """What restoring brings back at the subject's last token, in words."""
+    """Say how much restoring brings back at the subject's last token."""
     traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
     one, best = traces[0], trace.layer
     peak = int(np.nanargmax(trace.at_subject))
@@ -198,7 +198,7 @@ def _corruption(trace: Trace) -> str:
 
 
 def _doubts(trace: Trace | TraceSet, traces: tuple[Trace, ...], decides: bool) -> list[str]:
-    """Where the trace says little, in words; where it decides, they say what to do."""
+    """Return warnings where the trace shows little; if the trace `decides` the layer, they say what to do."""
     notes = []
     largest = float(np.nanmax(trace.at_subject))
     others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"

@@ -1,4 +1,4 @@
-"""Figures of lm-evaluation-harness as a table for people, and as a folder for a paper."""
+"""Figures of lm-evaluation-harness as a table in a terminal and as a folder with a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADINGS = ("task", "metric", "before", "after", "change", "stderr", "examples")
 
 
 def figures_table(measured: Measured) -> Table:
-    """One row per metric of a task; what fell by more than its standard error is marked."""
+    """Render one row per metric of a task; a change for the worse beyond the standard error is marked."""
     table = plain_table()
     for heading in HEADINGS:
         left = heading in ("task", "metric")
@@ -33,7 +33,7 @@ def figures_table(measured: Measured) -> Table:
 
 
 def write_report(measured: Measured, folder: Path, force: bool = False) -> None:
-    """Write `report.json`, with all that the harness reports of both runs, and `report.md`, the table.
+    """Write `report.json`, with everything that the harness reports of both runs, and `report.md`, the table.
 
     Raises:
         EditError: the folder exists or cannot be written.
@@ -58,7 +58,7 @@ def _cells(figure: Figure) -> list[str]:
 
 
 def _worse(figure: Figure) -> bool:
-    """Whether the figure moved the wrong way, by more than its standard error."""
+    """Check whether the figure got worse by more than its standard error."""
     if figure.higher_is_better is None:
         return False
     loss = -figure.change if figure.higher_is_better else figure.change

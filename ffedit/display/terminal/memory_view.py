@@ -1,4 +1,4 @@
-"""One memory, as tables for people."""
+"""One memory as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffedit.inspector.views.memory_view import MemoryView
 
 
 def memory_view(view: MemoryView) -> Group:
-    """What the value says, what fires the key, and what that tells."""
+    """Render a memory: its value's distribution, its key's triggers, and the findings on both."""
     where = f"  memory {view.slot.index} of 0–{view.memories - 1} in {placed(view.slot.address)} of 0–{view.layers - 1}"
     where += f" of the {view.stack}" if view.note else ""
     heading = title(f"Memory {view.slot}").append(where, style="not bold")
@@ -29,7 +29,7 @@ def memory_view(view: MemoryView) -> Group:
 
 
 def _key(view: MemoryView) -> Iterator[RenderableType]:
-    """The triggers, with what follows them."""
+    """Yield the table of triggers, with the tokens that follow them."""
     yield title("Its key: what fires it").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold")
     if not view.triggers:
         yield Text("Nothing: the coefficient is positive at no token of this text.")
@@ -54,7 +54,7 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
 
 
 def _told(view: MemoryView) -> Iterator[tuple[str, str]]:
-    """Lines of name and finding."""
+    """Yield pairs of name and finding."""
     yield "active", f"at {share(view.active)} of the tokens (m > 0)"
     if view.sent is not None:
         yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"

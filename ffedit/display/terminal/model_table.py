@@ -1,4 +1,4 @@
-"""A model in words and in a table: its size, the parts of it that ffedit found, and what it runs on."""
+"""A model in one line and in a table: its size, the parts that ffedit found, and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MOST_NAME = 24
 
 
 def plain_table() -> Table:
-    """A table of ffedit's: a rule under the headings and no other lines."""
+    """Create an empty table in ffedit's style: a rule under the headings and no other lines."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
 def model_line(model: Editable | Stack) -> Text:
-    """The model in one line: name, parameters, layers, widths, device, dtype; of a stack, which one it is."""
+    """Describe the model in one line: name, parameters, layers, widths, device, dtype; for a stack, its name."""
     if isinstance(model, Stack):
         memories, called, parts = model.memories, model.called, [] if model.causal else [model.name]
     else:
@@ -48,7 +48,7 @@ def model_line(model: Editable | Stack) -> Text:
 
 
 def anatomy_table(editable: Editable) -> Group:
-    """The value matrices found, equal layers in one row, and what else ffedit needs to know of a model."""
+    """Render the value matrices found, equal layers in one row, and the other parts that ffedit uses."""
     found: dict[tuple[str, ...], list[KeyValueMemory]] = {}
     for memory in _memories(editable):
         found.setdefault(_description(memory), []).append(memory)
@@ -83,7 +83,7 @@ def anatomy_table(editable: Editable) -> Group:
 
 
 def environment() -> Table:
-    """What ffedit runs on: versions, devices, and the cache."""
+    """Render the versions, the devices and the cache that ffedit uses."""
     sizes = cache.sizes()
     threads = torch.get_num_threads()
     devices = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
@@ -99,7 +99,7 @@ def environment() -> Table:
 
 
 def named_values(*lines: tuple[str, str]) -> Table:
-    """Names on the left, what they stand for on the right."""
+    """Render pairs of name and value in two columns."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -141,7 +141,7 @@ def _dtype(memory: KeyValueMemory) -> str:
 
 
 def _parameters(editable: Editable | Stack) -> tuple[int, int]:
-    """Number of parameters and their bytes; tied weights count once."""
+    """Return the number of parameters and their bytes; tied weights count once."""
     parameters = list(editable.model.parameters())
     return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)
 
@@ -162,7 +162,7 @@ def _bytes(size: float) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-2, 5` for 0, 1, 2, 5."""
+    """Format integers as ranges: `0-2, 5` for 0, 1, 2, 5."""
     some = sorted(set(numbers))
     runs = [[n, n] for n in some if n - 1 not in some]
     for run in runs:

@@ -1,4 +1,4 @@
-"""The report of a whole model for people: tables in a terminal and as Markdown, made of the same cells."""
+"""The report of a whole model as tables in a terminal and as Markdown, made of the same cells."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
 
 MOST_SHIFTS = 8
 MOST_PREFIX = 48
-# Between two columns of a table.
+# Cells between two columns of a table.
 GAP = 2
 
 
 def cell(value: float | None, unit: Unit) -> str:
-    """A number of a measure."""
+    """Format a value in its unit; "–" for None."""
     if value is None:
         return "–"
     if unit == "share":
@@ -31,14 +31,14 @@ def cell(value: float | None, unit: Unit) -> str:
 
 
 def interval_cell(measure: Measure, layer: int) -> str:
-    """A layer's number with its interval."""
+    """Format a layer's value with its interval."""
     value, low, high = measure.values[layer], measure.low[layer], measure.high[layer]
     unit = measure.definition.unit
     return cell(value, unit) if value is None else f"{cell(value, unit)} [{cell(low, unit)}, {cell(high, unit)}]"
 
 
 def columns(measures: Sequence[Measure], layers: int, ends: bool) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of a group: one row for each layer; with the `ends` of intervals or without."""
+    """Return the headings and rows of a group, one row per layer, with the `ends` of intervals or without."""
     rows = []
     for layer in range(layers):
         cells = [interval_cell(m, layer) if ends else cell(m.values[layer], m.definition.unit) for m in measures]
@@ -48,19 +48,19 @@ def columns(measures: Sequence[Measure], layers: int, ends: bool) -> tuple[list[
 
 @dataclass(frozen=True)
 class ByLayer:
-    """Some measures as a table, with intervals where the terminal has room for them."""
+    """A table of measures by layer, with intervals where the terminal is wide enough."""
 
     measures: Sequence[Measure]
     layers: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Numbers stand whole; headings fold."""
+        """Yield the table: headings wrap, numbers do not."""
         table, width = _folding(*columns(self.measures, self.layers, ends=True))
         yield table if width <= options.max_width else _folding(*columns(self.measures, self.layers, ends=False))[0]
 
 
 def _folding(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Table, int]:
-    """A table whose headings fold and whose cells do not, and how narrow it can be."""
+    """Return a table whose headings wrap and whose cells do not, and its minimum width."""
     table = plain_table()
     least = [max(map(cell_len, [*heading.split(), *cells])) for heading, *cells in zip(headings, *rows, strict=True)]
     for heading, width in zip(headings, least, strict=True):
@@ -71,7 +71,7 @@ def _folding(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Ta
 
 
 def model_view(report: ModelReport) -> Group:
-    """The report in a terminal: a table for each group of measures."""
+    """Render the report for a terminal: a table for each group of measures."""
     parts: list[RenderableType] = [Text(_heading(report), style="bold"), Text("")]
     for group, measures in report.groups().items():
         parts += [Text(group[:1].upper() + group[1:], style="bold"), ByLayer(measures, report.layers), Text("")]
@@ -81,7 +81,7 @@ def model_view(report: ModelReport) -> Group:
 
 
 def sentences(report: ModelReport) -> list[str]:
-    """What stands in no table."""
+    """Return the findings that are in no table, one sentence each."""
     surest, bins = report.surest, report.sureness
     found = [] if report.note is None else [report.note]
     if surest.count and surest.agrees is not None:
@@ -99,7 +99,7 @@ def sentences(report: ModelReport) -> list[str]:
 
 
 def shift_line(shift: Shift, inside: bool) -> str:
-    """A position at which the last layer turns the prediction, in a line; `inside` a text it is marked «so»."""
+    """Describe in one line a position where the last layer changes the prediction, marked «so» `inside` a text."""
     return (
         f"{quoted(_around(shift.prefix, inside), MOST_PREFIX + 2)}: {shift.residual!r} → {shift.output!r} "
         f"(the layer alone says {shift.added!r}; {shift.case})"
@@ -107,18 +107,18 @@ def shift_line(shift: Shift, inside: bool) -> str:
 
 
 def _around(text: str, inside: bool) -> str:
-    """The end of a prefix; where a position is marked inside a text, what stands around it."""
+    """Return the end of a prefix, or if a position is marked inside a text, the text around it."""
     at = max(0, text.find("«") - MOST_PREFIX // 2) if inside else len(text)
     return text[min(at, max(0, len(text) - MOST_PREFIX)) :][:MOST_PREFIX]
 
 
 def annotated_view(found: Sequence[Annotated]) -> Group:
-    """What people found, layer by layer."""
+    """Render the human annotations, layer by layer."""
     return Group(Text("What people found in the triggers", style="bold"), _folding(*annotated_columns(found))[0])
 
 
 def annotated_columns(found: Sequence[Annotated]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of what people found."""
+    """Return the headings and rows of the human annotations."""
     names = list(found[0].shares)
     rows = [
         [
@@ -135,7 +135,7 @@ def annotated_columns(found: Sequence[Annotated]) -> tuple[list[str], list[list[
 
 
 def markdown(report: ModelReport, annotated: Sequence[Annotated] = ()) -> str:
-    """The report as Markdown, with definitions and intervals."""
+    """Render the report as Markdown, with definitions and intervals."""
     lines = [
         f"# {_heading(report)}",
         "",

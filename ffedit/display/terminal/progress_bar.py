@@ -1,6 +1,6 @@
-"""The one progress callback as bars on standard error, gone when the work is done.
+"""The progress callback as bars on standard error that disappear at the end.
 
-Nothing at all is written when quiet, or when standard error is no terminal: a log file is no place for a bar.
+Nothing is written when quiet or when standard error is not a terminal, to keep bars out of log files.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ffedit.progress import Progress, silent
 
 @contextmanager
 def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
-    """A callback that shows one bar per stage for the length of a block. Print results after the block.
+    """Yield a callback that shows one bar per stage until the block ends. Print results after the block.
 
-    What a stage says after a colon ("memit: efficacy 0.98") may change while its bar goes on.
+    The text after a colon in a stage ("memit: efficacy 0.98") may change without starting a new bar.
 
     Args:
         quiet: show nothing.
-        console: where; standard error by default.
+        console: the console to draw on; standard error by default.
     """
     console = console or Console(stderr=True)
     if quiet or not console.is_terminal:

@@ -1,6 +1,6 @@
-"""What a prompt does in the memories, as tables for people.
+"""The memories that a prompt activates, as tables in a terminal.
 
-Beside each share stands a bar; without colour and through a pipe it says the same.
+Bars stand beside the shares; they read the same without colour and through a pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ffedit.inspector.views.prompt_view import PromptView, Reading
 from ffedit.model.memory import Address
 
 MOST_CELLS = 14
-# What the coefficient of an expert's memory is.
+# Note on the coefficient m of an expert's memory.
 ROUTED = "m has the router's weight inside"
 
 
@@ -34,17 +34,17 @@ class Bar:
     width: int = 10
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Full cells; at least one where the share rounds to 1% or more."""
+        """Yield the filled cells; at least one where the share rounds to 1% or more."""
         filled = min(self.width, max(round(self.share * self.width), int(self.share >= 0.005)))
         yield Text(("#" if options.ascii_only else "█") * filled, style="cyan", no_wrap=True)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Always as wide as the whole."""
+        """Return the full width of the bar, whatever the share."""
         return Measurement(self.width, self.width)
 
 
 def prompt_view(view: PromptView) -> Group:
-    """A prompt: its prediction, where it is made, which memories are at work, and what to turn."""
+    """Render a prompt: its prediction, the layers where it is made, the active memories, and what to scale."""
     parts: list[RenderableType] = [_heading(view), Text("")]
     if view.untouched is None:
         parts.append(predictions({"predicts": view.prediction}))
@@ -60,7 +60,7 @@ def prompt_view(view: PromptView) -> Group:
 
 
 def compared(before: PromptView, after: PromptView) -> Group:
-    """A prompt before and after an edit, layer by layer: the prediction of each, as the stream takes it on."""
+    """Render a prompt before and after an edit: by layer, the readings and the probability of each run's prediction."""
     old, new = before.prediction.top[0], after.prediction.top[0]
     table = plain_table()
     table.add_column("layer", justify="right")
@@ -90,7 +90,7 @@ def _heading(view: PromptView) -> Text:
 
 
 def predictions(several: dict[str, Distribution]) -> Table:
-    """The first tokens of some distributions with their probabilities, one line each."""
+    """Render the top tokens of several distributions with their probabilities, one line per distribution."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -104,7 +104,7 @@ def predictions(several: dict[str, Distribution]) -> Table:
 
 
 def ends(found: Distribution) -> Table:
-    """The two ends of a distribution."""
+    """Render the most and the least probable tokens of a distribution."""
     table = plain_table()
     table.add_column("says most", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
@@ -122,7 +122,7 @@ def ends(found: Distribution) -> Table:
 
 
 def readings(view: PromptView) -> Group:
-    """What the stream would say without each layer, what the layer adds, and what both say."""
+    """Render each layer's top tokens: of the stream without it, of what it adds, and of the stream with it."""
     table = plain_table()
     table.add_column("layer", justify="right")
     for heading in ("without it", "it adds", "with it"):
@@ -153,7 +153,7 @@ def _reading(one: Reading, final: Said) -> Text:
 
 
 def at_work(view: PromptView) -> Group:
-    """How many memories of each layer are active."""
+    """Render the number of active memories in each layer."""
     table = plain_table()
     for heading in ("layer", "of", "m > 0", f"≥ {ACTIVE:.0%} of ‖o‖", "effective", "bias's share"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -172,7 +172,7 @@ def at_work(view: PromptView) -> Group:
 
 
 def experts(view: PromptView) -> Group:
-    """Which experts the last token goes to, a line for each mixture."""
+    """Render the experts that the last token is routed to, one line per mixture layer."""
     table = plain_table()
     table.add_column("layer", justify="right", no_wrap=True)
     table.add_column("experts", overflow="fold")
@@ -191,7 +191,7 @@ def experts(view: PromptView) -> Group:
 
 
 def firing(view: PromptView) -> Group:
-    """The strongest memories of each layer."""
+    """Render the strongest memories of each layer."""
     table = plain_table()
     table.add_column("memory", no_wrap=True)
     for heading in ("m", "|m| ‖v‖", "share"):
@@ -218,7 +218,7 @@ def firing(view: PromptView) -> Group:
 
 
 def promotion(found: Promotion) -> Group:
-    """The memories to turn for a token, and what turning them did."""
+    """Render the memories to scale in order to promote a token, and the measured effect of scaling them."""
     table = plain_table()
     table.add_column("turn", no_wrap=True)
     for heading in ("expected", "alone", "so far"):
@@ -253,7 +253,7 @@ def promotion(found: Promotion) -> Group:
 
 
 def named(one: Said) -> str:
-    """A token in few cells."""
+    """Shorten a token to at most `MOST_CELLS` terminal cells."""
     shown = token(one.token)
     while cell_len(shown) > MOST_CELLS:
         shown = shown.removesuffix("…")[:-1] + "…"
@@ -265,7 +265,7 @@ def _said(one: Said) -> Text:
 
 
 def share(value: float) -> str:
-    """A probability in percent, which never says 0% or 100% of something that is not."""
+    """Format a probability in percent; "0%" and "100%" are shown only for exactly 0 and 1."""
     if value == 0 or value == 1 or 0.0995 <= value < 0.995:
         return f"{value:.0%}"
     if value >= 0.0005:
@@ -274,7 +274,7 @@ def share(value: float) -> str:
 
 
 def prefixed(one: Prefix, most: int = 40) -> Text:
-    """A text on one line, marked «so» where it was read; its beginning, and its end, left out where it is long."""
+    """Render a text on one line, the position read marked «so»; a long text is cut at its beginning and its end."""
     last = f"«{token(one.last)}»"
     before, after = ("".join(c if c.isprintable() else " " for c in part) for part in (one.text, one.after))
     before, after = before.lstrip(), after.rstrip()
@@ -295,20 +295,20 @@ def prefixed(one: Prefix, most: int = 40) -> Text:
 
 
 def _signed(value: float) -> str:
-    """A share that may be negative, or more than the whole."""
+    """Format a share, which may be negative or above 1, in percent with one decimal."""
     return f"{value:.1%}".replace("-", "−")
 
 
 def placed(at: Address) -> str:
-    """A layer, or one expert of a layer, in words."""
+    """Name a layer, or one expert of a layer."""
     return f"layer {at.layer}" if at.expert is None else f"expert {at.expert} of layer {at.layer}"
 
 
 def title(text: str) -> Text:
-    """The heading of a part."""
+    """Render the heading of a section."""
     return Text(text, style="bold")
 
 
 def notes(lines: list[str]) -> Text:
-    """What the columns of a table mean."""
+    """Render the explanations of a table's columns."""
     return Text("\n".join(lines), style="dim")

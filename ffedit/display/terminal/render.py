@@ -1,7 +1,7 @@
-"""What a person sees: values in, rich renderables out. Nothing here prints.
+"""The terminal output of commands: functions from values to rich renderables; nothing here prints.
 
 Everything reads the same without colour and through a pipe: colour repeats what words, signs or shade
-characters say. Text from models and files goes in as `Text`, never as markup: brackets in a prompt stay.
+characters say. Text from models and files is rendered as `Text`, never as markup, so brackets in a prompt stay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_SITE = "The trace shows no site at the subject's last token"
 
 
 def why_layer(found: Found, asked: str) -> RenderableType:
-    """Why this layer is edited; `asked` is what `--layers` said."""
+    """Say why this layer is edited; `asked` is the value of `--layers`."""
     choice = found.choice
     if found.sweep is not None:
         if not found.kept:
@@ -55,11 +55,11 @@ def why_layer(found: Found, asked: str) -> RenderableType:
 
 
 def model_choice(choice: Choice, layer: int | None = None) -> Text:
-    """The layer of a model and what it was chosen by, in a few words.
+    """Say which layer was chosen for a model and on what grounds.
 
     Args:
-        choice: the model's.
-        layer: the layer that is taken instead, where others only are allowed.
+        choice: the model's choice.
+        layer: the layer taken instead, where the chosen one is not among those allowed.
     """
     if choice.layer is None:
         return Text(f"{too_few(choice)}: none is chosen for it.")
@@ -76,12 +76,12 @@ def model_choice(choice: Choice, layer: int | None = None) -> Text:
 
 
 def too_few(choice: Choice) -> str:
-    """Why a model has no layer of its own."""
+    """Say that no layer can be chosen for a model because it knows too few calibration facts."""
     return f"The model knows {choice.known} of {choice.asked} calibration facts, too few to choose a layer on them"
 
 
 def what_it_says(report: Report) -> RenderableType:
-    """The facts' prompts with what the model says to each by itself, before and after."""
+    """Render the facts' prompts with the model's own completions, before and after."""
     prompts = [score.fact.text for score in report.facts_before]
     before = [score.says for score in report.facts_before]
     after = None if report.facts_after is None else [score.says for score in report.facts_after]
@@ -89,7 +89,7 @@ def what_it_says(report: Report) -> RenderableType:
 
 
 def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] | None = None) -> RenderableType:
-    """Completions, side by side with those of an edited model where there are any; the first few of many."""
+    """Render the first completions, side by side with those of an edited model where there are any."""
     table = plain_table()
     table.add_column("prompt", overflow="fold")
     table.add_column("it says" if after is None else "before", overflow="fold")
@@ -106,7 +106,7 @@ def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] 
 
 
 def error_line(message: str) -> Text:
-    """What went wrong, on one line; print it with `soft_wrap=True` so that it stays one."""
+    """Render an error message on one line; print it with `soft_wrap=True` so that it stays one."""
     line = Text("error: ", style="bold red")
     return line.append(" ".join(message.split()), style="not bold default")
 
@@ -121,7 +121,7 @@ class Commands:
     commands: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """A heading and one block per command."""
+        """Yield a heading and one block per command."""
         yield Text("Next:", style="bold")
         for command in self.commands:
             for line in _broken(command, options.max_width - 4):
@@ -139,7 +139,7 @@ def _broken(command: str, width: int) -> list[str]:
 
 
 def next_steps(commands: Sequence[str]) -> Commands:
-    """What to type next."""
+    """Suggest commands to type next."""
     return Commands(tuple(commands))
 
 

@@ -1,4 +1,4 @@
-"""Where routers send a subject, in a terminal and as plain numbers."""
+"""The experts that routers send a subject to, in a terminal and as plain numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffedit.inference.routing import Routes
 
 
 def routing_table(facts: Sequence[Fact], found: Sequence[Mapping[int, Routes]], layer: int) -> Group | None:
-    """The experts of `layer`, or of the last mixture below it, for each subject; None where there is none."""
+    """Render each subject's experts in `layer`, or in the last mixture layer below it; None where there is none."""
     below = [at for at in (found[0] if found else {}) if at <= layer]
     if not below:
         return None
@@ -37,7 +37,7 @@ def _line(layer: int, routes: Routes) -> str:
 
 
 def plain(found: Mapping[int, Routes]) -> dict[str, Any]:
-    """By layer and expert: the `share` of the contexts that go to it and the router's mean `weight` there."""
+    """Return, by layer and expert, the `share` of contexts routed to it and the router's mean `weight` there."""
     return {
         str(layer): {
             str(e): {"share": float(routes.shares[e]), "weight": float(routes.mean_weights[e])}

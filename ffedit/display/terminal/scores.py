@@ -1,4 +1,4 @@
-"""The scores as a table: the headline, and everything that was measured, with intervals, for `ffedit evaluate`."""
+"""The scores as tables: the headline scores, and all scores with intervals, for `ffedit evaluate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffedit.evaluator import Interval, Report, Scores
 from ffedit.facts.text import number
 from ffedit.safety.verdict import DRIFTED, ENOUGH, SPARED, fell
 
-# name of a score: (what should happen to it, what it says)
+# name of a score: (desired direction, meaning)
 MEANINGS = {
     "efficacy": ("up", "new beats old"),
     "paraphrase": ("up", "in other wordings"),
@@ -43,14 +43,14 @@ MORE = {
     "knew": ("", "says old object"),
 }
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
-# What is no share: shown as a plain number.
+# Scores that are not shares and are shown as plain numbers.
 NUMBERS = ("drift", "divergence", "entropy", "perplexity")
 
 
 def before_after(report: Report) -> Table:
-    """One row per measured score. Beside a rate stands its magnitude, a mean difference of probability.
+    """Render one row per measured score, with each rate's magnitude, a mean difference of probability, in brackets.
 
-    Of many facts, a change stands with its interval, and takes the place of what the score says.
+    For many facts, a change has its interval beside it, and the column of meanings is left out.
     """
     both = report.after is not None
     sure = both and len(report.facts_before) >= ENOUGH
@@ -74,7 +74,7 @@ def before_after(report: Report) -> Table:
 
 
 def all_scores(report: Report) -> Table:
-    """Everything that was measured, with 95 % intervals where there are at least two facts, and by kind of probe."""
+    """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
     both = report.after is not None
     table = _table(both, bool(report.intervals_before))
     for name, (should, _) in {**MEANINGS, **MORE}.items():
@@ -147,7 +147,7 @@ def _beside(scores: Scores, name: str) -> Text:
 
 
 def _share(rate: float) -> str:
-    """A rate with two decimals, which never says 1.00 or 0.00 of something that is not."""
+    """Format a rate with two decimals, or more near 0 and 1: "0.00" and "1.00" are exact."""
     if rate in (0, 1) or 0.005 <= rate < 0.995:
         return f"{rate:.2f}"
     return f"{rate:.3f}" if 0.0005 <= rate < 0.9995 else f"{rate:.4f}"

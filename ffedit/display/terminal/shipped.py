@@ -1,4 +1,4 @@
-"""What was shipped, in a few lines."""
+"""The result of an export in a few lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ffedit.exporter import Exported
 
 
 def shipped(done: Exported, undone: bool = False) -> Text:
-    """Where it is, what it took, and what a fresh process found."""
+    """Render the folder written, the bytes rewritten, copied and linked, and the check in a fresh process."""
     lines = [f"{done.folder}: {'edit ' + done.edit.fingerprint() + ' undone' if undone else 'written'}"]
     if undone:
         lines[0] += ", bit for bit" if done.exact else " by subtraction: not exactly what it was"

@@ -1,4 +1,4 @@
-"""What an edit holds and what two checkpoints differ in, as tables for people."""
+"""The contents of an edit, and the differences between two checkpoints, as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted, number
 from ffedit.loading.gguf import in_words
 
-OLDER = "ffedit_edit"  # where checkpoints kept their one edit before
+OLDER = "ffedit_edit"  # the folder in which earlier versions stored a checkpoint's only edit
 
 MOST_FACTS, MOST_CHANGES, MOST_NAMES = 20, 40, 8
 
 
 def edit_view(edit: Edit, path: Path) -> Group:
-    """Everything about an edit: what it writes, how it was found, what it did."""
+    """Render an edit: its facts, how it was computed, and its scores."""
     heading = Text(str(path), style="bold").append(f"  edit {edit.fingerprint()}", style="not bold")
     parts: list[RenderableType] = [
         heading,
@@ -41,7 +41,7 @@ def edit_view(edit: Edit, path: Path) -> Group:
 
 
 def fact_table(facts: Sequence[Fact]) -> RenderableType:
-    """The first facts, with what they replace, and how many more there are."""
+    """Render the first facts with the objects that they replace, and the number of the others."""
     table = plain_table()
     for heading in ("prompt", "before", "now"):
         table.add_column(heading, overflow="fold")
@@ -53,18 +53,18 @@ def fact_table(facts: Sequence[Fact]) -> RenderableType:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder."""
+    """Return the bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def ratios(edit: Edit) -> dict[str, float]:
-    """‖Δ‖ / ‖W‖ per memory, where the edit says how large W was."""
+    """Return ‖Δ‖ / ‖W‖ per memory, where the provenance has ‖W‖."""
     known = edit.provenance.get("norms", {})
     return {at: norm / known[at] for at, norm in _norms(edit).items() if known.get(at)}
 
 
 def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
-    """The same as plain JSON: all facts, and the provenance whole but for what recognises the matrices."""
+    """Describe an edit as plain JSON: all facts, and the provenance without `matrices`, which identifies W."""
     about = {name: value for name, value in edit.provenance.items() if name != "matrices"}
     return {
         "path": str(path),
@@ -80,7 +80,7 @@ def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
 
 
 def edits_in(path: Path) -> list[tuple[Path, Edit]]:
-    """The edit in a folder; of a checkpoint, those in its weights, oldest first.
+    """Load the edit in a folder, or the edits in a checkpoint's weights, oldest first.
 
     Raises:
         EditError: there is none, or one is damaged.
@@ -96,7 +96,7 @@ def _norms(edit: Edit) -> dict[str, float]:
 
 
 def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
-    """Lines of name and value; what the provenance does not hold is left out."""
+    """Yield pairs of name and value; entries that the provenance lacks are left out."""
     told = edit.provenance
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
     yield "method", f"{told.get('method', 'unknown')}, {layers}, rank {edit.rank}, {size_of(path) / 1000:.1f} kB"
@@ -130,7 +130,7 @@ def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _statistics(statistics: Mapping[str, Any]) -> str:
-    """What the keys were measured on: the same text for all layers, a fingerprint for each."""
+    """Describe the text that the key statistics were collected on, with a fingerprint per layer."""
     each = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{one['tokens']:,} tokens of {one['corpus']}" for one in each)
     apart = [number(one["convergence"]) for one in each if one.get("convergence") is not None]
@@ -139,9 +139,9 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
 
 
 def _guarantee(told: Mapping[str, Any]) -> str:
-    """What `alphaedit` promises of a layer, and what came of that."""
+    """Describe `alphaedit`'s guarantee for a layer, and the measured movement beside its bound."""
     text, kept = told["text"], told["kept"]
-    of = f"of {told['of']} " if "of" in told else ""  # early edits do not tell
+    of = f"of {told['of']} " if "of" in told else ""  # edits of early versions lack this entry
     words = (
         f"Δ acts on {told['directions']} {of}directions, {told['share']:.1%} of what text uses, and moves text by "
         f"{number(text['moved'])} (at most {number(text['bound'])})"
@@ -151,7 +151,7 @@ def _guarantee(told: Mapping[str, Any]) -> str:
 
 
 def _contexts(solved: Sequence[Mapping[str, Any]]) -> str:
-    """The prefixes that stood before the first fact's prompt."""
+    """Return the context prefixes of the first fact's prompt on one line."""
     prefixes = solved[0].get("contexts", ()) if solved else ()
     return " | ".join(" ".join(prefix.split()) for prefix in prefixes)
 
@@ -170,7 +170,7 @@ def _scores(scores: Mapping[str, Any]) -> Table:
 
 
 def diff_view(found: Diff) -> Group:
-    """What differs, in words where nothing does."""
+    """Render the differences between two checkpoints, or say that there are none."""
     parts: list[RenderableType] = [Text(f"{found.base} → {found.edited}", style="bold"), Text("")]
     if found.identical:
         parts.append(Text(f"No difference: all {counted(found.same, 'tensor')} are the same."))

@@ -1,4 +1,4 @@
-"""Key statistics in a terminal: how much text each layer saw, and whether it was enough."""
+"""Key statistics in a terminal: the amount of text per layer, and the signs that it was too little."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ REACHED = "reached it: tokens that the router sent to the expert; fewer than d_f
 
 
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
-    """One row per layer, and what the columns say.
+    """Render one row per layer, with notes on the columns.
 
     Args:
-        stats: by address.
-        note: why these layers.
-        folder: where they were written; None where they are in the cache alone.
+        stats: key statistics by address.
+        note: the reason why these layers were chosen.
+        folder: the folder that they were written to; None where they are in the cache only.
     """
     table = plain_table()
     table.add_column("layer", no_wrap=True)
@@ -59,18 +59,18 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
 
 
 def _convergence(moments: KeyMoments) -> Text:
-    """How far two halves are apart; yellow where that is more than they should be."""
+    """Render the distance between the two halves' solutions; yellow above `CONVERGED`."""
     found = moments.convergence
     return Text("–") if found is None else Text(number(found), style="yellow" if found > CONVERGED else "")
 
 
 def _reached(moments: KeyMoments) -> Text:
-    """How many tokens came to a memory; yellow where they are fewer than its keys have entries."""
+    """Render the number of tokens that reached a memory; yellow if fewer than d_ff."""
     return Text(f"{moments.keys:,}", style="yellow" if moments.keys < len(moments.sum) else "")
 
 
 def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:
-    """A warning where the text ended before as many tokens had come as were asked for."""
+    """Return a warning if the text had fewer tokens than asked for, unless it converged within `tolerance`."""
     count = min(moments.count for moments in stats.values())
     found = [moments.convergence for moments in stats.values()]
     enough = tolerance is not None and all(each is not None and each <= tolerance for each in found)
