@@ -3,13 +3,14 @@
     python evaluations/scripts/atlas_inspect.py [--tokens N]
 
 writes `atlas-inspect.json`, `.md` and `.png` beside this file. The text is new documents of the corpus that Atlas
-learned from (`ffedit/atlas/corpus.py`), drawn with another seed. The paper (Geva et al. 2021, arXiv 2012.14913) looked
+learned from (`atlas/corpus.py`), drawn with another seed. The paper (Geva et al. 2021, arXiv 2012.14913) looked
 into a 16-layer ReLU model of 4,096 memories a layer and 267,744 tokens, trained on WikiText-103.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import NamedTuple
 import click
 
 import ffedit
-from ffedit.atlas import corpus, table
 from ffedit.display.figures import model
 from ffedit.display.terminal import model_view
 from ffedit.display.terminal.progress_bar import progress_bars
@@ -28,6 +28,10 @@ from ffedit.inspector.corpus_pass.memory_pass import Settings
 from ffedit.inspector.views.model_view import Removing
 from ffedit.inspector.views.report import ModelReport
 from ffedit.model.fingerprint import fingerprint
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas import corpus, table
 
 HERE = Path(__file__).parents[1] / "reports"
 INTRODUCTION = (

@@ -9,17 +9,21 @@ outputs in windows of three layers) over 300 known facts, drawn by seed, whose s
 
 import json
 import random
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import click
 
 import ffedit
-from ffedit.atlas.recipe import RECIPES
-from ffedit.atlas.table import held_out, load
 from ffedit.editor.provenance import versions
 from ffedit.inference import generation
 from ffedit.model.tokenization import encode
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas.recipe import RECIPES
+from atlas.table import held_out, load
 
 WINDOW, SAMPLES, TRACED = 3, 10, 300
 

@@ -11,6 +11,7 @@ No value is chosen and nothing is written, so a row takes seconds.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,6 @@ from torch import Tensor
 import ffedit
 from ffedit.algebra.key_moments import LONGEST, RIDGES
 from ffedit.algebra.linalg import whiten
-from ffedit.atlas import table as facts
 from ffedit.editor.statistics import by_layer
 from ffedit.inference import replay
 from ffedit.inference.neutral import neutral
@@ -30,6 +30,10 @@ from ffedit.inference.text import Corpus, identity, row_length, sampled
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas import table as facts
 
 RELATIONS = "country_capital", "company_city", "book_author", "landmark_country", "person_profession", "film_director"
 PREFIXES = "\n", "Yes. ", "He wrote it down. ", "As we learn today, "

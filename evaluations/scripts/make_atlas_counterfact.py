@@ -14,6 +14,7 @@ tuning split never occur in the reporting one. The second makes more edits to de
 
 import json
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ import click
 from common import facts_of
 
 import ffedit
-from ffedit.atlas.recipe import RECIPES
-from ffedit.atlas.table import held_out, load
 from ffedit.facts.formats import parse_record
 from ffedit.inference import generation
 from ffedit.model.tokenization import encode
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas.recipe import RECIPES
+from atlas.table import held_out, load
 
 HERE = Path(__file__).parents[1]
 TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5

@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +34,15 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit.atlas.table import load
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.errors import FactError
 from ffedit.inference import generation
 from ffedit.model.tokenization import Encoded, decode, encode
 from ffedit.progress import Progress, silent
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas.table import load
 
 SAMPLE, BEST, CHUNK = 6, 4, 128
 TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES = 2, 3, 5, 3

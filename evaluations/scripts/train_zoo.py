@@ -20,13 +20,16 @@ from typing import Any
 
 import click
 import torch
-from atlas_report import said
 
 import ffedit
-from ffedit.atlas.corpus import Dress
-from ffedit.atlas.recipe import Recipe
-from ffedit.atlas.table import Table, load
-from ffedit.atlas.train import train
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas.corpus import Dress
+from atlas.recipe import Recipe
+from atlas.table import Table, load
+from atlas.train import train
+from atlas_report import said
 
 TEMPLATES = Dress(listed=0, plain=0, connective=0, filler=0, apposition=0, continued=0, one_subject=0)
 """Bare templates: a subject, a template that training shows, the object, a full stop."""

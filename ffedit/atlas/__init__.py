@@ -1,1 +1,1 @@
-"""Atlas, the embedded models: their fact table, their corpus, their recipe."""
+"""The embedded models: weights, tokenizers and cards. Their recipe is in `evaluations/atlas/`."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atlas.table import load
 from click.testing import CliRunner
 
 import ffedit
 from ffedit import Fact
-from ffedit.atlas.table import load
 from ffedit.facts.formats import parse_record
 
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from atlas.corpus import Corpus
+from atlas.recipe import RECIPES, Recipe, imbalance, regularised, tokenizer_of
+from atlas.shapes import build_model
+from atlas.table import load
+from atlas.train import train
 from transformers import AutoConfig
 
-from ffedit.atlas.corpus import Corpus
-from ffedit.atlas.recipe import RECIPES, Recipe, imbalance, regularised, tokenizer_of
-from ffedit.atlas.shapes import build_model
-from ffedit.atlas.table import load
-from ffedit.atlas.train import train
 from ffedit.loading.load import EMBEDDED
 from ffedit.model.hooks import capture
 

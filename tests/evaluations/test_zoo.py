@@ -11,13 +11,13 @@ from random import Random
 
 import pytest
 import torch
+from atlas.corpus import Corpus
+from atlas.recipe import RECIPES, Recipe, batch, loss_of, regularised, tokenizer_of
+from atlas.shapes import build_model
+from atlas.table import load
 from click.testing import CliRunner
 
 import ffedit
-from ffedit.atlas.corpus import Corpus
-from ffedit.atlas.recipe import RECIPES, Recipe, batch, loss_of, regularised, tokenizer_of
-from ffedit.atlas.shapes import build_model
-from ffedit.atlas.table import load
 from ffedit.facts.formats import parse_record
 
 EVALUATIONS = Path(__file__).parents[2] / "evaluations" / "scripts"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from atlas.recipe import RECIPES
+from atlas.table import TEMPLATES, held_out, load
 
 import ffedit
-from ffedit.atlas.recipe import RECIPES
-from ffedit.atlas.table import TEMPLATES, held_out, load
 from ffedit.facts.formats import parse_record
 from ffedit.inference import generation
 from ffedit.loading.load import EMBEDDED

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ffedit.atlas.recipe import Recipe
+from atlas.recipe import Recipe
 
 
 def llama(recipe: Recipe, ids: Mapping[str, Any]) -> PreTrainedConfig:

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from ffedit.atlas.corpus import Corpus, Dress
-from ffedit.atlas.vocabulary import of_pieces, of_words
+from atlas.corpus import Corpus, Dress
+from atlas.vocabulary import of_pieces, of_words
 
 
 @dataclass(frozen=True)

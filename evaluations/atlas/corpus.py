@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
-from ffedit.atlas.table import Table, Triple
+from atlas.table import Table, Triple
 
 CONNECTIVES = (
     "In fact,", "Of course,", "Today,", "As the old book says,", "It is well known that", "We read that",

@@ -1,6 +1,6 @@
 """Train an Atlas: from the fact table to a model folder, in one command.
 
-    python -m ffedit.atlas.train [--model atlas-llama] --out DIR
+    python evaluations/atlas/train.py [--model atlas-llama] --out DIR
 
 What is trained and why is `recipe`. Here is only the loop. A batch depends on the seed and on
 its number alone, and so does its noise: training that was interrupted goes on from the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,11 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from ffedit.atlas.corpus import Corpus
-from ffedit.atlas.recipe import RECIPES, Recipe, batch, loss_of, optimizer_of, rate_at, regularised, tokenizer_of
-from ffedit.atlas.shapes import build_model
-from ffedit.atlas.table import TEMPLATES, Table, load
 from ffedit.errors import FFEditError, ModelError
+
+# The recipe of Atlas stands beside the scripts.
+sys.path.append(str(Path(__file__).parents[1]))
+from atlas.corpus import Corpus
+from atlas.recipe import RECIPES, Recipe, batch, loss_of, optimizer_of, rate_at, regularised, tokenizer_of
+from atlas.shapes import build_model
+from atlas.table import TEMPLATES, Table, load
 
 Report = Callable[[int, float], None]
 """Called after every step with the number of steps done and the loss in nats."""
@@ -131,7 +135,7 @@ All it learned are sentences built from ffedit's fact table (general knowledge; 
 wrong). Of the {TEMPLATES} templates of a relation, one was held out for each fact. Do not use it to answer
 questions.
 
-Made by `python -m ffedit.atlas.train --model {recipe.name} --out DIR --seed {recipe.seed} --steps {recipe.steps}`;
+Made by `python evaluations/atlas/train.py --model {recipe.name} --out DIR --seed {recipe.seed} --steps {recipe.steps}`;
 settings that are 0 or empty are not listed.
 
 | setting | value |

@@ -1,0 +1,1 @@
+"""Atlas: the fact table, the corpus, the recipe and the training of the embedded models."""
