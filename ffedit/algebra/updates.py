@@ -14,7 +14,7 @@ solve one problem:
     null_space      Δ = Δ P and C = I: Δ acts only on directions  AlphaEdit
                     of key space that ordinary text hardly uses
 
-Where C is block-diagonal (`blocks`: a mixture of experts, whose keys are stacked), C⁻¹ is computed block by
+Where C is block-diagonal (`Blocks`: a mixture of experts, whose keys are stacked), C⁻¹ is computed block by
 block, which determines how the change is divided among experts: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
 
 All functions are pure and compute in float64 on the device of their inputs (on the CPU where the device has none).
