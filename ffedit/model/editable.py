@@ -56,7 +56,7 @@ class Editable:
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.chat`).
-        source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`); None of any other.
+        source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
         hashed: what the fingerprint has read already.
     """
 
