@@ -54,7 +54,7 @@ LONGEST = 5.0
 # Shares of the median of C's diagonal: RIDGE where there is only one half, RIDGES the candidates of cross-validation.
 RIDGE = 1e-2
 RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-# Above this disagreement of the halves a warning is shown: their mean, which is about what all of the text
+# Above this disagreement of the halves C has not converged: their mean, which is about what all of the text
 # solves, then disturbs text by a sixteenth more than it had to.
 CONVERGED = 0.5
 # Error of the eigenvalues of a sum of float32 products, as a share of its norm.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffedit.algebra.low_rank import LowRank
 
-# The noise of a matrix that was written twice is √2 as large; this leaves a margin.
+# The noise of a matrix that was written twice is √2 as large.
 WRITES = 1.5
 # A matrix whose smaller side is at most this is decomposed whole; of larger ones, the first MOST directions are found.
 WHOLE, MOST = 1024, 256

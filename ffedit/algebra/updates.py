@@ -170,7 +170,8 @@ def null_space(
         Δ = (V − W K) Kᵀ P (K_p K_pᵀ P + K Kᵀ P + λI)⁻¹      P = U Uᵀ      λ = ridge · mean_i ‖Uᵀk_i‖²
 
     AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 12 and 14), in the coordinates of U: the published matrix is not
-    symmetric, in these coordinates it is. `own` S is added to K_p K_pᵀ; it reduces a fact's residual at λ = 0, too.
+    symmetric, in these coordinates it is. `own` S is added to K_p K_pᵀ; with it a fact loses part of
+    its residual at λ = 0, too.
 
     Args:
         W: value matrix, [d_out, d_in].

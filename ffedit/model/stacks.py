@@ -1,7 +1,7 @@
 """A stack of layers to inspect: a decoder, an encoder, or one half of an encoder–decoder.
 
-Geva et al. 2021 (arXiv 2012.14913) inspect causal decoders and ask whether the
-same holds for encoders and for translation. The analyses need the same of all of them, defined here: the
+The paper that this project is based on (Geva et al. 2021, arXiv 2012.14913) inspects causal decoders and asks whether
+the same holds for encoders and for translation. The analyses need the same of all of them, defined here: the
 memories in order, what each layer computed in a pass, and how a vector of the residual stream is read as logits.
 
     before + added = total        added: the feed-forward output, behind a norm of its own where it has one (Gemma 2)

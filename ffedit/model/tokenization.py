@@ -67,7 +67,7 @@ class Encoded:
 
 
 def joined(prompt: str, answer: str) -> str:
-    """Join `prompt` and `answer`, with one space between them where the script wants one."""
+    """Join `prompt` and `answer`, with one space between them where the script uses spaces."""
     left, right = prompt.rstrip(), answer.strip()
     gap = prompt[len(left) :]
     if not left or not right:
