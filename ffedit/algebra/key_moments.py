@@ -263,7 +263,7 @@ def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: 
 class KeyMomentsFitter:
     """Streaming accumulator of Σ k kᵀ, in two halves that take batches in turn: 2 · d_ff² numbers in float64.
 
-    They are in CPU memory, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
+    They are in CPU memory until the end, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Devices on which a model is loaded: one, all that there are, or these and, for the rest, offloading.
+"""Devices on which a model is loaded: one, all that there are, or all of them with offloading of the rest.
 
 What does not fit an accelerator is offloaded to CPU memory or to the disk (`model.offload`).
 """
