@@ -20,7 +20,7 @@ from one_by_one import RATES, Examiner, Journal, columns_of, facts_in, interval,
 
 import ffedit
 from ffedit import Editable, EditConfig, Fact
-from ffedit.editor.config import preset
+from ffedit.editor import preset
 
 # What all others are held against: a method with the numbers of a preset.
 REFERENCES: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
-"""Make the neutral text that ships with ffedit (`ffedit/data/neutral.txt.gz`) for key statistics.
+"""Make the neutral text that ships with ffedit (`ffedit/inference/neutral.txt.gz`) for key statistics.
 
-    python evaluations/scripts/make_neutral_text.py --model FOLDER [--rows N] --out ffedit/data/neutral.txt.gz
+    python evaluations/scripts/make_neutral_text.py --model FOLDER [--rows N] --out ffedit/inference/neutral.txt.gz
 
 SmolLM2-135M-Instruct (Apache 2.0) goes on from beginnings on many subjects in many forms, by nucleus sampling with a
 fixed seed. What repeats itself is dropped, and each text ends with a sentence. Neither subjects nor forms were chosen

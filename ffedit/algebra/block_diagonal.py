@@ -1,8 +1,8 @@
-"""A block-diagonal matrix, kept as its blocks.
+"""A block-diagonal matrix, stored as its blocks.
 
-The keys of a mixture of experts stand one below the other, and their second moment has a block for each expert. What
-lies off the blocks (that two experts fire at one token) is left out: an inverse, a product and a projection are then
-taken expert by expert, at the size of one.
+The keys of a mixture of experts are stacked, and their second moment has one block for each expert. The entries off
+the blocks (two experts active at one token) are left out, so an inverse, a product and a projection are
+computed expert by expert, at the size of one block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """diag(B_1, …, B_p).
+    """Block-diagonal matrix diag(B_1, …, B_p).
 
     Attributes:
         blocks: of any shapes, in order.
@@ -31,16 +31,16 @@ class Blocks:
         return sum(len(block) for block in self.blocks), sum(block.shape[1] for block in self.blocks)
 
     def to(self, device: torch.device) -> Blocks:
-        """The same on another device."""
+        """Return a copy on another device."""
         return Blocks(tuple(block.to(device) for block in self.blocks))
 
     @property
     def T(self) -> Blocks:
-        """The transpose."""
+        """Transpose."""
         return Blocks(tuple(block.T for block in self.blocks))
 
     def __matmul__(self, columns: Tensor) -> Tensor:
-        """The product with `columns` [Σ columns, n]."""
+        """Return the product with `columns` [Σ columns, n]."""
         parts = columns.split([block.shape[1] for block in self.blocks])
         return torch.cat([block @ part for block, part in zip(self.blocks, parts, strict=True)])
 
@@ -49,16 +49,16 @@ Moment: TypeAlias = Tensor | Blocks
 
 
 def blocks_of(matrix: Moment) -> tuple[Tensor, ...]:
-    """The blocks of a matrix; one that is no `Blocks` is its own only block."""
+    """Return the blocks of a matrix; a Tensor is its own only block."""
     return matrix.blocks if isinstance(matrix, Blocks) else (matrix,)
 
 
 def diagonal(blocks: Sequence[Tensor]) -> Moment:
-    """The matrix of these blocks: a single one as it is."""
+    """Return the matrix of these blocks: a single block as it is, several as `Blocks`."""
     return blocks[0] if len(blocks) == 1 else Blocks(tuple(blocks))
 
 
 def split(rows: Tensor, matrix: Moment) -> tuple[Tensor, ...]:
-    """`rows` [n, Σ rows of the blocks] cut as the blocks are."""
+    """Split `rows` [n, Σ rows of the blocks] as the blocks are."""
     pieces: tuple[Tensor, ...] = rows.split([len(block) for block in blocks_of(matrix)], -1)
     return pieces

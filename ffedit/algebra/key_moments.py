@@ -1,31 +1,33 @@
-"""Which keys does ordinary text use? Their second moment, streamed.
+"""Streamed second moment of the keys that ordinary text uses.
 
-C = E[k kᵀ] says how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
+C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
 and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is what the algebra
-reads and what is kept on disk.
+reads and what is stored on disk.
 
-The sum is float32 work of float64 quality: the products of one batch, a few thousand keys, are summed in float32, and
-the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) stays the only one, however long the
-text is; a sum all in float32 would lose more with every batch. C is symmetric, so that only the blocks on and above its
-diagonal are ever multiplied.
+The sum has float64 accuracy at float32 cost: the products of one batch, a few thousand keys, are summed in float32, and
+the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the
+text is; a sum all in float32 would lose more with every batch. C is symmetric, so only the blocks on and above its
+diagonal are multiplied.
 
-Has the text been long enough? Batches go in turn to two halves, which know nothing of each other. C is needed for the
-direction u = C⁻¹k / (kᵀC⁻¹k) of an update that writes to the key k, so both halves are asked for it. Their difference,
-mean over a few keys of ‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. Halves of
-fewer keys than d_ff are not asked: where text has said nothing the ridge answers, for both alike. That the halves saw
-these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at all.
+Convergence: batches go in turn to two independent halves. C is needed for the direction u = C⁻¹k / (kᵀC⁻¹k) of an
+update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of
+‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of
+fewer keys than d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves
+include these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at
+all.
 
 A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
-2309.17453; Sun et al. 2024, arXiv 2402.17762). As they are, C would speak of nothing else, and so would its trace, its
+2309.17453; Sun et al. 2024, arXiv 2402.17762). Unscaled, they would dominate C, and with it its trace, its
 ridge and its null space. A key that is longer than `LONGEST` times the median key therefore counts as one of that
 length: its direction stays protected, and no more than others.
 
-C is an estimate, and its inverse a worse one. The ridge that makes up for this is the one with which each half of the
-text solves for updates that disturb the *other* half least (cross-validation of the very thing that C is for). It is
-relative to the median of C's diagonal, which no single direction moves.
+C is an estimate, and its inverse a worse one. The ridge that compensates for this is the one with which each half of
+the text solves for updates that disturb the *other* half least (cross-validation of the quantity that C is used for).
+It is relative to the median of C's diagonal, which no single direction changes.
 
-The keys of a wide layer may share a mean that holds nearly all of their size. Beside such an eigenvalue, float32 cannot
-tell a small one from nothing, nor from less than nothing: so the ridge is never below the rounding of the sum.
+The keys of a wide layer may share a mean that holds nearly all of their squared norm. Next to such an eigenvalue,
+float32 cannot tell a small eigenvalue from zero or from a negative one: so the ridge is never below the rounding error
+of the sum.
 """
 
 from __future__ import annotations
@@ -43,46 +45,46 @@ from torch import Tensor
 from ffedit.algebra.linalg import condition, projector, whiten
 from ffedit.errors import EditError
 
-# Products are taken in blocks of this many rows: small enough to spare nearly half, large enough for full speed.
+# Products are taken in blocks of this many rows: small enough to save nearly half, large enough for full speed.
 BLOCK = 768
 PROBES = 32
 # Keys count as no longer than this many times the median: in SmolLM2 one in a thousand ordinary keys is longer than 3.6
 # times, and sinks are 7 to 500 times as long.
 LONGEST = 5.0
-# Of the median of C's diagonal: where there is one half only, and what is chosen from.
+# Shares of the median of C's diagonal: RIDGE where there is only one half, RIDGES the candidates of cross-validation.
 RIDGE = 1e-2
 RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-# Where halves of the text solve more differently than this, C says so: their mean, which is about what all of the text
+# Above this disagreement of the halves C has not converged: their mean, which is about what all of the text
 # solves, then disturbs text by a sixteenth more than it had to.
 CONVERGED = 0.5
-# Of the norm of a sum of float32 products, what its eigenvalues may be off by.
+# Error of the eigenvalues of a sum of float32 products, as a share of its norm.
 ROUNDING = 2.0**-23
 
 
 @dataclass(frozen=True, eq=False)
 class KeyMoments:
-    """The second moment of a layer's keys over some text.
+    """Second moment of a layer's keys over some text.
 
     Attributes:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of tokens of the text.
-        reached: how many of them came to this memory and count: not the first of a row, nor, of an expert, those that
-            the router sent elsewhere, whose keys are 0. None: all.
-        left_out: how many tokens do not count because a row begins with them.
-        sinks: how many keys were longer than `LONGEST` times the median, and count as of that length.
+        reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
+            that the router sent elsewhere, whose keys are 0. None: all.
+        left_out: number of tokens that do not count because a row begins with them.
+        sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
         source: where the text came from, in words.
         fingerprint: of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the median of C's diagonal that is added to it.
-        texts: what identifies each text in the sum, and how its tokens were weighted.
+        texts: identifiers of each text in the sum, and how its tokens were weighted.
         model: the model's name.
         address: the memory whose keys these are.
         dtype: precision of its weights.
         weighting: how tokens count.
-        convergence: relative difference, in the norm of C, of what two halves of the text solve, each of which knows
-            half as much; None where a half holds fewer keys than d_ff.
-        probes: the keys that it was measured at, [n, d_ff], float32.
+        convergence: relative difference, in the norm of C, of what two halves of the text solve, each of which has
+            half of the text; None where a half holds fewer keys than d_ff.
+        probes: the keys at which it was measured, [n, d_ff], float32.
         condition: condition number of C, largest over smallest eigenvalue.
-        seconds: of the pass that collected this, and perhaps other layers with it.
+        seconds: of the pass that collected this, which may have collected other layers too.
     """
 
     sum: Tensor = field(repr=False)
@@ -108,25 +110,25 @@ class KeyMoments:
     def C(self) -> Tensor:
         """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite.
 
-        The ridge says that a direction which the sampled text never used is still not free; without it C is
+        The ridge protects directions that the sampled text never used; without it C is
         singular as long as there are fewer tokens than d_ff.
         """
         return second_moment(self.sum, self.count, self.ridge)
 
     def unused(self, share: float) -> Tensor:
-        """Directions that this text hardly uses (`linalg.projector`), [d_ff, m]; found once for a share."""
+        """Return directions that this text hardly uses (`linalg.projector`), [d_ff, m]; computed once per share."""
         if share not in self._unused:
             self._unused[share] = projector(self.C, share)
         return self._unused[share]
 
     def __add__(self, other: KeyMoments) -> KeyMoments:
-        """The statistics of both texts together: each token counts as much as in its own text.
+        """Return the statistics of both texts together: each token counts as much as in its own text.
 
         With tokens weighted by type, a type's frequency stays that in its own text. The convergence is the difference
         between the two texts, at the keys of both.
 
         Raises:
-            EditError: of other keys, weighted in another way, or a text is in both.
+            EditError: the keys are of another model or layer, are weighted differently, or a text is in both.
         """
         if self.fingerprint != other.fingerprint or len(self.sum) != len(other.sum):
             raise EditError(
@@ -167,16 +169,16 @@ class KeyMoments:
 
     @property
     def keys(self) -> int:
-        """How many keys the sum is of."""
+        """Number of keys in the sum."""
         return self.count if self.reached is None else self.reached
 
     @property
     def of(self) -> str:
-        """Whose keys these are, in words."""
+        """Description of the layer and model of these keys, for messages."""
         return f"layer {self.address} of {self.model} ({self.dtype}, d_ff {len(self.sum)})"
 
     def save(self, path: Path) -> None:
-        """Write as safetensors; the caller moves the file into place."""
+        """Write as safetensors; the caller moves the file to its final path."""
         tensors = {"sum": self.sum.cpu().contiguous()}
         if self.probes is not None:
             tensors["probes"] = self.probes.contiguous()
@@ -206,7 +208,7 @@ class KeyMoments:
 
 
 def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
-    """C of the sum `total` [d_ff, d_ff] over `count` keys, with `ridge` times the median of its diagonal added to that.
+    """Return C of the sum `total` [d_ff, d_ff] over `count` keys, plus `ridge` times the median of its diagonal.
 
     The median is of the entries above 0. Where float32's rounding of the largest eigenvalue is more, it is taken.
     """
@@ -218,21 +220,21 @@ def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
 
 
 def solved(C: Tensor, keys: Tensor) -> Tensor:
-    """u = C⁻¹k / (kᵀC⁻¹k) for `keys` [n, d_ff]: the right factors of their updates (`algebra.rank_one`), [d_ff, n]."""
+    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`rank_one`)."""
     columns = keys.to(C).T
     u = whiten(columns, C)
     return u / (columns * u).sum(0)
 
 
 def disagreement(one: Tensor, other: Tensor, C: Tensor, keys: Tensor) -> float:
-    """Mean over `keys` [n, d_ff] of ‖one − other‖_C / ‖u‖_C: two texts have `solved` these, and C is of both."""
+    """Return the mean over `keys` [n, d_ff] of ‖one − other‖_C / ‖u‖_C: each text's `solved`, and C of both."""
     both = solved(C, keys)
     squares = ((u * (C @ u)).sum(0) for u in (one - other, both))
     return float((next(squares) / next(squares)).sqrt().mean())
 
 
 def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: Tensor) -> tuple[float, float]:
-    """The ridge with which each of two texts solves for what disturbs the other least, and how far they then disagree.
+    """Return the ridge with which each of two texts disturbs the other least, and the disagreement of their solutions.
 
     Args:
         one: the sum [d_ff, d_ff] over its keys, and their count.
@@ -245,7 +247,7 @@ def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: 
     """
     texts = one, other
     best: tuple[float, float, list[Tensor]] | None = None
-    for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until it gets worse
+    for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until the cost rises
         found = [solved(second_moment(total, count, ridge), probes) for total, count in texts]
         moved = [(u * (total @ u)).sum(0) / count for u, (total, count) in zip(found, texts[::-1], strict=True)]
         cost = float(torch.stack(moved).clamp(min=torch.finfo(torch.float64).tiny).log().mean())
@@ -259,9 +261,9 @@ def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: 
 
 
 class KeyMomentsFitter:
-    """Streams keys into Σ k kᵀ, in two halves whose batches take turns: 2 · d_ff² numbers in float64 until the end.
+    """Streaming accumulator of Σ k kᵀ, in two halves that take batches in turn: 2 · d_ff² numbers in float64.
 
-    These are in CPU memory, where there is room for them beside a model: of d_ff 28,672 they are 13 GB.
+    They are in CPU memory until the end, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
     """
 
     def __init__(self) -> None:
@@ -286,7 +288,7 @@ class KeyMomentsFitter:
             keys: of a batch, or of a part of one.
             weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
             last: the batch ends with these; the next goes to the other half.
-            tokens: of how many tokens these are the keys that are not 0; None: of as many as there are keys.
+            tokens: number of tokens whose nonzero keys these are; None: as many as there are keys.
         """
         keys = keys.float()
         if self.probes is None and (tokens is None or bool(keys.any())):
@@ -306,7 +308,7 @@ class KeyMomentsFitter:
         if half == len(self.halves):
             self.halves.append(torch.zeros(size, size, dtype=torch.float64))
         total = self.halves[half]
-        products = keys.new_empty(min(BLOCK, size) * size)  # for all blocks: once one is added, nothing more is needed
+        products = keys.new_empty(min(BLOCK, size) * size)  # allocated first, so that no block fails after another
         for first in range(0, size, BLOCK):
             columns = keys[:, first : first + BLOCK]
             shape = columns.shape[1], size - first
@@ -318,24 +320,24 @@ class KeyMomentsFitter:
         self.batches += last
 
     def is_finite(self) -> bool:
-        """Whether every key so far was finite: one that is not leaves its mark on the diagonal."""
+        """Return True if every key so far was finite: a key that is not shows on the diagonal."""
         return all(bool(torch.isfinite(half.diagonal()).all()) for half in self.halves)
 
     def convergence(self) -> float | None:
-        """How far the two halves are from solving alike (`disagreement`); None while one is too short to say."""
+        """Return how far the solutions of the two halves differ (`disagreement`); None while one has too few keys."""
         if self.probes is None or min(self.reached) < self.probes.shape[1]:
             return None
         return self._ridge()[1]
 
     def _ridge(self) -> tuple[float, float | None]:
-        """The ridge, and the disagreement with it, as by `cross_validated`; None while there is one half only."""
+        """Return the ridge and the disagreement with it, as by `cross_validated`; None while there is one half only."""
         if self.probes is None or not len(self.probes) or not min(self.reached):
             return RIDGE, None
         one, other = ((_mirror_(half.clone()), count) for half, count in zip(self.halves, self.counts, strict=True))
         return cross_validated(one, other, self.probes)
 
     def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
-        """The frozen result: one sum of both halves, on the CPU; the fitter has done its work then.
+        """Return the frozen result: one sum of both halves, on the CPU; the fitter cannot be used afterwards.
 
         Args:
             source: where the text came from, in words.
@@ -343,7 +345,7 @@ class KeyMomentsFitter:
             about: other attributes of `KeyMoments`.
 
         Raises:
-            EditError: no token was seen, keys are not finite, or all are zero. An expert that no token came to is no
+            EditError: no token was seen, keys are not finite, or all are zero. An expert that no token reached is no
                 error here: an edit of it is.
         """
         if not self.count:
@@ -355,7 +357,7 @@ class KeyMomentsFitter:
             raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
         ridge, convergence = self._ridge()
         total = self.halves.pop(0)
-        while self.halves:  # in place: each is large
+        while self.halves:  # in place: each half is large
             total += self.halves.pop()
         _mirror_(total)
         found = {
@@ -372,7 +374,7 @@ class KeyMomentsFitter:
 
 
 def _mirror_(upper: Tensor) -> Tensor:
-    """Make a matrix symmetric whose blocks on and above the diagonal are there, in place."""
+    """Mirror a matrix that has only the blocks on and above its diagonal, in place."""
     for first in range(0, len(upper), BLOCK):
         last = min(first + BLOCK, len(upper))
         block = upper[first:last, first:last]
@@ -382,7 +384,7 @@ def _mirror_(upper: Tensor) -> Tensor:
 
 
 def _some(keys: Tensor, weights: Tensor | None) -> Tensor:
-    """A few of `keys` that are not zero, drawn by their weights with a fixed seed, [n, d_ff]."""
+    """Draw a few of `keys` that are not zero, by their weights with a fixed seed, [n, d_ff]."""
     chances = torch.ones(len(keys)) if weights is None else weights.detach().float().cpu()
     chances = chances * keys.detach().any(1).cpu()
     size = min(PROBES, int(chances.count_nonzero()))

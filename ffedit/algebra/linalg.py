@@ -1,6 +1,6 @@
-"""Linear algebra on a second moment of keys, in float64: solved for, its condition number, its little used directions.
+"""Linear algebra on a second moment of keys, in float64: solving, condition number, little used directions.
 
-A `Blocks` is taken block by block, at the size of one.
+`Blocks` are processed block by block, at the size of one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SETTLED = 1e-4
 
 
 def double(tensor: Tensor) -> Tensor:
-    """`tensor` in float64; moved to the CPU first where its device has no float64 (Apple's)."""
+    """Convert `tensor` to float64; move it to the CPU first where its device has no float64 (Apple's)."""
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
 def whiten(k: Tensor, C: Moment) -> Tensor:
-    """C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
+    """Return C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
 
     Args:
         k: keys, [d_in] or [d_in, n].
@@ -42,7 +42,7 @@ def whiten(k: Tensor, C: Moment) -> Tensor:
 
 
 def factor(C: Tensor) -> Tensor:
-    """The Cholesky factor of a second moment.
+    """Return the Cholesky factor of a second moment.
 
     Raises:
         EditError: it is not positive definite.
@@ -58,14 +58,14 @@ def factor(C: Tensor) -> Tensor:
 
 
 def solved_by(lower: Tensor, columns: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ `columns` [d, n]; `torch.cholesky_solve` would copy L [d, d], which may be large."""
+    """Return (L Lᵀ)⁻¹ `columns` [d, n]; `torch.cholesky_solve` would copy L [d, d], which may be large."""
     half = torch.linalg.solve_triangular(lower, columns, upper=False)
     found: Tensor = torch.linalg.solve_triangular(lower.mT, half, upper=True)
     return found
 
 
 def condition(C: Tensor, steps: int = 50) -> float:
-    """Condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
+    """Return the condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
 
     Args:
         C: symmetric, positive definite, [d, d].
@@ -85,7 +85,7 @@ def condition(C: Tensor, steps: int = 50) -> float:
 
 
 def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], at: Tensor, steps: int) -> float:
-    """Of a symmetric, positive definite map of columns, by power iteration from `at` [d, 1]."""
+    """Return the largest eigenvalue of a symmetric, positive definite map by power iteration from `at` [d, 1]."""
     found = 0.0
     for _ in range(steps):
         at = apply(at / at.norm())
@@ -96,10 +96,10 @@ def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], at: Tensor, steps: in
 
 
 def projector(C: Tensor, share: float) -> Tensor:
-    """Directions of key space that ordinary text hardly uses: P = U Uᵀ projects on them.
+    """Return directions of key space that ordinary text hardly uses: P = U Uᵀ projects on them.
 
-    The eigenvectors of C with the smallest eigenvalues, as many as together hold at most `share` of tr(C), so that
-    E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all eigenvalues below a
+    They are the eigenvectors of C with the smallest eigenvalues, as many as together hold at most `share` of tr(C), so
+    that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all eigenvalues below a
     fixed number; a share means the same in every model.
 
     Args:

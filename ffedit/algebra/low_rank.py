@@ -1,8 +1,8 @@
-"""A matrix kept as the product of two thin factors, and one that is not.
+"""Changes of a matrix: as the product of two thin factors, or dense.
 
 Every locate-then-edit method changes a value matrix by Δ = left @ right of rank at most the number of facts.
-Keeping the factors makes an edit kilobytes instead of gigabytes and its norm cheap; the dense matrix is a
-property that is asked for only at the write. Fine-tuning moves every entry by itself: its Δ is `Dense`.
+With the factors an edit takes kilobytes instead of gigabytes and its norm is cheap; the dense matrix is a
+property that is computed only at the write. Fine-tuning changes every entry independently: its Δ is `Dense`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """Δ = left @ right.
+    """Low-rank change Δ = left @ right.
 
     Attributes:
         left: [d_out, r].
@@ -39,7 +39,7 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """The number of columns of `left`: an upper bound of the rank of Δ."""
+        """Number of columns of `left`: an upper bound of the rank of Δ."""
         return self.left.shape[1]
 
     @property
@@ -48,11 +48,11 @@ class LowRank:
         return self.left @ self.right
 
     def __matmul__(self, keys: Tensor) -> Tensor:
-        """Δ @ keys without the dense matrix; keys is [d_in] or [d_in, n]."""
+        """Return Δ @ keys without the dense matrix; keys is [d_in] or [d_in, n]."""
         return self.left @ (self.right @ keys)
 
     def __add__(self, other: Update) -> Update:
-        """The sum of two changes of one matrix; of two thin ones it stays thin and the ranks add.
+        """Add two changes of one matrix; the sum of two low-rank ones is low-rank and the ranks add.
 
         Raises:
             ValueError: their shapes differ.
@@ -63,22 +63,22 @@ class LowRank:
         return LowRank(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right]))
 
     def cpu(self) -> LowRank:
-        """The same in main memory."""
+        """Return a copy in CPU memory."""
         return LowRank(self.left.cpu(), self.right.cpu())
 
     def norm(self) -> float:
-        """Frobenius norm of Δ, from two r × r Gram matrices: ‖Δ‖² = ⟨leftᵀ left, right rightᵀ⟩."""
+        """Return the Frobenius norm of Δ, from two r × r Gram matrices: ‖Δ‖² = ⟨leftᵀ left, right rightᵀ⟩."""
         squared = ((self.left.T @ self.left) * (self.right @ self.right.T)).sum()
         return float(squared.clamp(min=0).sqrt())
 
     def is_finite(self) -> bool:
-        """Whether no entry of either factor is NaN or infinite."""
+        """Return True if no entry of either factor is NaN or infinite."""
         return bool(torch.isfinite(self.left).all() and torch.isfinite(self.right).all())
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Δ entry by entry, for what has no low rank: fine-tuning baselines, and differences of checkpoints.
+    """Dense change Δ, where the rank is not low: fine-tuning baselines, and differences of checkpoints.
 
     Attributes:
         matrix: Δ, [d_out, d_in].
@@ -97,7 +97,7 @@ class Dense:
 
     @property
     def rank(self) -> int:
-        """The smaller side: an upper bound of the rank of Δ."""
+        """Smaller side: an upper bound of the rank of Δ."""
         return min(self.shape)
 
     @property
@@ -106,11 +106,11 @@ class Dense:
         return self.matrix
 
     def __matmul__(self, keys: Tensor) -> Tensor:
-        """Δ @ keys; keys is [d_in] or [d_in, n]."""
+        """Return Δ @ keys; keys is [d_in] or [d_in, n]."""
         return self.matrix @ keys
 
     def __add__(self, other: Update) -> Dense:
-        """The sum of two changes of one matrix.
+        """Add two changes of one matrix.
 
         Raises:
             ValueError: their shapes differ.
@@ -119,15 +119,15 @@ class Dense:
         return Dense(self.matrix + other.dense)
 
     def cpu(self) -> Dense:
-        """The same in main memory."""
+        """Return a copy in CPU memory."""
         return Dense(self.matrix.cpu())
 
     def norm(self) -> float:
-        """Frobenius norm of Δ."""
+        """Return the Frobenius norm of Δ."""
         return float(torch.linalg.matrix_norm(self.matrix))
 
     def is_finite(self) -> bool:
-        """Whether no entry is NaN or infinite."""
+        """Return True if no entry is NaN or infinite."""
         return bool(torch.isfinite(self.matrix).all())
 
 
@@ -135,6 +135,6 @@ Update: TypeAlias = LowRank | Dense
 
 
 def _check_shapes(a: Update, b: Update) -> None:
-    # Broadcasting would take a row for a matrix.
+    # Broadcasting would accept a row as a matrix.
     if a.shape != b.shape:
         raise ValueError(f"changes of one shape expected, found {list(a.shape)} and {list(b.shape)}")

@@ -1,4 +1,4 @@
-"""What was added to a matrix before it was rounded?
+"""Recovery of a low-rank change from a matrix that was rounded after it was added.
 
 A checkpoint stores fl(W + Δ), not W + Δ. The difference D of two checkpoints is Δ plus the rounding of every entry,
 which has full rank whatever the rank of Δ. But its size is known: half a unit in the last place at most, spread evenly,
@@ -6,8 +6,9 @@ with standard deviation σ_ij = ulp(x_ij) / √12. The largest singular value of
 
     max_i (Σ_j σ_ij²)^½ + max_j (Σ_i σ_ij²)^½                 (Bandeira and van Handel 2016, arXiv 1408.6185)
 
-What stands above this floor was added on purpose; below it, nothing can be told. Where Δ is so small that many entries
-round back to W, rounding depends on Δ and leaves traces of its own above the floor: the rank is then an estimate.
+Singular values above this floor belong to Δ; below it, Δ cannot be told from rounding. Where Δ is so small that many
+entries round back to W, rounding depends on Δ and leaves singular values of its own above the floor: the rank is then
+an estimate.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ INDEPENDENT = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """The part of a difference that rounding does not explain.
+    """Part of a difference that rounding does not explain.
 
     Attributes:
         update: its first singular directions, float64: those above the floor, or as many as were asked for.
-        rank: how many singular values lie above the floor.
-        more: there may be more than `rank` above the floor; they were not looked for.
+        rank: number of singular values above the floor.
+        more: there may be more than `rank` above the floor; they were not computed.
         floor: largest singular value that rounding alone would have.
         values: the largest singular values, [at most MOST], in descending order.
     """
@@ -47,7 +48,7 @@ class Recovered:
 
 
 def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
-    """Largest singular value, about, of the rounding noise in a matrix [d_out, d_in] stored in `dtype`."""
+    """Return about the largest singular value of the rounding noise in a matrix [d_out, d_in] stored in `dtype`."""
     about = torch.finfo(dtype)
     exponent = torch.frexp(stored.double().abs().clamp(min=about.tiny))[1]
     variance = torch.pow(2.0, exponent.double() - 1).mul_(about.eps).square_().div_(12)
@@ -56,11 +57,11 @@ def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
 
 
 def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recovered:
-    """The low-rank part of a difference.
+    """Return the low-rank part of a difference.
 
     Args:
         difference: D [d_out, d_in], float64, finite.
-        floor: what rounding explains, a singular value (`noise_floor`).
+        floor: largest singular value that rounding explains (`noise_floor`).
         rank: how many directions to keep instead of those above the floor.
     """
     smaller = min(difference.shape)
@@ -77,7 +78,7 @@ def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recove
 
 
 def _decomposed(matrix: Tensor, wanted: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first `wanted` singular directions: all by LAPACK, few by subspace iteration (Halko et al. 0909.4061)."""
+    """Find the first `wanted` singular triplets, all by LAPACK, few by subspace iteration (Halko et al. 0909.4061)."""
     if wanted == min(matrix.shape):
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         return left, values, right

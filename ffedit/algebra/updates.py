@@ -1,9 +1,9 @@
 """The smallest change of a linear associative memory that stores facts.
 
 The value matrix W [d_out, d_in] maps a key k to the value W k. Writing facts means W K = V afterwards, one column
-per fact, while the keys of other text, known through their second moment C = E[k kᵀ], should go on giving what they
-gave. "Small" is therefore measured as ‖Δ‖_C² = tr(Δ C Δᵀ) = E‖Δ k‖²: the mean squared change of what ordinary text
-reads. The keys K_p of earlier edits should go on giving what they give too. With the residual R = V − W K, all methods
+per fact, while the values of the keys of other text, known through their second moment C = E[k kᵀ], should not change.
+"Small" is therefore measured as ‖Δ‖_C² = tr(Δ C Δᵀ) = E‖Δ k‖²: the mean squared change of what ordinary text
+reads. The values of the keys K_p of earlier edits should not change either. With the residual R = V − W K, all methods
 solve one problem:
 
     minimise over Δ   ‖Δ K − R‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²
@@ -14,8 +14,8 @@ solve one problem:
     null_space      Δ = Δ P and C = I: Δ acts only on directions  AlphaEdit
                     of key space that ordinary text hardly uses
 
-Where C is block-diagonal (`blocks`: a mixture of experts, whose keys stand one below the other), C⁻¹ is taken block by
-block, and how the experts share the work follows: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
+Where C is block-diagonal (`Blocks`: a mixture of experts, whose keys are stacked), C⁻¹ is computed block by
+block, which determines how the change is divided among experts: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
 
 All functions are pure and compute in float64 on the device of their inputs (on the CPU where the device has none).
 """
@@ -30,13 +30,13 @@ from ffedit.algebra.linalg import double, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.errors import EditError
 
-# Share of a key's squared norm that is its own and no other key's. Below this (1e-4 of the norm) it is the rounding of
-# 32-bit activations, which C⁻¹ magnifies, and no direction to write along.
+# Share of a key's squared norm that is independent of all other keys. Below this (1e-4 of the norm) it is the rounding
+# of 32-bit activations, which C⁻¹ magnifies, and no direction to write along.
 ROUNDING = 1e-8
 
 
 def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Moment:
-    """C with the spread of a subject's key over its contexts counted in, `weight` times as much as all ordinary text.
+    """Add the spread of a subject's key over its contexts to C, `weight` times as much as all ordinary text.
 
         C' = C + w E[(k_j − k*)(k_j − k*)ᵀ]
 
@@ -53,20 +53,20 @@ def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Mom
         weight: w; 0 is ROME.
 
     Returns:
-        C', [d_in, d_in], float64; one matrix of its size is made.
+        C', [d_in, d_in], float64; one matrix of its size is allocated.
     """
     parts = split(double(same) - double(k), C)
     return diagonal([_counted_in(block, rows, weight) for block, rows in zip(blocks_of(C), parts, strict=True)])
 
 
 def _counted_in(C: Tensor, rows: Tensor, weight: float) -> Tensor:
-    """C + weight · E[a aᵀ], a the `rows` [n, d_in]."""
+    """Return C + weight · E[a aᵀ], a the `rows` [n, d_in]."""
     a = rows.to(double(C))
     return double(C).clone().addmm_(a.T, a, alpha=weight / max(1, len(a)))
 
 
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
-    """The update of smallest C-norm with (W + Δ) k = v.
+    """Return the update of smallest C-norm with (W + Δ) k = v.
 
         Δ = (v − W k) (C⁻¹k)ᵀ / (kᵀ C⁻¹ k)
 
@@ -90,26 +90,26 @@ def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
 
 
 def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = None) -> LowRank:
-    """The update of smallest C-norm with (W + Δ) K = V and Δ K_p = 0.
+    """Return the update of smallest C-norm with (W + Δ) K = V and Δ K_p = 0.
 
         Δ = (V − W K) (Kᵀ C⁻¹ K)⁻¹ Kᵀ C⁻¹
 
-    EMMET (Gupta et al. 2024, arXiv 2403.14236): ROME for several facts, and MEMIT as λ → 0. Kept keys are facts with
-    the residual zero, so the same formula holds for [K_p, K] and [0, R].
+    EMMET (Gupta et al. 2024, arXiv 2403.14236): ROME for several facts, and MEMIT as λ → 0. The preserved keys K_p are
+    facts with zero residual, so the same formula holds for [K_p, K] and [0, R].
 
     Args:
         W: value matrix, [d_out, d_in].
         K: keys, [d_in, N].
         V: values they should give, [d_out, N].
         C: second moment of keys, [d_in, d_in].
-        kept: K_p, keys of earlier edits, whose values do not move, [d_in, p].
+        kept: K_p, keys of earlier edits, whose values do not change, [d_in, p].
 
     Returns:
         Δ as factors [d_out, N] and [N, d_in], float64.
 
     Raises:
-        EditError: C is not positive definite, a key is zero, there are more keys than d_in, or a key is a mixture of
-            the others, so that it cannot be given a value of its own.
+        EditError: C is not positive definite, a key is zero, there are more keys than d_in, or a key is a linear
+            combination of the others, so that it cannot be given a value of its own.
     """
     return least_squares(W, K, V, C, 0.0, kept)
 
@@ -117,12 +117,12 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = N
 def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
     """Refuse keys that cannot each be given an exact value beside `kept`, whatever the values and C are.
 
-    Values are expensive to choose and keys cheap to read, so this is asked first. It looks at the keys as they are,
-    C = I: whether they are independent does not depend on C.
+    Values are expensive to choose and keys cheap to read, so this is checked first. It uses C = I:
+    whether keys are independent does not depend on C.
 
     Args:
         K: keys, [d_in, N].
-        kept: K_p, keys whose values do not move, [d_in, p].
+        kept: K_p, keys whose values do not change, [d_in, p].
 
     Raises:
         EditError: as `equality`, but for C.
@@ -131,20 +131,20 @@ def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
 
 
 def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kept: Tensor | None = None) -> LowRank:
-    """The update that gives all facts nearly their values and disturbs ordinary text little.
+    """Return the update that gives all facts nearly their values and disturbs ordinary text little.
 
         Δ = (V − W K) Kᵀ (λC + K_p K_pᵀ + K Kᵀ)⁻¹        λ = weight · mean_i k_iᵀ C⁻¹ k_i
 
     MEMIT (Meng et al. 2023, arXiv 2210.07229, eq. 14). λ is relative to the keys, so that one weight suits every model:
-    a fact that is written alone gives up the share weight / (1 + weight) of its residual.
+    a fact that is written alone loses the share weight / (1 + weight) of its residual.
 
     Args:
         W: value matrix, [d_out, d_in].
-        K: keys, [d_in, N]; they may be more than d_in, and alike.
+        K: keys, [d_in, N]; they may be more than d_in, and equal.
         V: values they should give, [d_out, N].
         C: second moment of keys, [d_in, d_in].
-        weight: what ordinary text counts against a fact; 0 is `equality`.
-        kept: K_p, keys of earlier edits, whose values should hardly move, [d_in, p].
+        weight: of ordinary text relative to a fact; 0 is `equality`.
+        kept: K_p, keys of earlier edits, whose values should hardly change, [d_in, p].
 
     Returns:
         Δ as factors [d_out, N] and [N, d_in], float64.
@@ -165,21 +165,22 @@ def null_space(
     kept: Tensor | None = None,
     own: Moment | None = None,
 ) -> LowRank:
-    """The update that acts on the directions U alone, which ordinary text hardly uses.
+    """Return the update that acts only on the directions U, which ordinary text hardly uses.
 
         Δ = (V − W K) Kᵀ P (K_p K_pᵀ P + K Kᵀ P + λI)⁻¹      P = U Uᵀ      λ = ridge · mean_i ‖Uᵀk_i‖²
 
     AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 12 and 14), in the coordinates of U: the published matrix is not
-    symmetric, there it is. `own` S is added to K_p K_pᵀ; a fact gives something up to it at λ = 0, too.
+    symmetric, in these coordinates it is. `own` S is added to K_p K_pᵀ; with it a fact loses part of
+    its residual at λ = 0, too.
 
     Args:
         W: value matrix, [d_out, d_in].
         K: keys, [d_in, N].
         V: values they should give, [d_out, N].
         U: orthonormal directions that may be used, [d_in, m] (`linalg.projector`).
-        ridge: what the size of Δ counts against a fact; a fact written alone gives up the share ridge / (1 + ridge).
-        kept: K_p, keys of earlier edits, whose values should hardly move, [d_in, p].
-        own: S, what counts as `kept` does but is known as a sum of k kᵀ, positive definite, [d_in, d_in].
+        ridge: weight of the size of Δ relative to a fact; a fact written alone loses the share ridge / (1 + ridge).
+        kept: K_p, keys of earlier edits, whose values should hardly change, [d_in, p].
+        own: S, which counts as `kept` does but is known as a sum of k kᵀ, positive definite, [d_in, d_in].
 
     Returns:
         Δ = Δ P as factors [d_out, N] and [N, d_in], float64.
@@ -206,7 +207,7 @@ def null_space(
 
 
 def _seen_from(U: Moment, C: Moment, ridge: float) -> Moment:
-    """Uᵀ C U + `ridge` · I."""
+    """Return Uᵀ C U + `ridge` · I."""
     found = [u.T @ (double(c) @ u) for u, c in zip(blocks_of(U), blocks_of(C), strict=True)]
     for block in found:
         block.diagonal().add_(ridge)
@@ -216,16 +217,16 @@ def _seen_from(U: Moment, C: Moment, ridge: float) -> Moment:
 def _smallest(
     R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Moment | None = None, relative: bool = True
 ) -> LowRank:
-    """argmin_Δ ‖Δ K − R‖² + ‖Δ K_p‖² + λ‖Δ‖_C²; C is I where it is None.
+    """Return argmin_Δ ‖Δ K − R‖² + ‖Δ K_p‖² + λ‖Δ‖_C²; C is I where it is None.
 
-    λ is `weight`, or, where that is `relative`, weight · mean_i k_iᵀ C⁻¹ k_i.
+    λ is `weight`, or, if `relative`, weight · mean_i k_iᵀ C⁻¹ k_i.
 
-    With J = [K_p, K], Δ = [0, R] (JᵀC⁻¹J + λI)⁻¹ JᵀC⁻¹: the dual form, as large as there are keys and exact at λ = 0,
-    where it is the equality-constrained solution. The zeros leave the last N rows of the right factor.
+    With J = [K_p, K], Δ = [0, R] (JᵀC⁻¹J + λI)⁻¹ JᵀC⁻¹: the dual form, of the size of the number of keys and exact at
+    λ = 0, where it is the equality-constrained solution. The zeros leave the last N rows of the right factor.
     """
     kept = K[:, :0] if kept is None else double(kept)
     if weight == 0:
-        kept = _basis(kept)  # kept keys may repeat each other: it is their span that must not move
+        kept = _basis(kept)  # these keys may repeat each other: only their span is constrained
     dimensions, count, before = len(K), K.shape[1], kept.shape[1]
     if weight == 0 and before + count > dimensions:
         raise EditError(
@@ -244,7 +245,7 @@ def _smallest(
         )
     gram.diagonal().add_(weight * energy.mean() if relative else weight)
     factor, info = torch.linalg.cholesky_ex(gram)
-    own = factor.diagonal().square() / gram.diagonal()  # of each key, the share that those before it do not hold
+    own = factor.diagonal().square() / gram.diagonal()  # share of each key that is orthogonal to those before it
     if int(info) != 0:
         own[int(info) - 1 :] = 0.0
     mixed = own[before:] < (ROUNDING if weight == 0 else len(gram) * torch.finfo(gram.dtype).eps)
@@ -257,12 +258,12 @@ def _smallest(
 
 
 def _basis(keys: Tensor) -> Tensor:
-    """Orthonormal columns that span `keys` [d_in, p], [d_in, rank]."""
+    """Return orthonormal columns that span `keys` [d_in, p], [d_in, rank]."""
     left, sizes, _ = torch.linalg.svd(keys, full_matrices=False)
     basis: Tensor = left[:, sizes > sizes[:1] * max(keys.shape) * torch.finfo(sizes.dtype).eps]
     return basis
 
 
 def _first(where: Tensor) -> int:
-    """Number of the first true entry, counted from 1."""
+    """Return the number of the first true entry, counted from 1."""
     return int(where.nonzero()[0]) + 1

@@ -1,6 +1,7 @@
-"""Facts that cannot be written together: one question about one subject, answered twice.
+"""Detection of facts that cannot be written together: one question about one subject, answered twice.
 
-Two answers contradict each other, and the same answer written twice moves the memory twice as far as it should.
+Two different answers contradict each other, and the same answer written twice changes the memory twice as much as it
+should.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from ffedit.facts.fact import Fact
 
 
 def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
-    """Pairs of facts that give one question two answers, in order; see `same_question`."""
+    """Return the pairs of facts that give one question two answers, in order; see `same_question`."""
     some = list(facts)
     return [(some[i], some[j]) for i, j in same_question(some) if not same_target(some[i], some[j])]
 
 
 def check_facts(facts: Sequence[Fact]) -> None:
-    """Make sure that there are facts, and that they do not contradict each other.
+    """Check that there are facts and that they do not contradict each other.
 
     Raises:
         EditError: no facts, or one question with two answers.
@@ -32,7 +33,7 @@ def check_facts(facts: Sequence[Fact]) -> None:
 
 
 def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
-    """Positions (i, j), i < j, of facts to be written about one subject with one prompt, or of one relation.
+    """Return positions (i, j), i < j, of facts to be written about one subject with one prompt, or of one relation.
 
     Upper and lower case and white space make no difference. Each fact is paired with the first that asks the same.
     """
@@ -51,7 +52,7 @@ def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
 
 
 def same_target(a: Fact, b: Fact) -> bool:
-    """Whether two facts write the same object, whatever its case."""
+    """Return True if two facts write the same object, ignoring case."""
     return _plainly(a.new_object) == _plainly(b.new_object)
 
 

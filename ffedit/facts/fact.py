@@ -1,13 +1,13 @@
-"""A fact: what a model should come to say about a subject, and what must not move meanwhile.
+"""A fact: what a model should come to say about a subject, and what must not change with it.
 
-An edit is asked for in the field's usual terms (Meng et al. 2022, ROME, arXiv 2202.05262): a *prompt* about
-a *subject* is to be continued by a new object (`target`) in place of the old one (`previous`). Whether it
-worked is measured on other wordings of the same fact (`paraphrases`), on what follows from it (`portability`),
+An edit is specified in the field's usual terms (Meng et al. 2022, ROME, arXiv 2202.05262): a *prompt* about
+a *subject* is to be continued by a new object (`target`) in place of the old one (`previous`). The edit is
+measured on paraphrases of the same fact (`paraphrases`), on what follows from it (`portability`),
 on other subjects of the same relation (`neighbors`: specificity), on the other facts of the same subject
-(`same_subject`: retention) and on questions that have nothing to do with it (`locality`).
+(`same_subject`: retention) and on unrelated questions (`locality`).
 
-Where the subject stands is a matter of characters, not of tokens: `Fact.text` is the whole prompt and
-`Fact.span` the subject's place in it, so a tokenizer sees the prompt once and as a whole.
+The subject is located by characters, not by tokens: `Fact.text` is the whole prompt and `Fact.span` the
+subject's character offsets in it, so a tokenizer encodes the prompt once and as a whole.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ffedit.errors import FactError
 from ffedit.facts.mentions import occurrences
 
 SLOT = "{}"
-# The kind of MQuAKE's questions: of several wordings of one, any that is answered counts.
+# The kind of MQuAKE's questions: of several phrasings of one question, any that is answered counts.
 MULTI_HOP = "multi-hop"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def fill(template: str, subject: str) -> str:
-    """Put `subject` where `template` has `{}`; a template without a slot stays as it is."""
+    """Put `subject` in the slot `{}` of `template`; return a template without a slot unchanged."""
     return template.replace(SLOT, subject)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A prompt with the answer that it should have after the edit; of all but `portability` the one it had.
+    """Prompt with the answer that it should have after the edit; except in `portability`, the answer it had before.
 
     `target` is that answer, the true object. None means, among `neighbors`, the fact's `previous` object (as
     CounterFact publishes them), and among `same_subject` and `locality`, whatever the model said before the
     edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
-    `aliases` are other names of the target, or other answers that the data set accepts as well: whoever reads
-    what a model says freely takes any of them. `needs` are prompts of other facts that must be edited together with
+    `aliases` are other names of the target, or other answers that the data set accepts as well: a metric that reads
+    the model's free answer accepts any of them. `needs` are prompts of other facts that must be edited together with
     this one for the answer to follow (MQuAKE). Of a fact's probes of the kind "multi-hop" with one target and the same
     `needs`, one that is answered counts for all. Raises FactError for an empty prompt, target, kind or alias.
     """
@@ -61,7 +61,7 @@ class Probe:
 
     @classmethod
     def of(cls, value: ProbeLike) -> Probe:
-        """Read a probe written as itself, as its prompt, or as an object with its fields."""
+        """Read a probe given as a Probe, as its prompt, or as a mapping of its fields."""
         if isinstance(value, Probe):
             return value
         if isinstance(value, str):
@@ -72,7 +72,7 @@ class Probe:
         raise FactError(f"a probe must be a prompt or {{{', '.join(names)}}}, found {show(value)}")
 
     def filled(self, subject: str, target: str | None = None) -> Probe:
-        """Return the probe with `subject` in its slot, if it has one, and `target` if it has no own."""
+        """Return the probe with `subject` in its slot, if it has one, and `target` if it has none of its own."""
         answer = target if self.target is None else self.target
         return dataclasses.replace(self, prompt=fill(self.prompt, subject), target=answer)
 
@@ -85,7 +85,7 @@ class Fact:
     """One fact to write into a model, with the prompts that measure the edit.
 
     - `subject`, `prompt`: the prompt carries one `{}` or the subject itself. In the second case `occurrence`
-      (from 0) picks among the places where the subject stands as a whole word; the first one by default.
+      (from 0) picks among the positions where the subject stands as a whole word; the first one by default.
     - `target`: the new object; None only where nothing is to be written (tracing sets; see `new_object`).
     - `target_aliases`: its other names. `target` is what is written; any of them counts where the model says it.
     - `previous`: the object that the model is expected to know now.
@@ -97,8 +97,8 @@ class Fact:
     - `references`: texts about subjects that have the new object, to compare free text with (CounterFact).
     - `relation`, `case_id`: names from the data set, for reports only.
 
-    White space around subject, target and previous is dropped; prompts stay as they are. How a prompt and
-    its target are joined is decided by the tokenizer. Raises FactError, one line, for what cannot be used.
+    White space around subject, target and previous is dropped; prompts stay as they are. The tokenizer decides how
+    a prompt and its target are joined. Raises FactError, one line, for values that cannot be used.
     """
 
     subject: str
@@ -170,7 +170,7 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The prompt with the subject in it."""
+        """Prompt with the subject in it."""
         return fill(self.prompt, self.subject)
 
     @property
@@ -199,39 +199,39 @@ class Fact:
 
     @property
     def new_object(self) -> str:
-        """The target of a fact that is to be written; FactError where there is none."""
+        """Target of a fact that is to be written; raises FactError where there is none."""
         if self.target is None:
             raise FactError(f"{show(self.text)} has no new object; give a target (without one: locate only)")
         return self.target
 
     @property
     def paraphrase_texts(self) -> tuple[str, ...]:
-        """The paraphrases with the subject in them."""
+        """Paraphrases with the subject in them."""
         return tuple(fill(p, self.subject) for p in self.paraphrases)
 
     @property
     def generation_texts(self) -> tuple[str, ...]:
-        """The generation prompts with the subject in them."""
+        """Generation prompts with the subject in them."""
         return tuple(fill(p, self.subject) for p in self.generation)
 
     @property
     def neighbor_probes(self) -> tuple[Probe, ...]:
-        """The neighbors, ready to use: an object left out is `previous`."""
+        """Neighbor probes, ready to use: an object left out is `previous`."""
         return tuple(p.filled(self.subject, self.previous) for p in self.neighbors)
 
     @property
     def same_subject_probes(self) -> tuple[Probe, ...]:
-        """The probes about this subject's other facts, with the subject in them."""
+        """Probes about this subject's other facts, with the subject in them."""
         return tuple(p.filled(self.subject) for p in self.same_subject)
 
     @property
     def portability_probes(self) -> tuple[Probe, ...]:
-        """The probes whose answers follow from the edit, with the subject in them."""
+        """Probes whose answers follow from the edit, with the subject in them."""
         return tuple(p.filled(self.subject) for p in self.portability)
 
     @property
     def locality_probes(self) -> tuple[Probe, ...]:
-        """The probes that have nothing to do with the fact, with the subject in a slot if they have one."""
+        """Probes unrelated to the fact, with the subject in their slot if they have one."""
         return tuple(p.filled(self.subject) for p in self.locality)
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class Fact:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Fact:
-        """Read ffedit's own form. Raises FactError for a field it does not know: a typo must not pass."""
+        """Read ffedit's own form. Raises FactError for an unknown field, so that a typo is not ignored."""
         names = [f.name for f in dataclasses.fields(cls)]
         if unknown := [str(name) for name in record if name not in names]:
             raise FactError(f"unknown field {', '.join(unknown)}; a fact's fields are {', '.join(names)}")
@@ -251,13 +251,13 @@ class Fact:
 
 
 def show(value: object) -> str:
-    """A value as it stands in an error: quoted, on one line, and not too long."""
+    """Format a value for an error message: quoted, on one line, and shortened if long."""
     shown = repr(value) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
     return shown if len(shown) <= 100 else f"{shown[:60]}…{shown[-30:]}"
 
 
 def by_subject(facts: Sequence[Fact]) -> list[list[Fact]]:
-    """Facts that share a subject together, in order of first appearance."""
+    """Group the facts that share a subject, in order of first appearance."""
     groups: dict[str, list[Fact]] = {}
     for fact in facts:
         groups.setdefault(fact.subject, []).append(fact)
@@ -283,7 +283,7 @@ def _texts(what: str, field: str, value: object) -> tuple[str, ...]:
 
 
 def _aliases(field: str, value: object, target: str | None) -> tuple[str, ...]:
-    """Other names of `target`, each once."""
+    """Read other names of `target`, each once."""
     names = dict.fromkeys(_text(f"a name in {field}", text) for text in _items(field, value))
     if names and target is None:
         raise FactError(f"{field} are other names of a target, and there is none; give the target")

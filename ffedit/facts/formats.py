@@ -1,8 +1,8 @@
 """The record formats of the field, recognised by their shape and read into `Fact`.
 
 A format is one row of `FORMATS`: its name, the shape that tells it from the others, and one function from a
-record to its facts. The rows are tried in order, the special before the general. What a record holds that no
-fact can is named in a note, so that nothing is lost in silence.
+record to its facts. The rows are tried in order, the special before the general. Content of a record that no
+fact can hold is named in a note, so that nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN_FIELDS = frozenset(field.name for field in dataclasses.fields(Fact))
 
 @dataclass(frozen=True)
 class Format:
-    """A record format: `shape` names the fields it is recognised by, `fits` tests them, `read` reads it."""
+    """Record format: `shape` names the fields it is recognised by, `fits` tests them, `read` reads it."""
 
     name: str
     shape: str
@@ -68,7 +68,7 @@ def _is_own(record: Record) -> bool:
 
 
 def _one(read: Callable[[Record], Fact]) -> Callable[[Record], Parsed]:
-    """A reader of one fact, as a reader of all."""
+    """Turn a reader of one fact into a reader that returns `Parsed`."""
     return lambda record: Parsed((read(record),))
 
 

@@ -1,8 +1,8 @@
-"""From a record of each known format to its facts: one function for each format.
+"""Readers from a record of each known format to its facts: one function for each format.
 
-What some files write as text, others write as a list or as a list of lists of aliases; here all are read alike. Of
+A field may be text in some files, and a list or a list of lists of aliases in others; all are read alike. Of
 several answers the first is the target, as in the published code, and the others are its aliases.
-A record that cannot be used is a FactError, one line, that names the field.
+A record that cannot be used raises FactError, one line, that names the field.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ffedit.facts.fact import MULTI_HOP, SLOT, Fact, Probe, show
 
 Record: TypeAlias = Mapping[str, Any]
 
-# What MEND's data have before the questions of Natural Questions.
+# Prefix of the questions of Natural Questions in MEND's data.
 NATURAL_QUESTION = "nq question: "
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What one record gives: its facts, and in words what was left out of them."""
+    """Facts of one record, and notes in words on what was left out of them."""
 
     facts: tuple[Fact, ...]
     notes: tuple[str, ...] = ()
 
 
 def rome(record: Record) -> Fact:
-    """ROME and MEMIT: a request, `target_new` and an optional `target_true` as {"str": ...}."""
+    """Read a record of ROME and MEMIT: a request, `target_new` and an optional `target_true` as {"str": ...}."""
     return _request(record, case_id=record.get("case_id"))
 
 
 def _request(record: Record, **more: Any) -> Fact:
-    """The fact of a request, with fields that stand beside it."""
+    """Return the fact of a request, with additional fields `more`."""
     return Fact(
         subject=_need(record, "subject"),
         prompt=_need(record, "prompt"),
@@ -47,10 +47,10 @@ def _request(record: Record, **more: Any) -> Fact:
 
 
 def counterfact(record: Record) -> Fact:
-    """CounterFact: a request with its probes. The answer to a neighborhood prompt is `target_true`.
+    """Read a record of CounterFact: a request with its probes. The answer to a neighborhood prompt is `target_true`.
 
     `attribute_prompts` are left out: they are about other subjects that have the *new* object already, so
-    their answer neither moves with the edit nor is `previous`. `same_subject` is ffedit's own extension.
+    their answer neither changes with the edit nor is `previous`. `same_subject` is ffedit's own extension.
     """
     return _request(
         _object("requested_rewrite", record["requested_rewrite"]),
@@ -64,9 +64,9 @@ def counterfact(record: Record) -> Fact:
 
 
 def tracing(record: Record) -> Fact:
-    """CounterFact as the hub's `counterfact-tracing` has it: one flat request.
+    """Read a record of CounterFact in the form of the hub's `counterfact-tracing`: one flat request.
 
-    The subject stands between `relation_prefix` and `relation_suffix`, and takes the space in front of it along.
+    The subject stands between `relation_prefix` and `relation_suffix`, and includes the space in front of it.
     """
     space = " " if str(_need(record, "subject")).startswith(" ") else ""
     return Fact(
@@ -80,11 +80,11 @@ def tracing(record: Record) -> Fact:
 
 
 def mquake(record: Record) -> Parsed:
-    """MQuAKE (arXiv 2305.14795): the single edits that a multi-hop question needs, each with its own question.
+    """Read a record of MQuAKE (arXiv 2305.14795): the single edits of a multi-hop question, each with its own question.
 
     The new answer to a case's questions follows from its edits: portability of the last one, which needs the others
-    to be edited as well. The questions are three wordings of one, and a case counts once, as answered if any wording
-    is (section 3.3). Aliases of the new answer are `new_answer_alias`; those of an edit's object stand with the single
+    to be edited as well. The questions are three phrasings of one, and a case counts once, as answered if any phrasing
+    is (section 3.3). Aliases of the new answer are `new_answer_alias`; those of an edit's object are in the single
     hop that asks for it.
     """
     questions, rewrites = _listed(record.get("questions")), _listed(record["requested_rewrite"])
@@ -110,17 +110,17 @@ def mquake(record: Record) -> Parsed:
 
 
 def _hop_aliases(hops: Iterable[Record], item: Record) -> tuple[Any, ...]:
-    """The other names of an edit's new object, from the hop that has its question and answer."""
+    """Return the other names of an edit's new object, from the hop that has its question and answer."""
     asked = item.get("question"), _need(item, "target_new", "str")
     return _listed([hop.get("answer_alias") for hop in hops if (hop.get("question"), hop.get("answer")) == asked])
 
 
 def zsre(record: Record) -> Fact:
-    """zsRE as MEND and EasyEdit use it: write `alt`, or the true answer where there is no other `alt`.
+    """Read zsRE as MEND and EasyEdit use it: write `alt`, or the true answer where there is no `alt`.
 
     ROME and MEMIT write the true answer, `answers[0]`, in every record: so does a record without its `alt`. `previous`
-    is the true answer, or for those that write the true answer the `pred` of the record. The locality prompt is that
-    of ROME and MEMIT, its mark "nq question: " included. EasyEdit's copy may have one question of portability.
+    is the true answer, or the record's `pred` where the true answer is written. The locality prompt is that
+    of ROME and MEMIT, its prefix "nq question: " included. EasyEdit's copy may have one question of portability.
     """
     hop = _object("portability", record.get("portability") or {})
     answers = _listed(record.get("answers"))
@@ -141,7 +141,7 @@ def zsre(record: Record) -> Fact:
 
 
 def _question(field: str, asked: Any, answer: Any) -> Probe:
-    """A question of Natural Questions as ROME and MEMIT ask it: with its mark, "nq question: who sang it?"."""
+    """Build a question of Natural Questions as ROME and MEMIT ask it: with its prefix, "nq question: who sang it?"."""
     if not isinstance(asked, str):
         raise FactError(f"{field} must be text, found {show(asked)}")
     question = asked.rstrip()
@@ -149,9 +149,9 @@ def _question(field: str, asked: Any, answer: Any) -> Probe:
 
 
 def easyedit(record: Record) -> Fact:
-    """EasyEdit's flat form: `target_new` is text, and there are locality prompts with one answer, or one for each.
+    """Read EasyEdit's flat form: `target_new` is text; locality prompts have one answer in common, or one for each.
 
-    Those of CounterFact are its neighbors; those of zsRE, known by their mark, have nothing to do with the fact.
+    Those of CounterFact are its neighbors; those of zsRE, known by their prefix, are unrelated to the fact.
     """
     asked = [(prompt, answer, str(prompt).startswith(NATURAL_QUESTION)) for prompt, answer in _locality(record)]
     return Fact(
@@ -168,7 +168,7 @@ def easyedit(record: Record) -> Fact:
 
 
 def _locality(record: Record) -> list[tuple[Any, Any]]:
-    """EasyEdit's locality prompts, each with the answers that it accepts."""
+    """Return EasyEdit's locality prompts, each with the answers that it accepts."""
     prompts = _listed(record.get("locality_prompt"))
     count, answers = len(prompts), record.get("locality_ground_truth")
     if not isinstance(answers, (list, tuple)) or count < 2 or len(answers) < 2:  # a list for one prompt holds aliases
@@ -179,14 +179,14 @@ def _locality(record: Record) -> list[tuple[Any, Any]]:
 
 
 def knowedit(record: Record) -> Parsed:
-    """KnowEdit (arXiv 2401.01286): EasyEdit's form with probes by kind, of what follows and of what should stay.
+    """Read KnowEdit (arXiv 2401.01286): EasyEdit's form with probes by kind, of what follows and of what should stay.
 
     Relation_Specificity asks for the subject's other relations, Forgetfulness for other objects of the
-    edited one ("..., which is not Rome, is"). Both are about the subject, so both are `same_subject`; one
-    that does not name it is a neighbor, or with no answer given `locality`: as the model said it before.
+    edited one ("..., which is not Rome, is"). Both are about the subject, so both are `same_subject`; a probe
+    that does not name it is a neighbor, or if it has no answer `locality`: the model's answer before the edit.
     Forgetfulness supposes that an object is added to a list. Where its answer is the very object that this
     edit replaces, keeping it would be failure, and it is left out. A `ground_truth` is a list of answers, each a
-    list of its names: a model that goes on with any one of them has answered.
+    list of its names: a model that continues with any one of them has answered.
     """
     notes: list[str] = []
     fact = easyedit(record)
@@ -210,13 +210,13 @@ def knowedit(record: Record) -> Parsed:
 
 
 def wikibio(record: Record) -> Parsed:
-    """KnowEdit's WikiBio: the next sentence (`labels`) of a passage (`text`) about `concept`."""
+    """Read KnowEdit's WikiBio: the next sentence (`labels`) of a passage (`text`) about `concept`."""
     names = {"subject": record["concept"], "prompt": record["text"], "target_new": _first(record["labels"])}
     return knowedit({**record, **names})
 
 
 def _by_kind(record: Record, field: str, subject: str) -> Iterator[Probe]:
-    """Each probe of `field` {kind: [{prompt, ground_truth}]}."""
+    """Yield each probe of `field` {kind: [{prompt, ground_truth}]}."""
     for kind, items in _object(field, record.get(field) or {}).items():
         for item in _listed(items):
             prompts = _listed(_need(_object(f"{field}.{kind}", item), "prompt"))
@@ -232,7 +232,7 @@ def _by_kind(record: Record, field: str, subject: str) -> Iterator[Probe]:
 
 
 def fastedit(record: Record) -> Fact:
-    """FastEdit: `queries` are other wordings of the fact."""
+    """Read a record of FastEdit: `queries` are paraphrases of the fact."""
     return Fact(
         subject=_need(record, "subject"),
         prompt=_need(record, "prompt"),
@@ -242,9 +242,9 @@ def fastedit(record: Record) -> Fact:
 
 
 def known(record: Record) -> Fact:
-    """ROME's causal-tracing set: true facts without a new object; tracing follows `previous`.
+    """Read ROME's causal-tracing set: true facts without a new object; tracing follows `previous`.
 
-    Its `template` often ends before `prompt` does, and the answer follows `prompt`: that one is read.
+    Its `template` often ends before `prompt` does, and the answer follows `prompt`: `prompt` is read.
     """
     return Fact(
         subject=_need(record, "subject"),
@@ -255,11 +255,11 @@ def known(record: Record) -> Fact:
     )
 
 
-# How records are looked into ------------------------------------------------------------
+# Access to the fields of records -----------------------------------------------------------
 
 
 def _need(record: Record, *path: str) -> Any:
-    """Return the value at `path`, or say which field is missing."""
+    """Return the value at `path`. Raises FactError that names the missing field."""
     value: Any = record
     for depth, key in enumerate(path, start=1):
         if not isinstance(value, Mapping) or key not in value:
@@ -275,7 +275,7 @@ def _object(field: str, value: object) -> Record:
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
-    """Flatten what some files write as text, some as a list and some as a list of lists of aliases."""
+    """Flatten a value that may be text, a list, or a list of lists of aliases."""
     if value is None or value == "":
         return ()
     if isinstance(value, (list, tuple)):
@@ -284,10 +284,10 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 
 def _first(value: Any) -> Any:
-    """Return the first of what is listed; None where nothing is."""
+    """Return the first item of `_listed`; None where there is none."""
     return next(iter(_listed(value)), None)
 
 
 def _probe(prompt: Any, answers: Any, kind: str | None = None) -> Probe:
-    """A prompt with its answers: the first is the target, the others its aliases."""
+    """Return a prompt with its answers: the first is the target, the others its aliases."""
     return Probe(prompt, _first(answers), kind, _listed(answers)[1:])

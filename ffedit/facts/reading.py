@@ -3,7 +3,7 @@
 A source is a file of JSON, standard input, or a table (`tables.py`). A file is any number of JSON values, one
 after the other: one object, one list, or JSON lines. Each record is read by its own shape (`formats.py`).
 
-Nothing is skipped in silence: `sift_facts` lists each record that cannot be used with its reason, and
+No record is skipped silently: `sift_facts` lists each record that cannot be used with its reason, and
 `read_facts` refuses a source with such a record.
 """
 
@@ -25,18 +25,18 @@ from ffedit.facts import tables
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.formats import parse
 
-# Of many records that cannot be used, how many are told one by one.
+# Number of unusable records that are listed one by one.
 SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Sifted:
-    """What a source of facts holds. Records are numbered from 1.
+    """Content of a source of facts. Records are numbered from 1.
 
-    - `source`: its name, for people; `records`: how many it has.
+    - `source`: its name, for messages; `records`: how many it has.
     - `facts`: those that can be used, in order.
     - `left_out`: (record, reason) for each record that cannot be used.
-    - `notes`: (record, note) for each thing that a used record holds and no fact can.
+    - `notes`: (record, note) for each item of a used record that a fact cannot hold.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Sifted:
     notes: tuple[tuple[int, str], ...]
 
     def whole(self) -> list[Fact]:
-        """All facts. Raises FactError, one line, where a record was left out."""
+        """Return all facts. Raises FactError, one line, where a record was left out."""
         if self.left_out:
             number, reason = self.left_out[0]
             more = f" ({len(self.left_out)} records of {self.records} cannot be used)"
@@ -54,13 +54,13 @@ class Sifted:
         return list(self.facts)
 
     def refused(self) -> list[str]:
-        """For people: which records are left out, and why; of many, the first few."""
+        """Return one line for each record left out, with the reason; of many, the first few."""
         lines = [f"{self.source}, record {number}, is left out: {reason}" for number, reason in self.left_out[:SHOWN]]
         more = len(self.left_out) - SHOWN
         return [*lines, f"{self.source}: {more} more records are left out"] if more > 0 else lines
 
     def noted(self) -> list[str]:
-        """The notes for people: equal ones in one line, with how many records they are about."""
+        """Return the notes: equal ones in one line, with the number of records they are about."""
         counts = Counter(note for _, note in self.notes)
         return [f"{self.source}: {note} ({n} record{'s' if n > 1 else ''})" for note, n in counts.items()]
 
@@ -90,18 +90,18 @@ def sift_facts(
     together: bool = True,
     where: tuple[str, str] | None = None,
 ) -> Sifted:
-    """Read as `read_facts` does, but list the records that cannot be used in place of refusing them all.
+    """Read as `read_facts` does, but list the records that cannot be used instead of refusing the source.
 
     Args:
         path: as for `read_facts`.
         stdin: as for `read_facts`.
         need_targets: as for `read_facts`.
         together: the facts are for one model. False where each is edited alone: then records that ask the same
-            stay facts of their own and may disagree, as some of CounterFact do.
-        where: a field and its value, as text: only records that have it. They keep their numbers.
+            stay separate facts and may disagree, as some of CounterFact do.
+        where: a field and its value, as text: read only records that have it. They keep their numbers.
 
     Raises:
-        FactError: there is no such source, it holds no records, or none that is asked for and can be used.
+        FactError: there is no such source, it holds no records, or none that matches `where` and can be used.
     """
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
     records = [(number, record) for number, record in enumerate(load_records(path, stdin), 1) if _has(record, where)]
@@ -130,12 +130,12 @@ def sift_facts(
 
 
 def _has(record: Any, where: tuple[str, str] | None) -> bool:
-    """Whether a record has a value in a field; all have none."""
+    """Return True if a record has the value of `where` in its field; always True where `where` is None."""
     return where is None or (isinstance(record, Mapping) and where[0] in record and str(record[where[0]]) == where[1])
 
 
 def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> list[Any]:
-    """Read the records of a table, or the JSON values of a file or standard input ("-"); a list is its items."""
+    """Read the records of a table, or the JSON values of a file or standard input ("-"); a list gives its items."""
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
     if (table := tables.find(os.fspath(path))) is not None:
         return table.records()
@@ -158,7 +158,7 @@ def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> 
 
 
 def merge_repeats(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fact]], list[tuple[int, str]]]:
-    """Make one fact of those that ask the same; and say which records contradict an earlier one, and how."""
+    """Merge the facts that ask the same; list the records that contradict an earlier one, with the reason."""
     merged: dict[tuple[str, str], tuple[int, Fact]] = {}
     contradictions = []
     for number, fact in facts:
@@ -175,7 +175,7 @@ def merge_repeats(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fa
 
 
 def _union(a: Fact, b: Fact) -> Fact:
-    """Join two records of one fact: what `a` says, `b` where `a` says nothing, and the probes of both."""
+    """Join two records of one fact: the fields of `a`, those of `b` where `a` has None, and the probes of both."""
     joined: dict[str, Any] = {}
     for field in dataclasses.fields(Fact):
         old, new = getattr(a, field.name), getattr(b, field.name)
@@ -186,7 +186,7 @@ def _union(a: Fact, b: Fact) -> Fact:
 
 
 def _own_ids(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fact]], list[tuple[int, str]]]:
-    """Leave out facts whose case id is another fact's already: results could not be told apart."""
+    """Leave out facts whose case id another fact has already: their results could not be told apart."""
     owners: dict[str, int] = {}
     kept, repeated = [], []
     for number, fact in facts:
@@ -208,7 +208,7 @@ def _read_text(path: str | os.PathLike[str], stdin: IO[Any] | None, name: str) -
     try:
         if os.fspath(path) == "-":
             stream = sys.stdin if stdin is None else stdin
-            content = getattr(stream, "buffer", stream).read()  # bytes where there are some: always UTF-8
+            content = getattr(stream, "buffer", stream).read()  # bytes where the stream has a buffer: always UTF-8
         else:
             content = Path(path).read_bytes()
         return content.removeprefix("\ufeff") if isinstance(content, str) else content.decode("utf-8-sig")

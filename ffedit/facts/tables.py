@@ -1,10 +1,10 @@
 """Tables of records: parquet and arrow files, folders of them, and data sets of the hub, read with `datasets`.
 
-A table is named by its path, or as owner/name on the hub, perhaps with the path of one file in it; #configuration
-and :split may stand behind. A path that exists always wins. The package `datasets` is an extra: it is loaded when
+A table is named by its path, or as owner/name on the hub, optionally with the path of one file in it; #configuration
+and :split may follow. A path that exists always wins. The package `datasets` is an extra: it is imported when
 the first table is read, and it runs no code that comes with a data set.
 
-A column belongs to every row, so what a record does not have is null in a table. The nulls are taken out again.
+A column belongs to every row, so a field that a record does not have is null in a table. The nulls are removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES = {".parquet": "parquet", ".arrow": "arrow"}
 
 @dataclass(frozen=True)
 class Table:
-    """A named table, of which nothing is read yet; `place` is a path or a name on the hub."""
+    """Named table, not read yet; `place` is a path or a name on the hub."""
 
     name: str
     place: str
@@ -36,7 +36,7 @@ class Table:
     split: str | None = None
 
     def records(self) -> list[dict[str, Any]]:
-        """All rows, without their nulls. Raises FactError, one line, where they cannot be had."""
+        """Return all rows, without their nulls. Raises FactError, one line, where they cannot be read."""
         try:
             import datasets
         except ImportError as error:
@@ -53,7 +53,7 @@ class Table:
         return rows
 
     def _splits(self, datasets: Any) -> Mapping[str, Any]:
-        """The rows of each split, as `datasets` gives them. What is here is streamed: it needs no second copy."""
+        """Return the rows of each split, as `datasets` gives them. Local files are streamed: no second copy is made."""
         path = Path(self.place)
         if path.is_file():
             return dict(datasets.load_dataset(FILES[path.suffix], data_files=glob.escape(self.place), streaming=True))
@@ -68,7 +68,7 @@ class Table:
 
 
 def find(name: str) -> Table | None:
-    """The table that `name` names; None where it is a file of JSON, standard input, or one that is not there.
+    """Return the table that `name` names; None for a file of JSON, standard input, or a path that does not exist.
 
     Raises:
         FactError: a folder without tables.
@@ -85,21 +85,21 @@ def find(name: str) -> Table | None:
     if path.exists():
         return table if path.suffix in FILES else None
     hub = HUB.fullmatch(table.place)
-    # What ends as a file does, or lies in a folder that is here, is a file that is missing.
+    # A name that ends as a file does, or lies in an existing folder, is a missing file.
     missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
     return None if missing else table
 
 
 @contextmanager
 def _explained(table: Table) -> Iterator[None]:
-    """Say in one line what `datasets`, the hub or the network could not do, in place of their own logs of it."""
+    """Raise one-line errors for failures of `datasets`, the hub or the network, and silence their own logs."""
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
-    except Exception as error:  # what can go wrong there has no common class
+    except Exception as error:  # the errors that `datasets` and the hub raise have no common class
         why = " ".join(str(error).split())[:200] or type(error).__name__
         if Path(table.place).exists():
             raise FactError(f"{table.name} is no table that can be read: {why}") from error

@@ -1,4 +1,4 @@
-"""A folder or file appears whole or not at all: it is written beside its place and moved there."""
+"""Atomic writes: a folder or file is written to a temporary path beside its target and moved there when complete."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ffedit.errors import EditError
 
 
 def check_free(target: Path, force: bool) -> None:
-    """Refuse a target that holds something already, or that could not be made; to be called before any long work.
+    """Refuse a target that is not empty or cannot be created; to be called before any long work.
 
     Raises:
-        EditError: the target exists, is not an empty folder, and `force` is not set; or its place cannot be written.
+        EditError: the target exists, is not an empty folder, and `force` is not set; or its path cannot be written.
     """
     with _told(target):
         if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
@@ -29,7 +29,7 @@ def check_file(target: Path) -> None:
     """Refuse a file that could not be written; to be called before any long work.
 
     Raises:
-        EditError: the target is a folder, or its folder is not there or cannot be written.
+        EditError: the target is a folder, or its parent folder does not exist or cannot be written.
     """
     with _told(target):
         if target.is_dir():
@@ -41,7 +41,7 @@ def check_file(target: Path) -> None:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file of UTF-8 text, whole or not at all; what is no file (a pipe, a device) is written directly.
+    """Write a file of UTF-8 text, whole or not at all; a target that is no file (a pipe, a device) is written directly.
 
     Raises:
         EditError: it cannot be written.
@@ -52,7 +52,7 @@ def write_text(target: Path, text: str) -> None:
 
 @contextmanager
 def text_ready(target: Path, text: str) -> Iterator[None]:
-    """As `write_text`: the file is there in full, but takes its place only when the block ends well."""
+    """Write as `write_text` does, but move the complete file to `target` only when the block ends without an error."""
     if target.exists() and not target.is_file():
         yield
         with _told(target):
@@ -64,7 +64,7 @@ def text_ready(target: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def placed(target: Path) -> Iterator[Path]:
-    """A temporary file that becomes `target` when the block ends well, and vanishes when it does not.
+    """Yield a temporary file that becomes `target` when the block ends without an error, and is deleted otherwise.
 
     Raises:
         EditError: it cannot be written.
@@ -76,7 +76,7 @@ def placed(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
-    """What `write` makes of a temporary file becomes `target` when the block ends well; else it vanishes.
+    """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it.
 
     Raises:
         EditError: it cannot be written.
@@ -91,7 +91,7 @@ def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A name for a temporary file where `target` is to be."""
+    """Yield a name for a temporary file in the folder of `target`."""
     with _told(target):
         folder = tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}.")
     try:
@@ -107,10 +107,10 @@ def _take_place(made: Path, target: Path) -> None:
 
 @contextmanager
 def _told(target: Path) -> Iterator[None]:
-    """Say of which file or folder something failed.
+    """Raise an error that names the file or folder where an operation failed.
 
     Raises:
-        EditError: it did.
+        EditError: it failed with an OSError.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def _told(target: Path) -> Iterator[None]:
 
 @contextmanager
 def written(target: Path, force: bool = False) -> Iterator[Path]:
-    """A temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
+    """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise.
 
     Raises:
         EditError: the target exists, or cannot be written.
@@ -139,18 +139,18 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
 
 
 def _open_up(folder: Path) -> None:
-    """Give a folder and its files the rights that new ones have: some writers make theirs for the owner alone."""
+    """Give a folder and its files the permissions of new ones: some writers make theirs for the owner alone."""
     mask = os.umask(0)
     os.umask(mask)
     os.chmod(folder, 0o777 & ~mask)
     for path in folder.rglob("*"):
-        # A file of several names belongs to others, too.
+        # A file with several hard links belongs to others, too.
         if path.is_file() and path.stat().st_nlink == 1:
             os.chmod(path, 0o666 & ~mask)
 
 
 def _move(temporary: Path, target: Path) -> None:
-    """Put `temporary` in the place of `target`; what stood there goes only when the new one stands."""
+    """Move `temporary` to `target`; an existing target is deleted only after the new one is there."""
     if target.exists():
         old = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}.")) / "old"
         os.replace(target, old)

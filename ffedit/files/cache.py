@@ -1,6 +1,6 @@
-"""What is worth keeping between runs: files and converted models, under the fingerprint of what they were made from.
+"""The cache of what is kept between runs: files and converted models, by the fingerprint of what they were made from.
 
-An entry is written beside its place and moved there in one step, so two processes never see half of one.
+An entry is written to a temporary path and moved in one step, so that two processes never see half of one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 
 def folder() -> Path:
-    """`FFEDIT_CACHE`, or `ffedit` in the platform's cache folder."""
+    """Return `FFEDIT_CACHE`, or `ffedit` in the platform's cache folder."""
     if given := os.environ.get("FFEDIT_CACHE"):
         return Path(given)
     if sys.platform == "darwin":
@@ -27,12 +27,12 @@ def folder() -> Path:
 
 
 def path(kind: str, key: str, suffix: str) -> Path:
-    """Where an entry of some kind lies, or would lie."""
+    """Return the path of an entry of some kind, whether it exists or not."""
     return folder() / kind / f"{key}{suffix}"
 
 
 def write(target: Path, save: Callable[[Path], None]) -> None:
-    """Let `save` write a file that then takes its place; a cache that cannot be written is done without."""
+    """Let `save` write a file that is then moved to `target`; a cache that cannot be written is ignored."""
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def write(target: Path, save: Callable[[Path], None]) -> None:
         temporary = Path(name)
         save(temporary)
         os.replace(temporary, target)
-    except (OSError, SafetensorError):  # safetensors has its own name for a full disk
+    except (OSError, SafetensorError):  # safetensors raises its own error for a full disk
         # A full or read-only disk costs the next run some seconds, and must not cost this one its result.
         pass
     finally:
@@ -50,12 +50,12 @@ def write(target: Path, save: Callable[[Path], None]) -> None:
 
 
 def entries() -> list[Path]:
-    """All entries of the cache, sorted: files, and the folders of converted models."""
+    """Return all entries of the cache, sorted: files, and the folders of converted models."""
     return sorted(p for p in folder().glob("*/*") if not p.name.startswith("."))
 
 
 def sizes() -> dict[Path, int]:
-    """The bytes of every entry; one that another process deletes meanwhile is none."""
+    """Return the bytes of every entry; leave out one that another process deletes meanwhile."""
     found = {}
     for entry in entries():
         try:
@@ -67,7 +67,7 @@ def sizes() -> dict[Path, int]:
 
 
 def clear() -> int:
-    """Delete all entries; the number of bytes set free. What other processes delete meanwhile does not count."""
+    """Delete all entries; return the number of bytes freed, without those that other processes delete meanwhile."""
     freed = 0
     for entry, size in sizes().items():
         try:
@@ -82,7 +82,7 @@ def clear() -> int:
 
 
 def _delete(entry: Path) -> None:
-    """Delete a folder, which nobody sees half deleted."""
+    """Delete a folder so that no other process sees it half deleted."""
     away = Path(tempfile.mkdtemp(dir=entry.parent, prefix=".")) / entry.name
     os.replace(entry, away)
     shutil.rmtree(away.parent)

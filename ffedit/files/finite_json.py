@@ -1,4 +1,4 @@
-"""JSON has no NaN and no infinity: what is written for others holds null in their place."""
+"""Conversion to strict JSON, which has no NaN and no infinity: they become null."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """`value` with null for each NaN and infinity; tuples become lists."""
+    """Replace each NaN and infinity in `value` by None, and tuples by lists."""
     if isinstance(value, Mapping):
         return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""An interrupt (Ctrl-C) that waits until what is being added up is whole."""
+"""Delay of an interrupt (Ctrl-C) until an accumulation is complete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def delay_interrupt() -> Iterator[None]:
-    """Let an interrupt wait for the end of the block: what it adds up is added wholly or not at all."""
-    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted, or may ask not to be
+    """Delay an interrupt until the end of the block, so that what the block adds is added completely or not at all."""
+    ours = threading.current_thread() is threading.main_thread()  # only this thread is interrupted or may set a handler
     before = signal.getsignal(signal.SIGINT)
     if not ours or before is None:
         yield

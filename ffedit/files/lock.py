@@ -1,7 +1,7 @@
-"""One command at a time works on a folder.
+"""A lock that lets one command at a time work on a folder.
 
-It holds a lock of the operating system, which ends with the process, however that ends: no file is left behind that
-says that someone works there who does not. The locked file itself goes when the work is done.
+It is a lock of the operating system, which ends with the process, however that ends: no stale lock is left behind.
+The locked file itself is deleted when the work is done.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ POLL = 0.2  # seconds
 
 @contextmanager
 def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keep every other command from working on `folder`, which is made if it is not there.
+    """Lock `folder` against every other command; it is created if it does not exist.
 
     Args:
-        folder: where.
-        wait: until another one has done its work.
+        folder: the folder.
+        wait: wait until another command releases it.
 
     Raises:
-        EditError: another one does already, or the folder cannot be written.
+        EditError: another command holds it, or the folder cannot be written.
     """
     path = folder / LOCK
     while True:
@@ -46,17 +46,17 @@ def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
                     time.sleep(POLL)
                     continue
                 raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
-            if _is_at(file, path):  # and not deleted by a run that ended meanwhile
+            if _is_at(file, path):  # a run that ended meanwhile may have deleted it
                 try:
                     yield
                 finally:
-                    if sys.platform != "win32":  # which deletes no open file
+                    if sys.platform != "win32":  # Windows deletes no open file
                         path.unlink(missing_ok=True)
                 return
 
 
 def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is still the one at `path`."""
+    """Return True if an open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
@@ -64,7 +64,7 @@ def _is_at(file: IO[str], path: Path) -> bool:
 
 
 def _lock(file: IO[str]) -> None:
-    """Take the lock of an open file, or fail at once; closing it, or the end of the process, gives it back."""
+    """Lock an open file, or fail at once; closing it, or the end of the process, releases the lock."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -1,8 +1,8 @@
 """Tensors of a checkpoint as byte ranges of its files, read and written a block of rows at a time.
 
 A safetensors file is eight bytes with the length of a header (little-endian), the header (JSON: for each tensor its
-dtype, shape and place) and the numbers. So one tensor can be read, or rewritten in place, with seek, read and write,
-and memory holds one block of rows however large the file is. Nothing is mapped: mapped pages count as resident.
+dtype, shape and byte range) and the numbers. So one tensor can be read, or rewritten in place, with seek, read and
+write, and memory holds one block of rows however large the file is. Nothing is mapped: mapped pages count as resident.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ffedit.errors import ModelError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
-BLOCK = 1 << 18  # entries that are in memory at a time, a few times over
+BLOCK = 1 << 18  # entries of a block; a few blocks are in memory at a time
 CHUNK = 1 << 22  # bytes
 LONGEST_HEADER = 100_000_000
-# A matrix on its way to a file: dtype, shape, consecutive blocks of rows.
+# A matrix to be written: dtype, shape, consecutive blocks of rows.
 Matrix: TypeAlias = "tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one tensor stands.
+    """Location of one tensor in a file.
 
     Attributes:
         file: the file.
@@ -50,7 +50,7 @@ class Stored:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype, of a float tensor.
+        """Dtype of a float tensor.
 
         Raises:
             ModelError: it is stored in another kind of number.
@@ -63,7 +63,7 @@ class Stored:
         return FLOATS[self.kind]
 
     def matrices(self, name: str) -> dict[str, Stored]:
-        """By name: the tensor itself, or of three dimensions (experts) each of its matrices."""
+        """Return, by name, the tensor itself, or of a tensor of three dimensions (experts) each of its matrices."""
         if len(self.shape) != 3 or not all(self.shape):
             return {name: self}
         size = self.size // self.shape[0]
@@ -73,7 +73,7 @@ class Stored:
         }
 
     def rows(self, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` (excluded) of a matrix, [last - first, columns]."""
+        """Read rows `first` to `last` (excluded) of a matrix, [last - first, columns]."""
         width = self.shape[1] * self.dtype.itemsize
         buffer = bytearray((last - first) * width)
         with self.file.open("rb", buffering=0) as file:
@@ -82,16 +82,16 @@ class Stored:
         return torch.frombuffer(buffer, dtype=self.dtype).reshape(last - first, self.shape[1])
 
     def blocks(self) -> Iterator[Tensor]:
-        """A matrix, some rows at a time."""
+        """Yield a matrix in blocks of rows."""
         for first, last in row_blocks(*self.shape):
             yield self.rows(first, last)
 
     def matrix(self) -> Matrix:
-        """The tensor as `write` takes it."""
+        """Return the tensor as `write` takes it."""
         return self.dtype, self.shape, self.blocks()
 
     def sample(self, count: int) -> Tensor:
-        """Up to `count` entries of the flattened tensor at stride max(1, entries // count), float64."""
+        """Read up to `count` entries of the flattened tensor at stride max(1, entries // count), float64."""
         entries, size = prod(self.shape), self.dtype.itemsize
         stride = max(1, entries // count)
         buffer = bytearray(len(range(0, entries, stride)[:count]) * size)
@@ -103,7 +103,7 @@ class Stored:
         return torch.frombuffer(buffer, dtype=self.dtype).double()
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes, a few MiB at a time."""
+        """Yield its bytes, a few MiB at a time."""
         with self.file.open("rb", buffering=0) as file:
             file.seek(self.start)
             for done in range(0, self.size, CHUNK):
@@ -112,7 +112,7 @@ class Stored:
                 yield bytes(buffer)
 
     def same_bytes(self, other: Stored) -> bool:
-        """Whether two tensors are equal in kind, shape and every bit; two names of one file need not be read."""
+        """Return True if two tensors are equal in kind, shape and every bit; two names of one range are not read."""
         if (self.kind, self.shape, self.size) != (other.kind, other.shape, other.size):
             return False
         if self.start == other.start and os.path.samefile(self.file, other.file):
@@ -121,13 +121,13 @@ class Stored:
 
 
 def of_expert(parameter: str) -> tuple[str, int | None]:
-    """`name[3]` as name and 3; a name that is of no expert, and None."""
+    """Split `name[3]` into name and 3; return None as the number for a name of no expert."""
     name, _, expert = parameter.removesuffix("]").partition("[")
     return name, int(expert) if expert else None
 
 
 def sample_of(tensor: Tensor, count: int) -> Tensor:
-    """What `Stored.sample` gives, of a tensor in memory."""
+    """Return the entries that `Stored.sample` reads, of a tensor in memory."""
     flat = tensor.reshape(-1)
     return flat[:: max(1, len(flat) // count)][:count].double().cpu()
 
@@ -141,17 +141,17 @@ def _fill(file: Any, view: memoryview, path: Path) -> None:
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that cover a matrix, at most `BLOCK` entries each."""
+    """Yield ranges of rows that cover a matrix, at most `BLOCK` entries each."""
     step = max(1, BLOCK // max(1, columns))
     for first in range(0, rows, step):
         yield first, min(rows, first + step)
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file; the matrices of one that holds several are `name[0]`, `name[1]`, …
+    """Read the tensors of one safetensors file; the matrices of one that holds several are `name[0]`, `name[1]`, …
 
     Raises:
-        ModelError: the file is not there, or is damaged.
+        ModelError: the file does not exist, or is damaged.
     """
     try:
         size = path.stat().st_size
@@ -174,7 +174,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def contents(folder: Path) -> dict[str, Stored]:
-    """All tensors of a checkpoint folder, by name.
+    """Return all tensors of a checkpoint folder, by name.
 
     Raises:
         ModelError: there are none, a shard or a tensor of the index is missing, or the weights are pickled.
@@ -208,7 +208,7 @@ def patch(stored: Stored, blocks: Iterable[Tensor]) -> None:
 
 
 def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
-    """A new safetensors file."""
+    """Write a new safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape, _) in matrices.items():

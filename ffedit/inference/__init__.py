@@ -1,1 +1,1 @@
-"""Run a model: replay from a layer, generation, text, batches that fit into memory."""
+"""Running a model: replay from a layer, generation, text, batches that fit into memory."""

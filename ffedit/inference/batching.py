@@ -1,4 +1,4 @@
-"""How much may go through a model at once, and what to do when it was too much."""
+"""Size of the batches that go through a model, and their division when memory fails."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 def batch_budget(editable: Editable, least: int, shares: int) -> int:
-    """How many numbers of one kind a batch may hold: `least`, or one of so many `shares` of what a GPU has free.
+    """Return how many numbers of one kind a batch may hold: `least`, or 1 / `shares` of a GPU's free memory if more.
 
-    On a CPU `least` should fill the matrix products and leave the machine usable; a GPU wants more.
+    On a CPU `least` should fill the matrix products and leave the machine usable; a GPU needs larger batches.
     """
     device = device_of(editable.embedding)
     if not torch.empty(0, device=device).is_cuda:
@@ -30,12 +30,12 @@ def batch_budget(editable: Editable, least: int, shares: int) -> int:
 def split_on_oom(
     work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception
 ) -> Iterator[Result]:
-    """`work` on all `items` at once; where memory fails, on its halves in order, halved as often as it asks for.
+    """Run `work` on all `items` at once; where memory fails, on the halves in order, as often as necessary.
 
     Args:
-        work: what is done with some neighbouring items. It may have begun when it fails, and is then asked again.
+        work: function of some neighbouring items. It may have begun when it fails, and is then called again.
         items: one at least.
-        refusal: what is raised when there is no memory for a single item.
+        refusal: raised when there is no memory for a single item.
     """
     if len(items) == 1:
         with refuse_out_of_memory(refusal):
@@ -58,7 +58,7 @@ def split_on_oom(
 
 @contextmanager
 def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
-    """Raise `refusal` where memory fails in the block: for what cannot be halved."""
+    """Raise `refusal` where memory fails in the block: for work that cannot be halved."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -68,6 +68,6 @@ def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory failed; torch has no class of its own for an allocation that fails on a CPU."""
+    """Return True if memory failed; torch has no exception class for an allocation that fails on a CPU."""
     failed = any(words in str(error) for words in ("not enough memory", "allocate memory"))
     return failed or isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -1,8 +1,8 @@
-"""What does the model say? Log-probabilities of given answers, and its own continuations.
+"""Log-probabilities of given answers, and the model's own continuations.
 
 Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
-continuations are greedy, or drawn: with a generator, or with numbers that each prompt brings along, so that what is
-drawn for it does not depend on the other prompts.
+continuations are greedy, or drawn: with a generator, or with numbers given for each prompt, so that a prompt's
+draw does not depend on the other prompts.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or anot
 
 
 def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
-    """The (row, position) pairs whose next token is an answer's, [k, 2], row by row."""
+    """Return the (row, position) pairs whose next token is an answer's, [k, 2], row by row."""
     return torch.tensor(
         [(row, e.answer - 1 + i) for row, e in enumerate(encoded) for i in range(len(e.target_ids))], dtype=torch.long
     )
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities of the next token [.., vocabulary], nats; in float32, or float64 where the logits are."""
+    """Return log-probabilities of the next token [.., vocabulary], nats; in float32, or float64 for such logits."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def answer_tokens(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
-    """Log-probability of each answer token, [k], nats, from the logits [k, vocabulary] at `answer_reads`."""
+    """Return the log-probability of each answer token, [k], nats, from the logits [k, vocabulary] at `answer_reads`."""
     targets = torch.tensor([i for e in encoded for i in e.target_ids], device=logits.device)
     return log_softmax(logits).gather(-1, targets[:, None])[:, 0]
 
 
 def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
-    """Log-probability of each whole answer, [n], nats, from the logits [k, vocabulary] at `answer_reads`."""
+    """Return the log-probability of each whole answer, [n], nats, from the logits [k, vocabulary] at `answer_reads`."""
     rows = answer_reads(encoded)[:, 0].to(logits.device)
     tokens = answer_tokens(logits, encoded)
     return tokens.new_zeros(len(encoded)).index_add(0, rows, tokens)
@@ -54,7 +54,7 @@ def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
 
 @torch.no_grad()
 def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
-    """Log-probability of each token of each answer, given the tokens before it: n tensors [answer tokens], nats.
+    """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats.
 
     Raises:
         ModelError: there is no memory for a single text.
@@ -75,16 +75,16 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
 
 
 def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded | None]:
-    """Each of `prompts` followed by the first word that the model says greedily: the fewest tokens that hold it whole.
+    """Return each of `prompts` with the first word of its greedy continuation: the fewest tokens that hold it whole.
 
-    None where it says no word within `count` tokens: it ends the text or its turn, or says blanks only.
+    None where no word comes within `count` tokens: the text or the turn ends, or there are only blanks.
     """
     said = continuations(editable, [prompt.ids for prompt in prompts], count)
     return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
 
 
 def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
-    """Each of `prompts` as by `own_answers`; where the model says no word, with the one that begins likeliest instead.
+    """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead.
 
     Raises:
         ModelError: no token of the vocabulary begins a word.
@@ -109,7 +109,7 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
 
 @torch.no_grad()
 def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
-    """`prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
+    """Return `prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
     silent = _silent(editable)
     logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
     for token in logits.argsort(descending=True).tolist():
@@ -124,23 +124,23 @@ def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
 
 
 def _silent(editable: Editable) -> set[int]:
-    """Token ids that are no text."""
+    """Return the token ids that are no text."""
     return editable.ends | set(editable.tokenizer.all_special_ids)
 
 
-# Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary]; it is told the step, from 0.
+# Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary] and the step, counted from 0.
 Chooser: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
 def greedy(logits: Tensor, step: int) -> Tensor:
-    """The likeliest token, [n, 1]."""
+    """Choose the likeliest token, [n, 1]."""
     return logits.argmax(-1, keepdim=True).cpu()
 
 
 def drawn(generator: torch.Generator, count: int) -> Callable[[Sequence[int]], Chooser]:
-    """From the whole distribution, with a generator on the CPU, for some of `count` rows.
+    """Draw from the whole distribution, with a generator on the CPU, for some of `count` rows.
 
-    Each row draws what it draws where all go through together: the numbers of the others are drawn, too, and not used.
+    Each row draws what it draws where all are in one batch: the numbers of the others are drawn, too, and not used.
     """
     state = generator.get_state()
 
@@ -158,7 +158,7 @@ def drawn(generator: torch.Generator, count: int) -> Callable[[Sequence[int]], C
 
 
 def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
-    """From the `top` likeliest tokens, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
+    """Draw from the `top` likeliest tokens, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
 
     def choose(logits: Tensor, step: int) -> Tensor:
         best, ids = logits.double().topk(min(top, logits.shape[-1]), -1)
@@ -177,14 +177,14 @@ def continuations(
     numbers: Tensor | None = None,
     top: int = 1,
 ) -> list[list[int]]:
-    """The next `count` token ids of each prompt.
+    """Return the next `count` token ids of each prompt.
 
     Greedy; or drawn from the whole distribution with `generator`; or from the `top` likeliest tokens by `numbers`
     [prompts, count], uniform in 0 to 1 (both on the CPU).
 
-    Prompts of several lengths go through together where the model allows it (`Editable.ragged`), padded on the left and
-    masked. Where not, and with `generator`, whose numbers go to the prompts in turn, those of one length do. Fewer
-    tokens come where the model's context ends. Where memory fails, fewer go through together, and say the same.
+    Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
+    masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
+    tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result.
 
     Raises:
         ModelError: there is no memory for a single prompt.
@@ -207,7 +207,7 @@ def continuations(
 def _choosing(
     rows: Sequence[int], generator: torch.Generator | None, numbers: Tensor | None, top: int
 ) -> Callable[[Sequence[int]], Chooser]:
-    """How some of a batch choose, counted in it; the batch holds these `rows` of all prompts."""
+    """Return the chooser of some rows of a batch, by their index in it; the batch holds these `rows` of all prompts."""
     if numbers is not None:
         own = numbers[list(rows)]
         return lambda some: drawn_of_top(own[list(some)], top)
@@ -220,7 +220,7 @@ def _said(
     count: int,
     choosing: Callable[[Sequence[int]], Chooser],
 ) -> Iterator[list[int]]:
-    """What one batch says, in parts where memory fails."""
+    """Return the continuations of one batch, in parts where memory fails."""
 
     def part(some: Sequence[int]) -> list[list[int]]:
         said: list[list[int]] = _continue(editable, [prompts[i] for i in some], count, choosing(some)).tolist()
@@ -230,21 +230,21 @@ def _said(
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:
-    """What `ids` say up to the end of the text or turn, without special tokens and with white space normalised."""
+    """Decode `ids` up to the end of the text or turn, without special tokens and with white space normalised."""
     ends = editable.ends
     said = takewhile(lambda token: token not in ends, ids)
     return " ".join(decode(editable.tokenizer, said, special=False).split())
 
 
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
-    """What the model says greedily after each of `prompts`, as text of `count` tokens."""
+    """Return the greedy continuation of each of `prompts`, as text of `count` tokens."""
     ids = [editable.encode(prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
     said = continuations(editable, ids, count)
     return [words(editable, new) for new in said]
 
 
 def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
-    """The next tokens of prompts that go through together, [prompts, tokens]."""
+    """Return the next tokens of the prompts of one batch, [prompts, tokens]."""
     lengths = torch.tensor([len(ids) for ids in prompts])
     width = int(lengths.max())
     left = width - lengths[:, None]
@@ -270,7 +270,7 @@ def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, 
 
 
 def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
-    """Token ids [rows][length] that the model says when nothing is asked, drawn with `seed`.
+    """Return token ids [rows][length] that the model generates without a prompt, drawn with `seed`.
 
     Starts from BOS, or EOS where a model has no BOS, or from tokens drawn at random where it has neither.
     """

@@ -1,12 +1,12 @@
-"""The text that ships with ffedit, for key statistics: a model that speaks English need not sample one.
+"""The English text that comes with ffedit, for key statistics, so that an English model need not sample one.
 
 Sampling runs the whole model once for each token, while statistics run a given text up to the edited layer only: on a
-real model the sampling is nearly all of the price. So a neutral English text ships. It was sampled once, by
+real model the sampling is nearly all of the cost. The text was sampled once, by
 `evaluations/scripts/make_neutral_text.py`, from SmolLM2-135M-Instruct (Apache 2.0), on many subjects and in many forms:
-it is nobody's, and nothing that it says is to be believed. It was not chosen with any edit in view.
+it has no author, and its statements are not reliable. It was not chosen with regard to any edit.
 
-A model of another language, of a closed vocabulary or of a little world of its own is not asked to read it: one pass
-over its beginning tells whether the model speaks it, in nats per character, which mean the same for every tokenizer.
+It is not used for a model of another language, of a closed vocabulary or of an artificial world: one pass
+over its beginning measures how well the model predicts it, in nats per character, comparable between tokenizers.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ffedit.model.tokenization import decode
 
 TEXT = Path(__file__).with_name("neutral.txt.gz")
 WORDS = "the neutral text that ships with ffedit"
-# A model speaks the text that it predicts at no more than this, in nats per character, over so many tokens.
+# The text is used for a model that predicts its first READ_TOKENS tokens at no more than SPOKEN nats per character.
 SPOKEN = 1.0
 READ_TOKENS = 128
 
 
 @once
 def neutral_text() -> str:
-    """All of it."""
+    """Return the whole text."""
     return gzip.decompress(TEXT.read_bytes()).decode()
 
 
 def neutral(editable: Editable) -> Tensor | None:
-    """The ids of the text that ships, [tokens], int32, from the cache where they are there; None: it is not spoken."""
+    """Return the text's ids, [tokens], int32, cached where possible; None where the model predicts the text badly."""
     about = f"{sha256(TEXT.read_bytes()).hexdigest()}-{SPOKEN}-{fingerprint(editable)}"
     path = cache.path("texts", sha256(about.encode()).hexdigest()[:16], ".safetensors")
     ids = _kept(path)
@@ -55,7 +55,7 @@ def neutral(editable: Editable) -> Tensor | None:
 
 
 def _kept(path: Path) -> Tensor | None:
-    """What was tokenised before; None where nothing was, or the file is damaged."""
+    """Return the cached ids; None where there are none, or the file is damaged."""
     try:
         return load_file(path)["ids"] if path.exists() else None
     except (OSError, SafetensorError, KeyError):
@@ -64,7 +64,7 @@ def _kept(path: Path) -> Tensor | None:
 
 @torch.no_grad()
 def nats_per_character(editable: Editable, text: str) -> float:
-    """How badly the model predicts the beginning of `text`; infinite where its tokenizer does not know all of it."""
+    """Return the model's nats per character on the beginning of `text`; infinite for unknown tokens."""
     ids = editable.tokenizer(text[: 8 * READ_TOKENS], verbose=False)["input_ids"]
     ids = ids[: min(READ_TOKENS, editable.max_tokens)]
     said = decode(editable.tokenizer, ids[1:], special=False)

@@ -1,12 +1,12 @@
-"""Run a model on from a layer: the source of all speed.
+"""Rerun of a model from a layer and a position, which avoids whole forward passes.
 
 Restoring a state or adding δ at a layer's output changes nothing below that layer and nothing left of that token. So a
 real forward pass is recorded once (the residual stream entering every layer, keys and values of every position), and an
 intervention runs the model again *from its layer and its first changed position only*, for many interventions in one
 batch, reading the unembedding only at the positions asked for.
 
-The rerun is the model's own forward with a cache of the earlier positions, exactly as in generation, so that masks,
-rotary angles, sliding windows and position biases are the model's own business; the layers below merely do not run.
+The rerun is the model's own forward with a cache of the earlier positions, exactly as in generation, so the model
+itself computes masks, rotary angles, sliding windows and position biases; the layers below merely do not run.
 Rows of different lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask
 and no number depends on the tokenizer's padding side.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One forward pass of a batch, kept.
+    """Recording of one forward pass of a batch.
 
     Attributes:
         ids: token ids, right-padded, [batch, tokens].
-        states: `states[l]` is the residual stream entering layer l, `states[L]` what the last layer gave;
+        states: `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer;
             each [batch, tokens, d_model]. Empty where it was not asked for.
         outputs: by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's),
             [batch, tokens, d_model].
@@ -63,7 +63,7 @@ def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[No
 
 
 def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
-    """Logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at the (row, position) pairs `read` [k, 2]."""
+    """Return logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at (row, position) pairs `read` [k, 2]."""
     with unembedding(editable, read):
         logits: Tensor = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits[0]
     return logits
@@ -71,7 +71,7 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
-    """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to look at."""
+    """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read."""
     with ExitStack() as stack:
         dtype = editable.feed_forward[0].dtype
         nothing = torch.zeros(*ids.shape, editable.d_model, dtype=dtype, device=editable.device)
@@ -95,12 +95,12 @@ def record(
         editable: the model.
         ids: token ids [batch, tokens], right-padded.
         read: the (row, position) pairs [k, 2] at which logits are wanted.
-        parts: whose outputs are to be kept too: "feed_forward", "attention".
-        only: (layer, start): keep what reruns from this layer and this position need, and nothing else.
+        parts: the parts whose outputs are recorded too: "feed_forward", "attention".
+        only: (layer, start): record what reruns from this layer and this position need, and nothing else.
     """
     ids = ids.to(editable.device)
     cache = DynamicCache()
-    # Layers that keep no keys and values (a recurrence, a convolution) would ask this cache for what it has not.
+    # Layers without keys and values (a recurrence, a convolution) would look for state that this cache does not have.
     caching: dict[str, Any] = {"use_cache": False}
     if editable.resumable:
         caching = {"use_cache": True, "past_key_values": cache}
@@ -128,11 +128,11 @@ def record(
 
 
 def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of each layer, as the attention left them in the cache."""
+    """Return keys and values of each layer, as the attention left them in the cache."""
     layers: list[Any] = cache.layers
     if only is None:
         return [(layer.keys, layer.values) for layer in layers]
-    # Of the layers that do not run, the cache is only asked how many positions it holds.
+    # For layers that do not run, only the number of positions is read from the cache.
     first, start = only
     rows = [None if index >= first else 1 for index in range(len(layers))]
     return [
@@ -144,16 +144,16 @@ def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tenso
 def resume(
     editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, start: int, read: Tensor
 ) -> Tensor:
-    """Go on from `layer` with other states.
+    """Run on from `layer` with other states.
 
     Args:
         editable: the model.
         recording: the pass that is altered.
         layer: first layer to run, 0 … L; L reads the unembedding only.
-        states: residual stream entering `layer` at the positions from `start` on, [n, positions, d_model]; what lies
-            right of them does not run.
-        rows: which row of the recording each of the n reruns alters, [n].
-        start: first position that is run; what stands left of it is the recording's.
+        states: residual stream entering `layer` at the positions from `start` on, [n, positions, d_model]; positions
+            right of them do not run.
+        rows: the row of the recording that each of the n reruns alters, [n].
+        start: first position that is run; positions left of it are taken from the recording.
         read: pairs (rerun, absolute position >= start) at which logits are wanted, [k, 2].
 
     Returns:
@@ -172,23 +172,23 @@ def resume(
             input_ids=recording.ids[rows, start : start + states.shape[1]],
             past_key_values=_cache(recording, layer, rows, start) if start else None,
             use_cache=bool(start),
-        ).logits.squeeze(0)  # an index would cost a copy of all logits on the way back
+        ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
 
 
 def resume_each(
     editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, starts: Tensor, read: Tensor
 ) -> Tensor:
-    """As `resume`, but every rerun begins at a position of its own; only for models that are `ragged`.
+    """Run on as `resume` does, each rerun from its own position; only for models that are `ragged`.
 
-    What stands left of it is padded on the left and masked, as in the generation from prompts of several lengths.
+    Positions left of it are padded on the left and masked, as in the generation from prompts of several lengths.
 
     Args:
         editable: the model.
         recording: the pass that is altered.
         layer: first layer to run.
         states: residual stream entering `layer` from each rerun's own start on, [n, positions, d_model].
-        rows: which row of the recording each rerun alters, [n].
+        rows: the row of the recording that each rerun alters, [n].
         starts: first position that is run, [n].
         read: pairs (rerun, absolute position) at which logits are wanted, [k, 2].
 
@@ -201,7 +201,7 @@ def resume_each(
     ids = recording.ids[rows]
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past):
-        # Of the layers that do not run, the cache is only asked how many positions it holds.
+        # For layers that do not run, only the number of positions is read from the cache.
         some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
         some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
         cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
@@ -219,15 +219,15 @@ def resume_each(
             past_key_values=cache,
             use_cache=True,
             **places,
-        ).logits.squeeze(0)  # an index would cost a copy of all logits on the way back
+        ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
 
 
 def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> DynamicCache:
-    """Keys and values of the positions left of `start`."""
+    """Return keys and values of the positions left of `start`."""
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past):
-        # Of the layers that do not run, the cache is only asked how many positions it holds.
+        # For layers that do not run, only the number of positions is read from the cache.
         some = rows if index >= layer else torch.zeros_like(rows[:1])
         cache.update(keys[some, :, :start], values[some, :, :start], index)
     return cache
@@ -235,14 +235,14 @@ def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> Dynami
 
 @contextmanager
 def narrowed(editable: Editable, run: Tensor, at: Tensor) -> Iterator[None]:
-    """Let the last feed-forward layer run at what is read only, since nothing reads its other outputs.
+    """Run the last feed-forward layer only at the positions that are read, since nothing reads its other outputs.
 
     Hooks on it would see another shape.
 
     Args:
         editable: the model.
-        run: which rerun is read, [k].
-        at: at which position, [k], negative and counted from the end of the rerun: a model that cannot be resumed runs
+        run: index of the rerun that is read, [k].
+        at: its position, [k], negative and counted from the end of the rerun: a model that cannot be resumed runs
             the positions left of its start, too.
     """
     feed_forward = editable.last_feed_forward
@@ -260,7 +260,7 @@ def final_states(
     read: Tensor,
     narrow: bool = False,
 ) -> Tensor:
-    """As `resume`, but what the last layer gives at `read`, [k, d_model]: `logits_of` many such runs is one product.
+    """Return the last layer's output at `read`, [k, d_model], of a `resume`: `logits_of` many such runs is one product.
 
     With `narrow`, the last feed-forward layer is `narrowed` to `read`.
     """
@@ -272,7 +272,7 @@ def final_states(
 
 @torch.no_grad()
 def logits_of(editable: Editable, states: Tensor) -> Tensor:
-    """Logits [n, vocabulary] of what the last layer gave, [n, d_model]: the model's own norm, unembedding, scaling."""
+    """Return logits [n, vocabulary] of last-layer outputs [n, d_model]: the model's own norm, unembedding, scaling."""
     with ExitStack() as stack:
         for layer in editable.layers:
             stack.enter_context(skipped(layer, states[:, None], editable.layers_return_tuples))
@@ -283,7 +283,7 @@ def logits_of(editable: Editable, states: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check(editable: Editable, ids: Tensor) -> float:
-    """How far a rerun from the middle is from the whole pass: largest absolute difference of logits on `ids` [1, n]."""
+    """Compare a rerun from the middle with the whole pass: largest absolute difference of logits on `ids` [1, n]."""
     last = torch.tensor([[0, ids.shape[1] - 1]])
     recording = record(editable, ids, last)
     layer, start = len(editable.layers) // 2, ids.shape[1] // 2
@@ -294,7 +294,7 @@ def check(editable: Editable, ids: Tensor) -> float:
 
 @torch.no_grad()
 def check_each(editable: Editable, ids: Tensor) -> float:
-    """As `check`, for two reruns of `ids` [1, n] that begin at different positions."""
+    """Compare as `check` does, for two reruns of `ids` [1, n] that begin at different positions."""
     end, starts = ids.shape[1], torch.tensor([ids.shape[1] // 3, ids.shape[1] // 2])
     read = torch.tensor([[0, int(end - 1 - starts[1] + starts[0])], [1, end - 1]])
     recording = record(editable, ids.expand(2, -1), read)

@@ -1,4 +1,4 @@
-"""Which experts does a token go to? What the router of each mixture chose at a subject's last token."""
+"""Routing of a subject's last token: the experts that the router of each mixture chose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """What one layer's router gives each expert at the subject's last token of some texts.
+    """Weights that one layer's router gives each expert at the subject's last token of some texts.
 
     Attributes:
         weights: g, [texts, experts]; 0 where an expert was not chosen.
@@ -34,35 +34,35 @@ class Routes:
 
     @property
     def chosen(self) -> Tensor:
-        """Which experts each text's token goes to, [texts, experts]."""
+        """Experts that each text's token goes to, [texts, experts]."""
         return self.weights != 0
 
     @property
     def shares(self) -> Tensor:
-        """In what share of the texts an expert is chosen, [experts]."""
+        """Share of the texts in which an expert is chosen, [experts]."""
         return self.chosen.double().mean(0)
 
     @property
     def mean_weights(self) -> Tensor:
-        """An expert's mean weight in the texts that go to it, [experts]; 0 where none does."""
+        """Mean weight of an expert in the texts that go to it, [experts]; 0 where none does."""
         return self.weights.double().sum(0) / self.chosen.sum(0).clamp(min=1)
 
     def covered(self, experts: Sequence[int]) -> float:
-        """The share of the router's weight that goes to `experts`, mean over texts."""
+        """Return the share of the router's weight that goes to `experts`, mean over texts."""
         return float((self.weights[:, list(experts)].abs().sum(1) / self.weights.abs().sum(1)).mean())
 
     def some(self, rows: Tensor) -> Routes:
-        """Of some of the texts."""
+        """Return the routes of some of the texts."""
         return Routes(self.weights[rows])
 
 
 def mixtures(editable: Editable) -> list[int]:
-    """The layers that are mixtures of experts."""
+    """Return the layers that are mixtures of experts."""
     return [layer.layer for layer in editable.feed_forward if layer.mixture is not None]
 
 
 def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) -> dict[int, Routes]:
-    """Run `texts` and see where the routers of `layers`, all of them mixtures, send each subject's last token.
+    """Run `texts` and record where the routers of `layers`, all of them mixtures, send each subject's last token.
 
     Raises:
         ModelError: there is no memory for a single text.
@@ -78,7 +78,7 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
 
 @torch.no_grad()
 def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
-    """What the routers give each expert at the subject's last token of texts that go through together."""
+    """Read the routers' weights of each expert at the subject's last token of the texts of one batch."""
     ids, found = pad([e.ids for e in texts]), dict[int, Tensor]()
     at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.site for e in texts])
     with ExitStack() as stack:
@@ -91,5 +91,5 @@ def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -
 
 
 def _note(experts: Experts, at: Tensor, found: dict[int, Tensor], layer: int, routed: Routed) -> None:
-    """Keep what the router of a layer gave each expert at tokens `at`, [texts, experts]."""
+    """Store the router's weights of each expert in a layer at tokens `at`, [texts, experts]."""
     found[layer] = experts.weights(routed.at(at)).float().cpu()

@@ -1,12 +1,12 @@
-"""Where text comes from, for key statistics and for looking into memories: the model, a file, a dataset of the hub.
+"""Sources of text, for key statistics and for inspecting memories: the model, a file, a dataset of the hub.
 
-Where none is named, key statistics take the text that ships with ffedit if the model speaks it (`neutral`), and else
-what the model samples; "sampled" asks for the latter.
+Where none is named, key statistics use the text that comes with ffedit if the model predicts it well (`neutral`), and
+else text sampled from the model; "sampled" asks for the latter.
 
-Text that the model samples from itself with a seed works for any model and language, holds what the model tends to say,
-and is never chosen with the edited facts in view. It takes one run of the model for each of its tokens, so it is kept.
+Text sampled from the model with a seed works for any model and language, contains what the model tends to say,
+and does not depend on the edited facts. It takes one run of the model for each of its tokens, so it is cached.
 
-A file or dataset is read piece by piece until enough tokens have come, never whole. Rows of tokens are cut from the
+A file or dataset is read piece by piece until there are enough tokens, never whole. Rows of tokens are cut from the
 stream wherever they end; a text that is shorter than asked for is used as it is.
 """
 
@@ -39,35 +39,35 @@ from ffedit.progress import Progress, silent
 # Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
 ROW_TOKENS = 64
 SAMPLED_ROWS = 256
-# Text is tokenised in pieces of about this many characters, and no longer line than this is held.
+# Text is tokenised in pieces of about this many characters, and no longer line than this is held in memory.
 PIECE = 2**15
-# In a file's place: what the model samples.
+# Given instead of a file: text sampled from the model.
 SAMPLED = "sampled"
-# Tokens by which a text is known again, whatever its length.
+# Tokens that identify a text by its beginning, whatever its length.
 BEGINNING = 256
-# Tokens for one subject, and for as many as there may be.
+# Number of tokens for one subject, and the largest number for many.
 FEWEST, MOST = 2**15, 2**17
 # name, organisation/name, each with :configuration and perhaps :split behind it
 DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
 
 
 def tokens_for(subjects: int) -> int:
-    """How much text to use for an edit of so many subjects.
+    """Return the number of tokens of text to use for an edit of so many subjects.
 
-    What C does not know, every fact may disturb; over a batch this adds up, and more text pays.
+    Each fact may disturb directions that C has not seen; over a batch this adds up, so more text is worth its cost.
     """
     return min(MOST, FEWEST * (1 + subjects // 16))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where the text comes from, and how its tokens count.
+    """Source of the text, and the weighting of its tokens.
 
     Attributes:
         path: a UTF-8 text file, JSON with a field "text" (.jsonl: one record a line; .json: a list), or a dataset of
             the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; "sampled" for text that the model samples;
-            None for the text that ships where the model speaks it, and else for what it samples.
-        tokens: how many tokens to use, at most.
+            None for the text that comes with ffedit where the model predicts it well, and else for sampled text.
+        tokens: number of tokens to use, at most.
         seed: of the sampling.
         weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
     """
@@ -79,7 +79,7 @@ class Corpus:
 
     @property
     def named(self) -> Path | str | None:
-        """The file or dataset; None where the model samples, or what ships is read."""
+        """File or dataset; None for sampled text, or the text that comes with ffedit."""
         return None if self.path == SAMPLED else self.path
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Corpus:
         return Path(self.named).name if Path(self.named).is_file() else str(self.named)
 
     def check(self) -> None:
-        """Refuse what cannot be a text, before any long work.
+        """Check that the source can be a text, before any long work.
 
         Raises:
             EditError: no such file, and no dataset has such a name or none can be read.
@@ -98,7 +98,7 @@ class Corpus:
         name = str(self.path)
         if Path(name).is_dir():
             raise EditError(f"{name}: a folder; a text file or the name of a dataset was expected")
-        # A name that ends like a file's is a file that is not there.
+        # A name with a file's suffix is a missing file.
         if not DATASET.fullmatch(name) or Path(name).suffix[1:].isalpha():
             raise EditError(f"{name}: no such file; a UTF-8 text file, .jsonl, .json or a dataset's name was expected")
         if find_spec("datasets") is None:
@@ -106,21 +106,21 @@ class Corpus:
 
 
 def row_length(editable: Editable) -> int:
-    """Tokens of a row."""
+    """Return the number of tokens of a row."""
     return min(ROW_TOKENS, editable.max_tokens)
 
 
 def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = silent) -> Tensor:
-    """The ids of text that the model samples, [tokens], int32; kept as `name`, in part if it is interrupted."""
+    """Return the ids of text that the model samples, [tokens], int32; cached as `name`, in part if interrupted."""
     kept = cache.path("texts", name, ".safetensors")
     ids, length = array("i", _kept(kept)), row_length(editable)
     before, rows = len(ids), -(-corpus.tokens // length)
     try:
         for first in range(before // length, rows, SAMPLED_ROWS):
-            # Far enough apart that no other seed samples the same rows.
+            # Seeds far enough apart that no other seed samples the same rows.
             seed = corpus.seed + 1000 + first // SAMPLED_ROWS * 1_000_003
             said = generation.own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed)
-            ids.extend(chain.from_iterable(said))  # one step, which an interrupt cannot halve
+            ids.extend(chain.from_iterable(said))  # one operation, which an interrupt cannot split
             progress("sampling text", min(len(ids), corpus.tokens), corpus.tokens)
     finally:
         if len(ids) > before:
@@ -129,9 +129,9 @@ def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = 
 
 
 def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
-    """As `readout.own_text`, token ids [rows][length], and kept: every edit and evaluation begins with the same rows.
+    """Return cached ids [rows][length] of `generation.own_text`: every edit and evaluation begins with the same rows.
 
-    While edits are in the weights nothing is kept: what the model says changes with each of them.
+    While edits are in the weights nothing is cached: the model's text changes with each of them.
     """
     weights = fingerprint(editable)
     if editable.history.base not in (None, weights):
@@ -149,16 +149,16 @@ def _keep(ids: array[int], path: Path) -> None:
 
 
 def _kept(path: Path) -> list[int]:
-    """Ids of a text that was sampled before, perhaps in part."""
+    """Return the ids of a text that was sampled before, possibly in part."""
     try:
         ids: list[int] = load_file(path)["ids"].tolist() if path.exists() else []
-    except (OSError, SafetensorError, KeyError):  # damaged: it is sampled anew, and replaced
+    except (OSError, SafetensorError, KeyError):  # damaged: sampled anew, and replaced
         return []
     return ids
 
 
 def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
-    """The texts that `corpus` names, one after another, and whether each is a document of its own or a piece of one.
+    """Return the texts that `corpus` names, in order, and whether each is a separate document or a piece of one.
 
     Raises:
         EditError: it is missing, no text, or holds no field of text; or the hub does not answer.
@@ -174,7 +174,7 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
 
 
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
-    """The first ids of the text that `corpus` names, [tokens or fewer], int32.
+    """Return the first ids of the text that `corpus` names, [tokens or fewer], int32.
 
     Raises:
         EditError: it is missing, no text, holds no field of text, or nothing; or the hub does not answer.
@@ -182,7 +182,7 @@ def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Te
     pieces, documents = texts(corpus)
     ids = array("i")
     for text in pieces:
-        # A document begins with what the tokenizer puts there, a piece of one does not.
+        # The tokenizer's special tokens stand at the beginning of a document, not of a piece of one.
         begins = documents or not ids
         ids.extend(editable.tokenizer(text, add_special_tokens=begins, verbose=False)["input_ids"])
         progress("reading text", min(len(ids), corpus.tokens), corpus.tokens)
@@ -194,9 +194,9 @@ def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Te
 
 
 def identity(editable: Editable, corpus: Corpus, ids: Tensor | None = None) -> tuple[str, str]:
-    """What identifies the text of `corpus`, and what its beginning: texts that begin alike share tokens.
+    """Return the identifiers of the text of `corpus` and of its beginning: texts that begin alike share tokens.
 
-    A text that was given is its `ids`; one that is sampled is all that the sampling depends on.
+    A given text is identified by its `ids`; a sampled one by all that the sampling depends on.
     """
     if ids is None:
         beginning = f"sampled-{fingerprint(editable)}-{corpus.seed}"
@@ -213,7 +213,7 @@ def _tensor(ids: array[int]) -> Tensor:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """A text file in pieces of whole lines."""
+    """Yield a text file in pieces of whole lines."""
     piece = ""
     for line in _lines(path, PIECE):
         piece += line
@@ -225,7 +225,7 @@ def _pieces(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path, most: int = -1) -> Iterator[str]:
-    """The lines of a UTF-8 file; those of more than `most` bytes in parts.
+    """Yield the lines of a UTF-8 file; those of more than `most` bytes in parts.
 
     Raises:
         EditError: it cannot be read, or is no text.
@@ -237,7 +237,7 @@ def _lines(path: Path, most: int = -1) -> Iterator[str]:
             while line := file.readline(most):
                 if b"\0" in line:
                     raise EditError(f"{path}: byte {offset + line.index(0)} is NUL: not text; UTF-8 text was expected")
-                held = len(decoder.getstate()[0])  # the beginning of a character that a cut went through
+                held = len(decoder.getstate()[0])  # bytes of a character that was cut at the end of the last part
                 try:
                     text = decoder.decode(line)
                 except UnicodeDecodeError as error:
@@ -253,7 +253,7 @@ def _lines(path: Path, most: int = -1) -> Iterator[str]:
 
 
 def _json(path: Path) -> Iterator[Any]:
-    """The records of a file of JSON lines, or of one list."""
+    """Yield the records of a file of JSON lines, or of one list."""
     lines = enumerate(_lines(path), 1)
     for number, line in lines:
         if not line.strip():
@@ -270,19 +270,19 @@ def _json(path: Path) -> Iterator[Any]:
 
 
 def _dataset(name: str) -> Iterator[Any]:
-    """The records of a dataset of the hub, streamed."""
+    """Yield the records of a dataset of the hub, streamed."""
     import datasets
 
     source, configuration, split = [*name.split(":"), None, None][:3]
     try:
         yield from datasets.load_dataset(source, configuration, split=split or "train", streaming=True)
-    except Exception as error:  # what the hub, the network and a dataset's format can do wrong has no common class
+    except Exception as error:  # errors of the hub, the network and a dataset's format have no common class
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise EditError(f"{name}: the dataset cannot be read ({why}); a text file needs no network") from error
 
 
 def _records(name: str, records: Iterator[Any]) -> Iterator[str]:
-    """The text of each record: it is a string, or has a field "text", or one field that is a string.
+    """Yield the text of each record: it is a string, or has a field "text", or one field that is a string.
 
     Raises:
         EditError: a record has no such field.

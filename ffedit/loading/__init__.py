@@ -1,1 +1,1 @@
-"""Load a model by name, find its parts and verify them."""
+"""Loading a model by name, finding its parts and verifying them."""

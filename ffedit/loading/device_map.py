@@ -1,6 +1,6 @@
-"""Where a model is to go when it is loaded: one device, all that there are, or more than these hold.
+"""Devices on which a model is loaded: one, all that there are, or all of them with offloading of the rest.
 
-What does not fit an accelerator is offloaded to CPU memory or to the disk (`placement`).
+What does not fit an accelerator is offloaded to CPU memory or to the disk (`model.offload`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def spread_over(
     offload_folder: str | Path | None,
     max_memory: Mapping[int | str, int | str] | None,
 ) -> dict[str, Any]:
-    """What transformers is asked for: everything it finds, one device, or nothing where there is only a CPU.
+    """Return transformers' arguments for the devices: all it finds, one device, or nothing on a CPU-only machine.
 
     Raises:
-        ModelError: a device, map, folder or size that cannot be.
+        ModelError: an impossible device, map, folder or size.
     """
     if device_map is None:
         if offload_folder is not None or max_memory is not None:
@@ -54,7 +54,7 @@ def spread_over(
 
 
 def _whole(device: str) -> str | None:
-    """Where a model goes that is not offloaded."""
+    """Return the device map of a model that is not offloaded."""
     own = own_device() if device == "auto" else None
     if own is not None:
         device = str(own)
@@ -68,7 +68,7 @@ def _whole(device: str) -> str | None:
         return None
     try:
         held = not torch.empty(1, device=device).is_meta
-    except (AssertionError, ImportError, RuntimeError) as error:  # each kind of device has an error of its own
+    except (AssertionError, ImportError, RuntimeError) as error:  # device types raise different errors
         why = shorten(str(error).partition("\n")[0], 60, placeholder=" …")
         raise ModelError(f"device {device!r} cannot be used ({why}): {_accelerators()}") from error
     if not held:
@@ -77,7 +77,7 @@ def _whole(device: str) -> str | None:
 
 
 def _accelerators() -> str:
-    """Which accelerators torch finds, and what to give instead of one that it does not."""
+    """Describe the accelerators that torch finds, and what to give instead of one that it does not."""
     build, kind = f"torch {torch.__version__}", torch.accelerator.current_accelerator()
     if kind is None:
         return f"{build} was built for CPUs only; give auto or cpu, or install a torch that was built for the device"

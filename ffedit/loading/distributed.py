@@ -1,8 +1,8 @@
-"""Several processes share the work: each takes every size-th item, and all of them get to know every result.
+"""Division of work among several processes: each takes every size-th item, and all of them receive every result.
 
-`accelerate launch` (or torchrun) starts the same command N times and tells each process its rank; a command that was
-started alone is a crew of one. What processes tell each other is JSON, sent as the bytes of its text: nothing that
-arrives can be code, and a float arrives as the float that was sent.
+`accelerate launch` (or torchrun) starts the same command N times and gives each process its rank; a command that was
+started alone is a group of size 1. Processes exchange JSON, sent as the bytes of its text: received data is never
+executed, and a float is received as the float that was sent.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 Item = TypeVar("Item")
-# One process may have hours of work left when another is done with its own.
+# One process may have hours of work left when another has finished.
 PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that work on one task, as one of them sees it.
+    """Group of processes that work on one task, as seen by one of them.
 
     Attributes:
-        rank: which of them this is, from 0 on.
-        size: how many there are.
+        rank: number of this process, from 0 on.
+        size: number of processes.
     """
 
     rank: int = 0
@@ -43,15 +43,15 @@ class ProcessGroup:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and shows what all of them found."""
+        """True if this process writes and shows the results of all."""
         return self.rank == 0
 
     def share(self, items: Sequence[Item]) -> list[Item]:
-        """This process's part of `items`: every size-th, from its rank on."""
+        """Return this process's part of `items`: every size-th, from its rank on."""
         return list(items[self.rank :: self.size])
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process gave, by rank; all of them must call this, and wait here for the last.
+        """Return the values of all processes, by rank; all of them must call this, and it waits for the last.
 
         Args:
             value: of JSON's types; tuples come back as lists, and NaN and infinities as they are.
@@ -68,36 +68,36 @@ class ProcessGroup:
         return [json.loads(bytes(row[: int(length)].tolist())) for row, length in texts]
 
     def wait(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has reached this call."""
         if self.size > 1:
             _state().wait_for_everyone()
 
     def disband(self) -> None:
-        """End the crew when its work is done: all of them call this, once, and tell each other nothing afterwards.
+        """End the group when its work is done: all processes call this once, and exchange nothing afterwards.
 
-        Threads of the process group may still hold tensors that Python made. One that frees them while the interpreter
-        is taken down aborts the process, and a finished run would be told as one that failed.
+        Threads of the process group may still hold tensors that Python made. One that frees them at interpreter
+        shutdown aborts the process, and a finished run would be reported as a failed one.
         """
         if self.size > 1:
             _state().destroy_process_group()
 
 
 def launched() -> bool:
-    """Whether this command was started as one of several processes."""
+    """Return True if this command was started as one of several processes."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def left_alone() -> bool:
-    """Whether `accelerate launch` was to start several processes, and started this one only.
+    """Return True if `accelerate launch` was to start several processes, and started only this one.
 
-    It does so where it sees no several GPUs and is not told `--multi_gpu`; it names an address for the processes to
-    meet at nonetheless, and gives none of them a rank.
+    It does so where it does not find several GPUs and `--multi_gpu` is not given; it sets an address at which processes
+    meet nonetheless, and gives none of them a rank.
     """
     return {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= set(os.environ) and "WORLD_SIZE" not in os.environ
 
 
 def process_group() -> ProcessGroup:
-    """The processes that this command was started as; one alone unless `accelerate launch` or torchrun started it."""
+    """Return the group that this command was started in; size 1 unless `accelerate launch` or torchrun started it."""
     if not launched():
         return ProcessGroup()
     state = _state()
@@ -105,20 +105,20 @@ def process_group() -> ProcessGroup:
 
 
 def own_device() -> torch.device | None:
-    """Where this process computes, each of a crew on an accelerator of its own; None where it is alone."""
+    """Return this process's device, an accelerator of its own in a group; None where the process is alone."""
     return _state().device if launched() else None
 
 
 def _state() -> PartialState:
-    """What accelerate knows of this process; the processes find each other when it is first asked."""
+    """Return accelerate's state of this process; the first call connects the processes."""
     from accelerate import PartialState
 
-    # Without an accelerator it must be told so, or it takes every process for one that is alone.
+    # Without an accelerator `cpu` must be set, or every process is taken for a single one.
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
 
 
 def _all(own: Tensor, size: int) -> list[Tensor]:
-    """A tensor of one shape from every process, by rank."""
+    """Return the tensors of one shape of all processes, by rank."""
     found = [torch.empty_like(own) for _ in range(size)]
     torch.distributed.all_gather(found, own)
     return found

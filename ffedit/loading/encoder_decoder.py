@@ -1,7 +1,7 @@
 """The stacks of any model that reads text: a causal decoder, an encoder, or the two halves of an encoder–decoder.
 
-As with a causal decoder (`anatomy`): the layers and memories are recognised by role, and one pass verifies that the
-parts found give what the model computes. What is not recognised is refused with what was seen.
+As with a causal decoder (`loading.verify`): the layers and memories are recognised by role, and one pass verifies that
+the parts found give what the model computes. What is not recognised is refused, and the error lists what was found.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ffedit.model.stacks import Stack
 def stacks(
     model: Any, tokenizer: PreTrainedTokenizerBase, name: str = "model", value_matrix: str | None = None
 ) -> list[Stack]:
-    """The stacks of any transformers model that reads text, the encoder first.
+    """Return the stacks of any transformers model that reads text, the encoder first.
 
     Args:
         model: a causal decoder, an encoder, or an encoder–decoder, in evaluation mode.
         tokenizer: its tokenizer.
-        name: how messages call it.
+        name: its name in messages.
         value_matrix: path of the value matrix, where no known role fits, as of `find_and_verify`.
 
     Raises:
@@ -45,10 +45,10 @@ def stacks(
 
 
 def chosen(some: list[Stack], name: str | None) -> Stack:
-    """The stack of a model that is called `name`; its only one where none is asked for.
+    """Return the stack of a model that is called `name`; its only one where `name` is None.
 
     Raises:
-        EditError: there is none of this name, or several and none is asked for.
+        EditError: there is none of this name, or several and `name` is None.
     """
     there = " and ".join(f"{'an' if one.name == 'encoder' else 'a'} {one.name}" for one in some)
     if name is None and len(some) > 1:
@@ -99,7 +99,7 @@ def _stack(
 
 
 def _max_tokens(body: nn.Module) -> int:
-    """The longest input; where padding has a position of its own (RoBERTa), positions begin behind it."""
+    """Return the length of the longest input; positions begin behind the one of padding where it has one (RoBERTa)."""
     config: Any = body.config
     longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
     positions = (module for path, module in body.named_modules() if path.endswith("position_embeddings"))

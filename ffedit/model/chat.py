@@ -1,11 +1,11 @@
-"""Inside a chat template: the prompt is what the user says, the answer is how the assistant begins.
+"""Prompts and answers in a chat template: the prompt is the user's turn, the answer the beginning of the assistant's.
 
-So a fact is traced, edited and measured in the very tokens that a user of the chat model meets. The template writes its
-special tokens itself, BOS included, and none are added. The space between its last mark and the answer is the one that
-it writes itself (none in most, one in a few). Where a template can leave reasoning out (`enable_thinking`), it is left
-out: otherwise no answer would begin with the object.
+So a fact is traced, edited and measured in the same tokens that a user of the chat model produces. The template writes
+its special tokens itself, BOS included, and none are added. The space between its last mark and the answer is the one
+that it writes itself (none in most, one in a few). Where a template can leave reasoning out (`enable_thinking`), it is
+left out: otherwise no answer would begin with the object.
 
-All else is plain text, as before: texts for statistics, for drift, and what the model says when nothing is asked.
+Everything else is plain text: texts for statistics, for drift, and what the model samples without a prompt.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ffedit.errors import FactError, ModelError
 
-# Stands for the prompt while its place in the template is looked for.
+# Stands for the prompt when its position in the template is looked for.
 MARK = "\ue000\ue001\ue000"
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
-    """A question in the template, and its answer.
+    """Put a prompt, and its answer, into the template.
 
     Args:
         tokenizer: with a chat template.
@@ -27,7 +27,7 @@ def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> t
         answer: the assistant's first words, without white space around them; "" for none.
 
     Returns:
-        The text up to the answer, the text with it, and where the prompt stands in both.
+        The text up to the answer, the text with it, and the character offset of the prompt in both.
 
     Raises:
         ModelError: there is no template, or it cannot be used.
@@ -54,7 +54,7 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str | Non
             add_generation_prompt=answer is None,
             enable_thinking=False,
         )
-    except Exception as error:  # a template is a program, and may fail in any way
+    except Exception as error:  # a template is a program, and may raise any error
         if not getattr(tokenizer, "chat_template", None):
             raise ModelError("the tokenizer has no chat template; leave chat out, or load a chat model") from error
         raise ModelError(f"the tokenizer's chat template cannot be used: {' '.join(str(error).split())}") from error

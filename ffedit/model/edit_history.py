@@ -1,11 +1,11 @@
-"""Which edits are in a model's weights, and what these were before: undo without subtracting.
+"""The edits in a model's weights and the original matrices, for undoing without subtraction.
 
-W + Δ − Δ is not W in floating point. So the first edit of a matrix keeps the original, once, and undoing rebuilds the
+W + Δ − Δ is not W in floating point. So the first edit of a matrix stores the original, once, and undoing rebuilds the
 matrix from it: the original plus the edits that remain, in their order, each rounded once as it was when it was
 applied. Undone in any order, the weights are bit for bit those of a model that the undone edit never touched.
 
-Of edits that came with a checkpoint the originals may be missing. These are in the weights for good: known, never
-undone, and part of what the later ones count as original.
+The originals of edits that came with a checkpoint may be missing. Such edits are permanent: known, never
+undone, and part of what later edits count as original.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ffedit.model.memory import Address, KeyValueMemory
 
 
 class Change(Protocol):
-    """What history needs to know of an edit."""
+    """Protocol of an edit, as far as the history needs it."""
 
     @property
     def updates(self) -> Mapping[Address, Update]:
@@ -31,13 +31,13 @@ class Change(Protocol):
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """What it stores."""
+        """Facts that it stores."""
         ...
 
 
 @dataclass(eq=False)
 class History:
-    """The edits in a model's weights.
+    """Edits in a model's weights.
 
     Attributes:
         base: fingerprint of the weights before the oldest of `edits`; None while there is none.
@@ -57,7 +57,7 @@ class History:
         return self.lasting | self.edits
 
     def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Change, found: str) -> None:
-        """Write `edit` called `name` on top of the others; if that fails, all is as before.
+        """Write `edit`, identified by `name`, on top of the others; if that fails, restore the weights.
 
         Args:
             memories: of the model.
@@ -76,12 +76,12 @@ class History:
             raise
 
     def undo_(self, memories: Mapping[Address, KeyValueMemory], name: str) -> None:
-        """Rebuild the matrices that the edit called `name` changed, without it."""
+        """Rebuild the matrices that the edit `name` changed, without it."""
         others = [edit for other, edit in self.edits.items() if other != name]
         touched = self.edits[name].updates
         for at in touched:
             self.rebuild_(memories[at], {name})
-        # Forgotten only now: interrupted before, undo can be called again.
+        # Deleted only now: if an interrupt came before, undo can be called again.
         del self.edits[name]
         for at in touched:
             if not any(at in edit.updates for edit in others):
@@ -90,7 +90,7 @@ class History:
             self.base = None
 
     def rebuild_(self, memory: KeyValueMemory, without: Container[str]) -> None:
-        """Put back the original of a matrix, with its edits but for those called as in `without`."""
+        """Restore the original of a matrix and reapply its edits, except those whose names are in `without`."""
         memory.set_(self.originals[memory.address])
         for name, edit in self.edits.items():
             if name not in without and memory.address in edit.updates:

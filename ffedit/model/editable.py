@@ -1,4 +1,4 @@
-"""A causal decoder whose feed-forward memories have been found: what every part of ffedit works on.
+"""A causal decoder whose feed-forward memories have been found: the object that all of ffedit works on.
 
 `ffedit.loading.verify` makes one from a transformers model.
 """
@@ -25,11 +25,11 @@ from ffedit.model.tokenization import Encoded, encode
 
 @dataclass(eq=False)
 class FingerprintCache:
-    """What the fingerprint has read of a model, so that it reads it once (`ffedit.model.fingerprint`).
+    """Cache of what the fingerprint has read of a model, so that it reads it once (`ffedit.model.fingerprint`).
 
     Attributes:
-        totals: by name, a weight, the state that it was in, and the sum of its entries then.
-        vocabulary: a tokenizer, how many tokens it had, and its vocabulary as JSON then.
+        totals: by name, a weight, its state when it was read, and the sum of its entries then.
+        vocabulary: a tokenizer, the number of its tokens, and its vocabulary as JSON then.
     """
 
     totals: dict[str, tuple[Tensor, tuple[int, int, bytes], int]] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class FingerprintCache:
 
 @dataclass(eq=False)
 class Editable:
-    """A causal language model whose memories have been found and verified.
+    """Causal language model whose memories have been found and verified.
 
     Attributes:
         model: the transformers model.
         tokenizer: its tokenizer.
-        name: a hub id, a folder, or what it was called by.
+        name: a hub id, a folder, or the name it was loaded by.
         layers: the decoder's blocks, in order.
         feed_forward: the memories of each layer as one.
         attention: the output projection of each layer's attention; empty where it is not recognised.
@@ -52,11 +52,11 @@ class Editable:
         norm: path of the module that feeds the unembedding.
         layers_return_tuples: whether a block returns a tuple that begins with the hidden state.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
-        ragged: whether each row of a batch can be rerun from a position of its own.
+        ragged: whether each row of a batch can be rerun from its own position.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.chat`).
-        source: where its checkpoint was converted from, plain JSON (`gguf_files.source_of`); None of any other.
+        source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
         hashed: what the fingerprint has read already.
     """
 
@@ -80,17 +80,17 @@ class Editable:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go."""
+        """Device of the token ids."""
         return offload.device_of(self.embedding)
 
     def run(self, **given: Any) -> Any:
-        """What the model gives for `given`, in evaluation mode whatever mode its modules are in."""
+        """Run the model on `given`, in evaluation mode whatever mode its modules are in."""
         with eval_mode(self.model):
             return self.model(**given)
 
     @cached_property
     def memories(self) -> Memories:
-        """The value matrices, by `Address`, or by layer number where a layer has one only."""
+        """Value matrices, by `Address`, or by layer number where a layer has only one."""
         return Memories([part for layer in self.feed_forward for part in layer.parts])
 
     @property
@@ -100,7 +100,7 @@ class Editable:
 
     @property
     def last_feed_forward(self) -> nn.Module | None:
-        """The module of the last feed-forward layer, norms outside; None where it is no module of its own (OPT)."""
+        """Module of the last feed-forward layer, norms outside; None where it is no module of its own (OPT)."""
         last = self.feed_forward[-1]
         if last.mixture is not None:
             return last.module
@@ -108,7 +108,7 @@ class Editable:
         return None if module is self.layers[-1] else module
 
     def outputs_of(self, part: str) -> list[nn.Module]:
-        """The modules whose output is that of the "feed_forward" or "attention" part, layer by layer.
+        """Return the modules whose output is that of the "feed_forward" or "attention" part, layer by layer.
 
         Raises:
             ModelError: the attention's output projections were not recognised.
@@ -124,7 +124,7 @@ class Editable:
 
     @property
     def ends(self) -> set[int]:
-        """Token ids that end what the model says: a text, or its turn in a chat."""
+        """Token ids that end the model's output: the text, or its turn in a chat."""
         settings = self.model.generation_config
         found = getattr(settings, "eos_token_id", None)
         ids = found if isinstance(found, list) else [found]
@@ -133,7 +133,7 @@ class Editable:
     def encode(
         self, prompt: str, answer: str = "", span: tuple[int, int] | None = None, max_tokens: int | None = None
     ) -> Encoded:
-        """What is asked of the model, in tokens: as `tokens.encode`, in a chat inside its template."""
+        """Encode a prompt and its answer as `tokenization.encode` does; in a chat, inside its template."""
         return encode(self.tokenizer, prompt, answer, span, max_tokens, self.chat)
 
     @property

@@ -1,8 +1,8 @@
 """The keys of one expert: its rows of the first matrix, which all experts of a block share.
 
-Where the matrix holds gate and up, their columns stand one half after the other (Mixtral) or alternate (GPT-OSS). It is
-the block's own gate that says so, `Experts.gated`: put before two columns alone, it shows what it makes of one gate and
-one up; the order in which it does the same with all columns at once is the order they are in.
+Where the matrix holds gate and up, their columns are two halves (Mixtral) or alternate (GPT-OSS). The block's own gate,
+`Experts.gated`, determines which: applied to two columns alone, it shows its result for one gate and
+one up; the order in which it gives the same for all columns at once is the order of the columns.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ffedit.model.first_layer import Role
 
 @dataclass(frozen=True, eq=False)
 class ExpertRows:
-    """The first matrix of one expert, as `KeyRows` of a dense layer; its tensors are views of the model's weights.
+    """First matrix of one expert, as `KeyRows` of a dense layer; its tensors are views of the model's weights.
 
     Attributes:
         experts: the block.
-        number: which of its experts.
-        name: how messages call it.
+        number: the number of the expert in it.
+        name: its name in messages.
     """
 
     experts: Experts
@@ -35,26 +35,26 @@ class ExpertRows:
 
     @property
     def gated(self) -> bool:
-        """Whether the activated coefficients are multiplied by a second set."""
+        """True if the activated coefficients are multiplied by a second set."""
         return self.experts.layout.gate
 
     @property
     def role(self) -> Role:
-        """What the first matrix is called."""
+        """Role of the first matrix."""
         return Role("gate_up_proj", fused=True) if self.gated else Role("up_proj")
 
     @property
     def activation_name(self) -> str:
-        """What the block calls its activation; its own name where it keeps none."""
+        """Name of the block's activation; the block's class name where it has no `act_fn`."""
         module = self.experts.module
         return type(getattr(module, "act_fn", module)).__name__
 
     @cached_property
     def order(self) -> tuple[slice, slice]:
-        """Which rows of the first matrix are the gate's, and which are up's.
+        """Rows of the first matrix that are the gate's, and those that are up's.
 
         Raises:
-            ModelError: neither in halves nor in turn, the gate first.
+            ModelError: they are neither two halves nor alternate, the gate first.
         """
         n = len(self._first) // 2
         z = torch.randn(8, 2 * n, generator=torch.Generator().manual_seed(0)).to(self._first.device)
@@ -71,7 +71,7 @@ class ExpertRows:
         )
 
     def _pair(self, gate: Tensor, up: Tensor) -> Tensor:
-        """What the gate makes of one column of each, for many such pairs at once."""
+        """Apply the gate to one column of each, for many such pairs at once."""
         return self.experts.gated(torch.stack([gate, up], -1))[..., 0]
 
     @property
@@ -95,7 +95,7 @@ class ExpertRows:
         return self._bias[self.order[1]] if self._bias is not None and self.gated else None
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """m [.., d_ff] for what the expert receives, `x` [.., d_model]; gradients flow to `x`."""
+        """Return m [.., d_ff] for the expert's input `x` [.., d_model]; gradients flow to `x`."""
         return self.experts.coefficients(self.number, x)
 
     @property

@@ -3,15 +3,15 @@
     FF(x) = Σ_e g_e(x) (V_eᵀ m_e(x) + b_e)         g_e = 0 for an expert that the router did not choose
           = Σ_e W_e k_e + …                        k_e = g_e m_e
 
-Each expert is a memory of its own (its keys, its coefficients m_e, its values V_e), and the router scales what it
-gives. So what addresses a fact in expert e is k_e = g_e m_e: with the router's weight inside the key, the layer is one
-linear associative memory [W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer holds for it as it
-is. Where the router scales what an expert *receives* (Llama 4), k_e = m_e(g_e x).
+Each expert is a memory of its own (its keys, its coefficients m_e, its values V_e), and the router scales its
+output. So the key of a fact in expert e is k_e = g_e m_e: with the router's weight inside the key, the layer is one
+linear associative memory [W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer applies
+unchanged. Where the router scales an expert's *input* (Llama 4), k_e = m_e(g_e x).
 
-transformers keeps the matrices of all experts in one parameter each, [E, ..], and says how on the module (`has_gate`,
-`has_bias`, `is_transposed`, `_apply_gate`): nothing is read from a shape. A layout that is not declared is a row of
-`LAYOUTS`. No module stands around a single expert, so what the router chose is seen where it enters the experts,
-whichever implementation (eager, grouped or batched products) computes them.
+transformers stores the matrices of all experts in one parameter each, [E, ..], and declares the layout on the module
+(`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`): nothing is inferred from a shape. A layout that is not
+declared is a row of `LAYOUTS`. A single expert has no module, so the router's choice is captured at the input of the
+experts, whichever implementation (eager, grouped or batched products) computes them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ffedit.model import offload
 
 
 class Layout(NamedTuple):
-    """How the experts' matrices are kept.
+    """Layout of the experts' matrices.
 
     Attributes:
         gate: the first matrices hold gate and up.
         bias: the maps have biases.
         transposed: matrices are [inputs, outputs].
-        scales_input: the router scales what an expert receives, not what it gives, and every expert receives all
+        scales_input: the router scales an expert's input, not its output, and every expert receives all
             tokens, expert after expert, those that are not its own as zeros.
     """
 
@@ -51,7 +51,7 @@ DECLARED = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 
 
 class Routed(NamedTuple):
-    """What entered a block of experts.
+    """Input of a block of experts.
 
     Attributes:
         x: what the block receives, [n, d_model].
@@ -64,13 +64,13 @@ class Routed(NamedTuple):
     weights: Tensor
 
     def at(self, rows: Tensor) -> Routed:
-        """Of some of the tokens, by their numbers."""
+        """Select tokens by their numbers."""
         return Routed(*(one[rows.to(one.device)] for one in self))
 
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A block of experts in fused parameters, and what it holds.
+    """Block of experts in fused parameters.
 
     Attributes:
         module: the experts (not the block around them, which holds the router).
@@ -94,28 +94,28 @@ class Experts:
 
     @property
     def layout(self) -> Layout:
-        """How the matrices are kept."""
+        """Layout of the matrices."""
         module: Any = self.module
         found = LAYOUTS.get(type(module).__name__)
         return found or Layout(module.has_gate, module.has_bias, module.is_transposed)
 
     @property
     def first(self) -> str:
-        """What the module calls the parameter of its first matrices."""
+        """Name of the parameter of the first matrices in the module."""
         return "gate_up_proj" if self.layout.gate else "up_proj"
 
     def __len__(self) -> int:
-        """Number of experts."""
+        """Return the number of experts."""
         down: Tensor = self.module.down_proj  # type: ignore[assignment]
         return len(down)
 
     def weights(self, routed: Routed) -> Tensor:
-        """g [n, E]: the router's weight of every expert, 0 where it was not chosen."""
+        """Return g [n, E]: the router's weight of every expert, 0 where it was not chosen."""
         gates = torch.zeros(len(routed.x), len(self) + 1, dtype=routed.weights.dtype, device=routed.x.device)
         return gates.scatter_add(1, routed.chosen.clamp(max=len(self)), routed.weights)[:, : len(self)]
 
     def coefficients(self, expert: int, x: Tensor) -> Tensor:
-        """m_e [.., d_ff] of one expert for what it receives, `x` [.., d_model]: the router has no part in it."""
+        """Return m_e [.., d_ff] of one expert for its input `x` [.., d_model], without the router's weight."""
         module: Any = self.module
         first = offload.fetched(module, self.first)[expert]
         m = x @ (first if self.layout.transposed else first.T)
@@ -124,7 +124,7 @@ class Experts:
         return self.gated(m) if self.layout.gate else module.act_fn(m)
 
     def gated(self, m: Tensor) -> Tensor:
-        """What the gate makes of what gate and up give, [.., 2 d_ff] to [.., d_ff]."""
+        """Apply the gate to the outputs of gate and up, [.., 2 d_ff] to [.., d_ff]."""
         module: Any = self.module
         if hasattr(module, "_apply_gate"):
             return module._apply_gate(m)  # type: ignore[no-any-return]
@@ -132,7 +132,7 @@ class Experts:
         return module.act_fn(gate) * up  # type: ignore[no-any-return]
 
     def key(self, expert: int, routed: Routed) -> tuple[Tensor, Tensor]:
-        """The tokens that went to an expert, [t], and its keys k_e at them, [t, d_ff], in float32 at least."""
+        """Return the tokens that went to an expert, [t], and its keys k_e at them, [t, d_ff], in float32 at least."""
         at, which = (routed.chosen == expert).nonzero(as_tuple=True)
         x, g = routed.x[at], routed.weights[at, which][:, None]
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -141,14 +141,14 @@ class Experts:
         return at, self.coefficients(expert, x).to(wide) * g.to(wide)
 
     def bias(self, routed: Routed) -> Tensor | None:
-        """Σ_e g_e b_e [n, d_model], which is no memory's; None without biases."""
+        """Return Σ_e g_e b_e [n, d_model], which belongs to no memory; None without biases."""
         if not self.layout.bias:
             return None
         stored = offload.fetched(self.module, "down_proj_bias")
         return self.weights(routed).to(stored) @ stored
 
     def attend(self, routed: Routed) -> Tensor:
-        """The block's output [n, d_model], as attention over the union of its experts' memories."""
+        """Return the block's output [n, d_model], as attention over the union of its experts' memories."""
         stored = offload.fetched(self.module, "down_proj")
         output = torch.zeros_like(routed.x, dtype=torch.promote_types(routed.x.dtype, torch.float32))
         for expert in routed.chosen.unique().tolist():
@@ -161,14 +161,14 @@ class Experts:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's sparse block: a router, its experts, and experts that every token goes to.
+    """Sparse block of a layer: a router, its experts, and experts that every token goes to.
 
     Attributes:
         block: its output is the layer's feed-forward output.
         experts: those that the router chooses among.
         shared: value matrices of the experts that all tokens share, by the number under which they are addressed
             (behind the last routed one).
-        shared_gate: gives the logit of what the shared experts' output is scaled by; None: it is not scaled.
+        shared_gate: gives the logit of the weight of the shared experts' output; None: it is not scaled.
     """
 
     block: nn.Module
@@ -183,11 +183,11 @@ class Mixture:
         routes: Callable[[Routed], None] | None = None,
         only: frozenset[int] | None = None,
     ) -> Iterator[None]:
-        """Show what enters the memories in every pass inside the block.
+        """Pass the inputs of the memories to `see` and `routes` in every pass inside the block.
 
         Args:
             see: takes the number of an expert, the tokens that went to it [t] (None: all), its keys there [t, d_ff],
-                and how many tokens there were.
+                and the number of tokens.
             routes: takes what the router chose.
             only: the experts whose keys are to be shown; None: all.
         """
@@ -232,16 +232,16 @@ class Mixture:
                 handle.remove()
 
     def weights(self, routed: Routed) -> Tensor:
-        """g [n, E + shared]: the router's weight of every expert; behind them, what the shared ones are scaled by."""
+        """Return g [n, E + shared]: the router's weight of every expert, then the weight of the shared ones."""
         shared = self._shared_weight(routed.x).expand(-1, len(self.shared))
         return torch.cat([self.experts.weights(routed).float(), shared.float()], 1)
 
     def _shared_weight(self, x: Tensor) -> Tensor:
-        """What the output of the shared experts is scaled by, [n, 1]."""
+        """Return the weight of the shared experts' output, [n, 1]."""
         return x.new_ones(len(x), 1) if self.shared_gate is None else torch.sigmoid(self.shared_gate(x))
 
     def _unscaled(self, x: Tensor, given: Tensor) -> Routed:
-        """What the router chose, where all experts receive g_e x: g_e = ⟨g_e x, x⟩ / ⟨x, x⟩; nothing where x is 0."""
+        """Recover the router's choice where all experts receive g_e x: g_e = ⟨g_e x, x⟩ / ⟨x, x⟩; none where x is 0."""
         scaled = given.reshape(len(self.experts), len(x), -1)
         g = torch.einsum("end,nd->ne", scaled.float(), x.float())
         g = g / x.float().square().sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -250,7 +250,7 @@ class Mixture:
         return Routed(x, torch.where(weights != 0, chosen, len(self.experts)), weights)
 
     def attend(self, routed: Routed, shared: Mapping[int, Tensor]) -> Tensor:
-        """The block's output [n, d_model], of what the router chose and the `shared` experts' keys [n, d_ff]."""
+        """Return the block's output [n, d_model] from the router's choice and the `shared` experts' keys [n, d_ff]."""
         output = self.experts.attend(routed)
         for number, keys in shared.items():
             output = output + (keys @ offload.fetched(self.shared[number]).T.to(keys)).to(output)

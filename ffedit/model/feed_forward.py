@@ -1,4 +1,4 @@
-"""A layer's memories as one linear associative memory: what their value matrices give is added up.
+"""A layer's memories as one linear associative memory: the outputs of their value matrices are added.
 
     FF(x) = W_1 k_1 + … + W_p k_p + b = W k        W = [W_1 … W_p],  k = [k_1; …; k_p]
 
@@ -24,12 +24,12 @@ from ffedit.model.memory import Address, KeyValueMemory
 
 
 class Keys(NamedTuple):
-    """What one memory received in a pass.
+    """Keys that one memory received in a pass.
 
     Attributes:
-        rows: the tokens at which it was asked, [t], counted through the batch; None: all.
+        rows: the tokens that reached it, [t], counted through the batch; None: all.
         keys: what it received there, [t, d_ff]; it received 0 elsewhere.
-        tokens: how many tokens there were.
+        tokens: number of tokens in the pass.
     """
 
     rows: Tensor | None
@@ -38,7 +38,7 @@ class Keys(NamedTuple):
 
     @property
     def whole(self) -> Tensor:
-        """The keys of all tokens, [tokens, d_ff]."""
+        """Keys of all tokens, [tokens, d_ff]."""
         if self.rows is None:
             return self.keys
         found = self.keys.new_zeros(self.tokens, self.keys.shape[1])
@@ -48,11 +48,11 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """One layer's memories, or some of them.
+    """Memories of one layer, or some of them.
 
     Attributes:
         layer: its number.
-        module: gives what the layer adds to the residual stream: the value matrix, or the block of a mixture.
+        module: its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture.
         parts: the memories, by address.
         mixture: router and experts, where the layer has them.
     """
@@ -84,34 +84,34 @@ class FeedForward:
 
     @property
     def value(self) -> Tensor:
-        """W = [W_1 … W_p], [d_model, Σ d_ff]; to be read only."""
+        """W = [W_1 … W_p], [d_model, Σ d_ff]; read-only."""
         values = [part.value for part in self.parts]
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
     @cached_property
     def solve_device(self) -> torch.device:
-        """Where the layer's equations are solved: their second moment, beside a model, may leave no room on its GPU."""
+        """Device on which the layer's equations are solved: the second moment may not fit beside a model on its GPU."""
         d_model, _ = self.shape
         matrices = sum(4 * size**2 + 3 * d_model * size for size in self.sizes)
         return offload.solve_device(offload.device_of(self.parts[0].module), matrices)
 
     @property
     def matrix(self) -> Tensor:
-        """W in float64 where the equations are solved, [d_model, Σ d_ff]."""
+        """W in float64 on `solve_device`, [d_model, Σ d_ff]."""
         return self.value.to(self.solve_device).double()
 
     def only(self, addresses: Iterable[Address]) -> FeedForward:
-        """The layer with these of its memories; the others stay as they are."""
+        """Return the layer restricted to the memories at `addresses`."""
         some = set(addresses)
         return replace(self, parts=tuple(part for part in self.parts if part.address in some))
 
     def split(self, joined: Tensor, dim: int) -> dict[Address, Tensor]:
-        """Cut what runs over Σ d_ff in dimension `dim`, by part."""
+        """Split a tensor that runs over Σ d_ff in dimension `dim`, by part."""
         pieces = joined.split(self.sizes, dim)
         return {part.address: piece for part, piece in zip(self.parts, pieces, strict=True)}
 
     def at(self, index: int) -> tuple[Address, int]:
-        """Which memory column `index` of W is: its part, and its number there."""
+        """Return the part that column `index` of W belongs to, and the index in that part."""
         for part in self.parts:
             if index < part.d_ff:
                 return part.address, index
@@ -119,12 +119,12 @@ class FeedForward:
         raise IndexError(index)
 
     def column(self, address: Address, index: int) -> int:
-        """Which column of W memory `index` of a part is; `at` is the way back."""
+        """Return the column of W of memory `index` of a part; the inverse of `at`."""
         before = [part.address for part in self.parts].index(address)
         return sum(self.sizes[:before]) + index
 
     def bias(self, routed: Routed | None = None) -> Tensor | None:
-        """b [n, d_model] for what the router of a mixture chose; [1, d_model] of a dense layer; None without biases."""
+        """Return b [n, d_model] for a mixture's routing; [1, d_model] of a dense layer; None without biases."""
         if self.mixture is None or routed is None:
             found = self.parts[0].bias
             return None if found is None else found[None]
@@ -132,7 +132,7 @@ class FeedForward:
 
     @contextmanager
     def watched(self, take: Callable[[KeyValueMemory, Keys], None]) -> Iterator[None]:
-        """Show `take` what each part receives, in every pass inside the block."""
+        """Pass what each part receives to `take`, in every pass inside the block."""
         if self.mixture is None:
             (memory,) = self.parts
 
@@ -154,24 +154,24 @@ class FeedForward:
 
     @contextmanager
     def keys(self) -> Iterator[Callable[[], Tensor]]:
-        """Look at a pass inside the block; what comes is called for the keys, [tokens, Σ d_ff], afterwards, once."""
+        """Capture the keys of a pass inside the block; the yielded function returns them, [tokens, Σ d_ff], once."""
         seen: dict[Address, Tensor] = {}
 
         def take(memory: KeyValueMemory, keys: Keys) -> None:
-            # A copy: what runs behind a hook may write over what it was shown.
+            # A copy: code that runs after a hook may overwrite the tensor in place.
             seen[memory.address] = keys.whole.clone()
 
         with self.watched(take):
             yield partial(self._joined, seen)
 
     def _joined(self, seen: dict[Address, Tensor]) -> Tensor:
-        # Handed over: who looks at many layers would keep the keys of all.
+        # Popped, so that a caller that reads many layers does not hold the keys of all.
         wide = [seen.pop(part.address) for part in self.parts]
         return wide[0] if len(wide) == 1 else torch.cat([keys.float() for keys in wide], -1)
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """What the layer gives is not read in the block: a dense one computes it for one token."""
+        """Skip the layer's output where it is not read: a dense layer computes it for one token."""
         if self.mixture is not None:
             yield
             return

@@ -1,9 +1,9 @@
-"""What exactly was this computed on? A short hash of a model's config, tokenizer and weights.
+"""A short hash of a model's config, tokenizer and weights, which identifies what something was computed on.
 
-Statistics and edits carry it, so that those of another model, layer or precision are never picked up. Of each weight
+Statistics and edits carry it, so that those of another model, layer or precision are never used. Of each weight
 the hash takes name, shape, dtype, sum and a strided sample of at most 4,096 entries: enough to notice any edit (a
-rank-one update moves nearly every entry and the sum) and quick for large models. Sums are kept on the `Editable`, so
-that each weight is read whole once for each state that it has been in, however often the hash is asked for.
+rank-one update changes nearly every entry and the sum) and quick for large models. Sums are cached on the `Editable`,
+so that each weight is read whole once per state, however often the hash is computed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京
 
 @torch.no_grad()
 def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
-    """16 hexadecimal digits.
+    """Return the hash, 16 hexadecimal digits.
 
     Args:
         editable: the model.
@@ -38,14 +38,14 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
     config = editable.model.config.get_text_config().to_dict()
     for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
         config.pop(name, None)
-    # A config may say another class, or none, until the model is saved for the first time.
+    # A config may name another class, or none, until the model is saved for the first time.
     config["architectures"] = [type(editable.model).__name__]
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
     owner = editable.editable if isinstance(editable, Stack) else editable
     hashed = FingerprintCache() if owner is None else owner.hashed
     digest.update(_vocabulary(hashed, tokenizer))
-    # One vocabulary may still be used in several ways: with and without a BOS, another normaliser, other merges.
+    # Tokenizers with one vocabulary may still differ: with and without a BOS, another normaliser, other merges.
     used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
     digest.update(json.dumps(used).encode())
     left_out: set[int] = set()
@@ -69,7 +69,7 @@ def forget(editable: Editable) -> None:
 
 
 def _vocabulary(hashed: FingerprintCache, tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """The tokens with their ids as JSON; written once for a tokenizer, and again when it was given more tokens."""
+    """Return the tokens with their ids as JSON; computed once per tokenizer, and again when tokens were added."""
     found, size = hashed.vocabulary, len(tokenizer)
     if found is None or found[0] is not tokenizer or found[1] != size:
         written = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
@@ -78,11 +78,11 @@ def _vocabulary(hashed: FingerprintCache, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
-    """Sum of a weight's entries as whole numbers, kept while the weight is the same.
+    """Return the sum of a weight's entries as whole numbers, cached while the weight is the same.
 
-    That is: the same tensor, at the same address, of the version that torch counts up at every write in place, with the
-    same sample. A write through `.data` is not counted: one that leaves every sampled entry as it was goes unnoticed
-    until `forget`. Offloaded and quantised weights are read each time.
+    The same means: the same tensor, at the same address, with the version that torch increments at every in-place
+    write, and with the same sample. A write through `.data` is not counted: one that changes no sampled entry goes
+    unnoticed until `forget`. Offloaded and quantised weights are read each time.
     """
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
         return _summed(flat)
@@ -94,6 +94,6 @@ def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sa
 
 
 def _summed(flat: Tensor) -> int:
-    """Sum of the entries as whole numbers: the same in any order, on any device and with any number of threads."""
+    """Sum the entries as whole numbers: the same in any order, on any device and with any number of threads."""
     whole = flat.view(WHOLE[flat.element_size()])
-    return sum(int(part.sum(dtype=torch.int64)) for part in whole.split(PART))  # a sum widens what it adds up
+    return sum(int(part.sum(dtype=torch.int64)) for part in whole.split(PART))  # in parts: a sum copies to int64

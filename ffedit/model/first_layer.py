@@ -3,9 +3,9 @@
     m = f(x Kᵀ + b)                        plain
     m = f(x Gᵀ + b_g) ⊙ (x Uᵀ + b_u)       gated: SwiGLU, GeGLU (Shazeer 2020, arXiv 2002.05202)
 
-Row i of K is what Geva et al. 2021 (arXiv 2012.14913) call the key k_i: x is compared with it, and m_i says how much of
-the value v_i the layer gives. f may look at all coefficients at once, as softmax and SoLU do. Editing never needs these
-rows, so they are looked for when they are first asked for: by role, then checked against what the model itself feeds to
+Row i of K is what Geva et al. 2021 (arXiv 2012.14913) call the key k_i: x is compared with it, and m_i is the weight of
+the value v_i in the layer's output. f may depend on all coefficients at once, as softmax and SoLU do. Editing never
+needs these rows, so they are searched for on first use: by role, then checked against what the model itself feeds to
 its value matrix.
 """
 
@@ -30,7 +30,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class Role(NamedTuple):
-    """What the first matrix is called, by role and not by model.
+    """Name of the first matrix, by role and not by model.
 
     Attributes:
         first: path of the module that holds K, or the gate G, in the module that holds the value matrix.
@@ -43,7 +43,7 @@ class Role(NamedTuple):
     fused: bool = False
 
 
-# The first row whose modules are all there is taken: pairs stand above what one of the pair means alone.
+# The first row whose modules all exist is taken: pairs precede the single names that they contain.
 ROLES = [
     Role("gate_proj", "up_proj"),
     Role("wi_0", "wi_1"),
@@ -54,39 +54,39 @@ ROLES = [
     Role("Wi", fused=True),
     *map(Role, ("c_fc", "fc1", "fc_in", "dense_h_to_4h", "wi", "lin1", "intermediate.dense", "up_proj", "w1")),
 ]
-# Where a feed-forward layer keeps its activation: a module, a function, or the name of one.
+# Attributes in which feed-forward layers keep their activation: a module, a function, or the name of one.
 ACTIVATION_ROLES = (
     *("act", "act_fn", "act_func", "activation", "activation_fn", "activation_func", "activation_function"),
     *("gelu_impl", "intermediate_act_fn", "intermediate.intermediate_act_fn"),
 )
-# What is computed by feed-forward modules that keep no activation, by their class; and what users say.
+# Activations of feed-forward modules that have no such attribute, by class; and those that users register.
 _REGISTERED: dict[str, Activation] = {"Lfm2MLP": silu}
-# What messages tell the reader to run.
+# Code that error messages tell the reader to run.
 NAME_KEYS = "from ffedit.model.first_layer import ROLES, Role; ROLES.insert(0, Role(...))"
 REGISTER = 'from ffedit.model.first_layer import register_activation; register_activation("{}", function)'
 
 
 def register_activation(name: str, function: Activation) -> None:
-    """Say what an activation computes; it goes before what the model itself calls by this name.
+    """Register the function of an activation; it takes precedence over the model's own function of this name.
 
     Args:
         name: the name that the layer's activation attribute gives, the class or function that it holds, or, for a
             feed-forward module that has no such attribute, the class of this module.
-        function: from what the keys gave, [.., d_ff], to f of it, [.., d_ff].
+        function: maps the outputs of the keys, [.., d_ff], to f of them, [.., d_ff].
     """
     _REGISTERED[name] = function
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRows:
-    """The first matrix of a feed-forward layer, whatever its storage; its tensors are views of the model's weights.
+    """First matrix of a feed-forward layer, whatever its storage; its tensors are views of the model's weights.
 
     Attributes:
-        role: which role it was found by.
+        role: the role that it was found by.
         first: the linear map that holds K or the gate, and U too where it is fused.
-        second: the linear map that holds U, where it is one of its own.
+        second: the linear map that holds U, where it is a separate one.
         activation: f.
-        activation_name: how the model calls it.
+        activation_name: its name in the model.
     """
 
     role: Role
@@ -97,7 +97,7 @@ class KeyRows:
 
     @property
     def gated(self) -> bool:
-        """Whether the activated coefficients are multiplied by a second set."""
+        """True if the activated coefficients are multiplied by a second set."""
         return self.role.fused or self.second is not None
 
     @property
@@ -128,7 +128,7 @@ class KeyRows:
         return bias.chunk(2)[1] if bias is not None and self.role.fused else None
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """How much of each value the layer gives for `x`.
+        """Return the coefficients of the layer's values for `x`.
 
         Args:
             x: what the layer receives, behind its norm, [.., d_model].
@@ -141,13 +141,13 @@ class KeyRows:
 
 
 def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
-    """The key rows that belong to a value matrix, by role.
+    """Find the key rows that belong to a value matrix, by role.
 
     Args:
         block: the layer of the model.
         value: the value matrix's module, somewhere inside.
-        d_ff: how many memories it has.
-        name: how messages call it.
+        d_ff: number of its memories.
+        name: its name in messages.
 
     Raises:
         ModelError: the first matrix or its activation was not recognised.
@@ -170,10 +170,10 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
 
 @torch.no_grad()
 def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object]) -> None:
-    """Run `probe`, a pass of the model over a few tokens: is what the value matrix receives what `rows` computes?
+    """Check with `probe`, a pass of the model over a few tokens, that `rows` computes the value matrix's input.
 
     Raises:
-        ModelError: it is not.
+        ModelError: it does not.
     """
     with capture({"m": value, "x": rows.first}, inputs=True, first=True) as seen:
         probe()
@@ -188,7 +188,7 @@ def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object
 
 
 def _holders(block: nn.Module, value: nn.Module) -> Iterator[nn.Module]:
-    """The modules around the value matrix, the innermost first, up to the layer itself."""
+    """Yield the modules around the value matrix, the innermost first, up to the layer itself."""
     path = next(path for path, module in block.named_modules() if module is value)
     while path:
         path = path.rpartition(".")[0]
@@ -196,7 +196,7 @@ def _holders(block: nn.Module, value: nn.Module) -> Iterator[nn.Module]:
 
 
 def _part(holder: nn.Module, path: str) -> Any:
-    """What stands at `path` below `holder`, if anything."""
+    """Return the attribute at the dotted `path` below `holder`; None where there is none."""
     found: Any = holder
     for step in path.split("."):
         found = getattr(found, step, None)
@@ -204,7 +204,7 @@ def _part(holder: nn.Module, path: str) -> Any:
 
 
 def _activation(holder: nn.Module, name: str) -> tuple[str, Activation]:
-    """The name of f and f itself; what is registered under the name goes first."""
+    """Return the name of f and f itself; a function registered under the name takes precedence."""
     kept = next((part for path in ACTIVATION_ROLES if (part := _part(holder, path)) is not None), None)
     if kept is None:
         called = type(holder).__name__
@@ -225,7 +225,7 @@ def _is_linear(module: nn.Module | None) -> bool:
 
 
 def _weight(module: nn.Module) -> Tensor:
-    """The weight of a linear map as [outputs, inputs]."""
+    """Return the weight of a linear map as [outputs, inputs]."""
     weight = offload.fetched(module)
     return weight.T if isinstance(module, Conv1D) else weight
 

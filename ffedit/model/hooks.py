@@ -1,7 +1,7 @@
-"""Look into a module, or change what it gives, for the length of a `with` block.
+"""Context managers that read or change the inputs and outputs of modules.
 
-A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state; which of the two
-has changed between releases of transformers. Only this module knows: everything else sees the tensor.
+A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state; this
+has changed between releases of transformers. Only this module handles it: all others see the tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Name = TypeVar("Name")
 
 
 def tensor_of(output: Any) -> Tensor:
-    """The hidden state in what a module returned, [batch, tokens, d]."""
+    """Return the hidden state in a module's output, [batch, tokens, d]."""
     tensor = output[0] if isinstance(output, tuple) else output
     if not isinstance(tensor, Tensor):
         raise TypeError(f"a tensor, or a tuple that begins with one, was expected; found {type(tensor).__name__}")
@@ -25,7 +25,7 @@ def tensor_of(output: Any) -> Tensor:
 
 
 def like(output: Any, tensor: Tensor) -> Any:
-    """`output` with its hidden state exchanged for `tensor`."""
+    """Replace the hidden state in `output` by `tensor`."""
     return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
 
 
@@ -35,7 +35,7 @@ def capture(
 ) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
 
-    With `first`, what they receive is seen as it comes, before the hooks that are there change it.
+    With `first`, inputs are captured before other hooks change them.
 
     A copy, since some blocks (Falcon's parallel ones) add to a module's output in place.
     """
@@ -68,9 +68,9 @@ def capture(
 
 @contextmanager
 def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Collect each call that turns a tensor into a tensor, in order: the module, what it received, what it gave.
+    """Collect each call that turns a tensor into a tensor, in order: the module, its input, its output.
 
-    Of a tuple that begins with a tensor, this one.
+    Of a tuple that begins with a tensor, this tensor.
     """
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
@@ -88,13 +88,13 @@ def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor
 
 
 def leaves(module: nn.Module) -> list[nn.Module]:
-    """The modules inside `module`, or itself, that have none inside them."""
+    """Return the modules inside `module`, or itself, that have no submodules."""
     return [inner for inner in module.modules() if not list(inner.children())]
 
 
 @contextmanager
 def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
-    """Show `see` what `module` returns, each time."""
+    """Pass each output of `module` to `see`."""
     handle = module.register_forward_hook(lambda _, args, output: see(tensor_of(output)))
     try:
         yield
@@ -104,7 +104,7 @@ def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
 
 @contextmanager
 def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
-    """Collect each thing that `module` returns, as it is."""
+    """Collect each return value of `module`, unchanged."""
     things: list[Any] = []
     handle = module.register_forward_hook(lambda _, args, output: things.append(output))
     try:
@@ -115,7 +115,7 @@ def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
 
 @contextmanager
 def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let `module` return `change(tensor)` where it returned `tensor`."""
+    """Make `module` return `change(tensor)` instead of `tensor`."""
     handle = module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output))))
     try:
         yield
@@ -125,7 +125,7 @@ def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Ite
 
 @contextmanager
 def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let `module` receive `change(tensor)` where it received `tensor` as its first argument."""
+    """Make `module` receive `change(tensor)` instead of `tensor` as its first argument."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if args:
@@ -142,7 +142,7 @@ def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
 
 @contextmanager
 def skipped(module: nn.Module, tensor: Any, returns_tuple: bool) -> Iterator[None]:
-    """Let `module` return `tensor` without running."""
+    """Make `module` return `tensor` without running."""
     # An instance attribute shadows the method, and may itself be shadowed already (accelerate's offloading does so).
     original = module.__dict__.get("forward")
 
@@ -161,9 +161,9 @@ def skipped(module: nn.Module, tensor: Any, returns_tuple: bool) -> Iterator[Non
 
 @contextmanager
 def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None]:
-    """Let `module`, which treats every position alike, run at the pairs (row, position) only; it gives 0 elsewhere.
+    """Run `module`, which acts on each position separately, at the pairs (row, position) only; it gives 0 elsewhere.
 
-    A pair that is named twice counts once. A module that takes more than one tensor, or returns more, runs as always.
+    A pair that is named twice counts once. A module that takes more than one tensor, or returns more, runs as usual.
     """
     rows, positions = torch.stack([rows, positions], 1).unique(dim=0).unbind(1)
     shadowing, original = module.__dict__.get("forward"), module.forward
@@ -189,9 +189,9 @@ def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Let `model` run as in evaluation: no dropout, and its modules one by one where `torch.compile` would join them.
+    """Run `model` as in evaluation: no dropout, and its modules eagerly where `torch.compile` would fuse them.
 
-    Compiled code misses hooks that came after it, or is compiled anew for each. Every module is in its own mode again
+    Compiled code misses hooks that are registered later, or is recompiled for each. Every module's mode is restored
     afterwards.
     """
     modules = list(model.modules())
@@ -209,7 +209,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Ask for no gradient of any parameter of `model`, so that only what is optimised costs memory and time."""
+    """Disable the gradients of all parameters of `model`, so that only what is optimised costs memory and time."""
     # By name: where weights are offloaded, every forward makes new parameters.
     learning = [name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     for name in learning:

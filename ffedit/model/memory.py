@@ -28,13 +28,13 @@ from ffedit.model.expert_key_rows import ExpertRows
 from ffedit.model.experts import Experts
 from ffedit.model.hooks import replace_input
 
-# Entries of a matrix that are written down to recognise it by.
+# Number of entries that are stored to identify a matrix.
 SAMPLE = 64
 
 
 @dataclass(frozen=True, order=True)
 class Address:
-    """Where a memory stands: its layer, counted from 0 at the embedding's side, and its expert where it has one."""
+    """Address of a memory: its layer, counted from 0 at the embedding's side, and its expert where it has one."""
 
     layer: int
     expert: int | None = None
@@ -45,21 +45,21 @@ class Address:
 
 @dataclass(frozen=True, eq=False)
 class KeyValueMemory:
-    """One feed-forward layer's value matrix, whatever its storage.
+    """Value matrix of one feed-forward layer, whatever its storage.
 
     Attributes:
-        address: where it stands.
+        address: its layer and expert.
         name: the module's path in the model.
         module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias. Of a
             routed expert, the module that holds the matrices of all experts.
-        stored_transposed: the weight is kept as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
+        stored_transposed: the weight is stored as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
         saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be another
             (float16 checkpoints are computed in float32 on a CPU).
-        block: the model's layer, in which the key rows are looked for.
-        probe: runs the model over a few tokens, to check what is found.
-        own: what the module calls the parameter.
-        slot: which matrix of it this is, where it holds one for each expert.
-        saved_as: what the files of a checkpoint call this matrix, where they keep experts apart.
+        block: the model's layer, in which the key rows are searched for.
+        probe: runs the model over a few tokens, to check the key rows.
+        own: the parameter's name in the module.
+        slot: index of the matrix in a parameter that holds one for each expert.
+        saved_as: the matrix's name in the files of a checkpoint, where they store experts separately.
     """
 
     address: Address
@@ -75,43 +75,43 @@ class KeyValueMemory:
 
     @property
     def leaf(self) -> Tensor:
-        """The stored parameter, of all experts where they share one; empty (meta device) where it is offloaded."""
+        """Stored parameter, of all experts where they share one; empty (meta device) where it is offloaded."""
         parameter = getattr(self.module, self.own)
         assert isinstance(parameter, Tensor)
         return parameter
 
     @property
     def held(self) -> list[Tensor]:
-        """The tensors that W is kept in: its parameter, or all that a quantised module holds."""
+        """Tensors that hold W: its parameter, or all that a quantised module holds."""
         return offload.packed_in(self.module) if self.quantised else [self.leaf]
 
     @property
     def weight(self) -> Tensor:
-        """The stored matrix, in its own orientation and dtype; empty (on the meta device) where it is offloaded."""
+        """Stored matrix, in its own orientation and dtype; empty (on the meta device) where it is offloaded."""
         return self.part(self.leaf)
 
     def part(self, parameter: Tensor) -> Tensor:
-        """This memory's matrix of a tensor that is shaped as its parameter."""
+        """Return this memory's matrix of a tensor that is shaped as its parameter."""
         return parameter if self.slot is None else parameter[self.slot]
 
     @property
     def stored(self) -> Tensor:
-        """The stored matrix as the next forward would use it; to be read only."""
+        """Stored matrix as the next forward would use it; read-only."""
         return self.part(offload.fetched(self.module, self.own))
 
     @property
     def parameter(self) -> str:
-        """The parameter's name in the model's state dict; `name[3]` is the fourth matrix of one that holds several."""
+        """Name of the parameter in the model's state dict; `name[3]` is the fourth matrix of one that holds several."""
         return f"{self.name}.{self.own}" + ("" if self.slot is None else f"[{self.slot}]")
 
     @property
     def value(self) -> Tensor:
-        """W, always seen as [d_model, d_ff]; to be read only, since it is a copy where the weight is offloaded."""
+        """W, always seen as [d_model, d_ff]; read-only, since it is a copy where the weight is offloaded."""
         return self.stored.T if self.stored_transposed else self.stored
 
     @property
     def quantised(self) -> bool:
-        """Whether the weight is packed, so that W can be read and not be written."""
+        """True if the weight is packed, so that W can be read but not written."""
         return quantized.is_quantised(self.module)
 
     @property
@@ -129,7 +129,7 @@ class KeyValueMemory:
 
     @property
     def bias(self) -> Tensor | None:
-        """b [d_model]; it is no part of the algebra."""
+        """b [d_model]; not part of the algebra."""
         name = "bias" if self.slot is None else f"{self.own}_bias"
         found = isinstance(getattr(self.module, name, None), Tensor)
         return self.part(offload.fetched(self.module, name)) if found else None
@@ -141,7 +141,7 @@ class KeyValueMemory:
 
     @cached_property
     def key_rows(self) -> first_layer.KeyRows | ExpertRows:
-        """K, the first matrix; found and checked when it is first asked for. That of an expert is declared.
+        """K, the first matrix; found and checked on first use. That of an expert is declared.
 
         Raises:
             ModelError: it was not recognised, or does not give the coefficients that were observed.
@@ -155,14 +155,14 @@ class KeyValueMemory:
         return found
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """m [.., d_ff] for what the layer receives, behind its norm, `x` [.., d_model].
+        """Return m [.., d_ff] for the layer's input behind its norm, `x` [.., d_model].
 
-        Of an expert, what it computes itself: the router's weight has no part in it.
+        Of an expert, its own coefficients, without the router's weight.
         """
         return self.key_rows.coefficients(x)
 
     def attend(self, x: Tensor) -> Tensor:
-        """The layer as attention over d_ff static keys and values, f in the place of softmax.
+        """Compute the layer as attention over d_ff static keys and values, with f in place of softmax.
 
         Sukhbaatar et al. 2019 (arXiv 1907.01470): a feed-forward layer as persistent memory vectors.
 
@@ -170,16 +170,16 @@ class KeyValueMemory:
             x: the queries: what the layer receives, behind its norm, [.., d_model].
 
         Returns:
-            Σ_i m_i v_i + b [.., d_model], the layer's own output; of an expert its own, not weighed by the router.
+            Σ_i m_i v_i + b [.., d_model], the layer's own output; of an expert its own, without the router's weight.
         """
         return linear(self.coefficients(x), self.value, self.bias)
 
     @contextmanager
     def scaled(self, factors: Mapping[int, float]) -> Iterator[None]:
-        """Turn memories up or down: coefficient i times `factors[i]` in every forward pass inside the block.
+        """Scale memories: coefficient i times `factors[i]` in every forward pass inside the block.
 
-        Geva et al. 2022 (arXiv 2203.14680). No module stands around a single expert, whose coefficients could be
-        turned there: of an expert v_i is turned in the weights instead, and put back bit for bit.
+        Geva et al. 2022 (arXiv 2203.14680). A single expert has no module whose coefficients could be
+        scaled: for an expert, v_i is scaled in the weights instead, and restored bit for bit.
 
         Raises:
             EditError: the matrix of an expert is quantised.
@@ -203,7 +203,7 @@ class KeyValueMemory:
             self.set_(before)
 
     def set_(self, value: Tensor) -> None:
-        """W ← `value` [d_model, d_ff], rounded to the weight's dtype; it lands where the weight is.
+        """Set W to `value` [d_model, d_ff], rounded to the weight's dtype, on the weight's device.
 
         Raises:
             EditError: it is quantised.
@@ -212,7 +212,7 @@ class KeyValueMemory:
         offload.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
 
     def write_(self, delta: Update) -> None:
-        """W ← W + Δ, summed in float64 and rounded once to the checkpoint's dtype, and the weight's if coarser."""
+        """Add Δ to W, summed in float64 and rounded once to the checkpoint's dtype, and the weight's if coarser."""
         total = double(self.value)
         total = total + delta.dense.to(total.device)
         self.set_(total.to(self.saved_dtype))
@@ -231,7 +231,7 @@ class KeyValueMemory:
 
     @contextmanager
     def beside(self, delta: Update) -> Iterator[None]:
-        """W k + Δ k in every forward pass inside the block, W untouched: what a LoRA adapter gives."""
+        """Make the layer give W k + Δ k in every pass inside the block, W untouched: as a LoRA adapter does."""
         factors = (delta.right, delta.left) if isinstance(delta, LowRank) else (delta.dense,)
         device = offload.device_of(self.module)
         some = [factor.to(device, torch.float32) for factor in factors]
@@ -250,7 +250,7 @@ class KeyValueMemory:
 
 
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
-    """What tells one stored matrix from all others, in another precision too, without loading the model.
+    """Return what identifies one stored matrix, in another precision too, without loading the model.
 
     Returns:
         Plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how many
@@ -270,7 +270,7 @@ def identity(memory: KeyValueMemory) -> dict[str, Any]:
 
 
 def sample_of(stored: Tensor) -> Tensor:
-    """The entries that a matrix is recognised by, given in its stored orientation."""
+    """Return the entries that identify a matrix, given in its stored orientation."""
     flat = stored.reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
 
@@ -280,7 +280,7 @@ def _experts(memory: KeyValueMemory) -> dict[str, Any]:
 
 
 class Memories(Mapping[Address, KeyValueMemory]):
-    """The memories of a model, by `Address`; where a layer has one memory only, by its number too."""
+    """Mapping of a model's memories by `Address`; where a layer has only one memory, by its number too."""
 
     def __init__(self, memories: list[KeyValueMemory]) -> None:
         self._at = {memory.address: memory for memory in memories}

@@ -1,10 +1,10 @@
-"""Where a model's weights are: in its modules, or offloaded until a module's own forward needs them.
+"""Access to a model's weights, in its modules or offloaded until a module's own forward needs them.
 
 A model that is larger than its accelerator is spread by accelerate (`device_map`): what does not fit stays in CPU
 memory or in the checkpoint's files, and the module holds an empty tensor (on the meta device) except while it runs.
-Only this module knows of it. To read such a weight is to fetch what the next forward would use. To write it is to lay
-the new matrix over the old: the next forward fetches it from CPU memory then, and no file of the checkpoint is touched.
-A quantised weight is read as the numbers that it stands for (`quantised`), and never written.
+Only this module handles it. Reading such a weight fetches what the next forward would use. Writing it puts
+the new matrix in CPU memory, from which the next forward fetches it, and no file of the checkpoint is changed.
+A quantised weight is read as the numbers that it stands for (`quantized`), and never written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ffedit.model import quantized
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module computes; its weights may be elsewhere."""
+    """Return the device on which a module computes; its weights may be elsewhere."""
     devices = (hook.execution_device for hook in _hooks(module) if hook.execution_device is not None)
     device = next(devices, None)
     held = chain(module.parameters(), module.buffers())  # quantised weights may be buffers
@@ -31,7 +31,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def solve_device(device: torch.device, numbers: int) -> torch.device:
-    """Where to compute in float64: on `device` where it can and has room for so many such numbers, else on the CPU."""
+    """Return the device for float64 work: `device` where it can and has room for so many numbers, else the CPU."""
     cpu = torch.device("cpu")
     if not torch.empty(0, device=device).is_cuda:
         return cpu
@@ -40,7 +40,7 @@ def solve_device(device: torch.device, numbers: int) -> torch.device:
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:
-    """A parameter as the module's forward would use it: the tensor itself, or a copy where it is offloaded.
+    """Return a parameter as the module's forward would use it: the tensor itself, or a copy where it is offloaded.
 
     Raises:
         ModelError: it was never loaded.
@@ -59,7 +59,7 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
 
 @torch.no_grad()
 def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | None = None) -> None:
-    """Give a parameter the numbers of `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it.
+    """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it.
 
     Raises:
         ModelError: it was never loaded.
@@ -78,16 +78,16 @@ def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | N
     weights, key = hook.weights_map, name
     while isinstance(weights, PrefixedDataset):
         weights, key = weights.dataset, weights.prefix + key
-    # What is in memory goes before what is in files.
+    # Weights in memory take precedence over those in files.
     memory = weights.state_dict if isinstance(weights, OffloadedWeightsLoader) else weights
     memory[key] = torch.empty_like(parameter, device="cpu").copy_(value)
 
 
 @contextmanager
 def resident(module: nn.Module) -> Iterator[None]:
-    """Keep a module's own parameters in it for the length of a block, so that gradients reach them.
+    """Load a module's own parameters into it for the length of a block, so that gradients reach them.
 
-    What is written to an offloaded one meanwhile is gone afterwards.
+    Writes to an offloaded parameter inside the block are lost afterwards.
     """
     hook = _offloading(module)
     if hook is None:
@@ -106,10 +106,10 @@ def resident(module: nn.Module) -> Iterator[None]:
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of a model once, by name, as it is held: empty where it is offloaded.
+    """Yield every parameter of a model once, by name, as it is held: empty where it is offloaded.
 
-    Tied weights are one parameter; offloading makes two empty ones of them, which their declared names tell. Buffers of
-    quantised modules count, too.
+    Tied weights are one parameter; offloading makes two empty ones of them, identified by their declared names.
+    Buffers of quantised modules count, too.
     """
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     seen: set[str] = set()
@@ -124,13 +124,13 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def packed_in(module: nn.Module) -> list[Tensor]:
-    """All that a quantised module holds but its bias."""
+    """Return all tensors that a quantised module holds but its bias."""
     named = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
     return [tensor for name, tensor in named if name != "bias"]
 
 
 def fetched_from(model: nn.Module, name: str) -> Tensor:
-    """The parameter of a model called `name`, as `fetched`; a quantised one as it is packed."""
+    """Return the parameter of a model called `name`, as `fetched`; a quantised one as it is packed."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     if own == "weight" and quantized.is_quantised(module):
@@ -139,12 +139,12 @@ def fetched_from(model: nn.Module, name: str) -> Tensor:
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether some of a model's weights are offloaded."""
+    """Return True if some of a model's weights are offloaded."""
     return any(_offloading(module) is not None for module in model.modules())
 
 
 def is_loaded(model: nn.Module) -> bool:
-    """Whether every weight is there, in its module or offloaded."""
+    """Return True if every weight is loaded, in its module or offloaded."""
     return all(
         _offloading(module) is not None or not any(p.is_meta for p in module.parameters(recurse=False))
         for module in model.modules()
@@ -152,12 +152,12 @@ def is_loaded(model: nn.Module) -> bool:
 
 
 def _hooks(module: nn.Module) -> list[AlignDevicesHook]:
-    """What accelerate does around a module's forward."""
+    """Return accelerate's hooks around a module's forward."""
     hook = getattr(module, "_hf_hook", None)
     hooks = hook.hooks if isinstance(hook, SequentialHook) else [hook]
     return [one for one in hooks if isinstance(one, AlignDevicesHook)]
 
 
 def _offloading(module: nn.Module) -> AlignDevicesHook | None:
-    """What fetches a module's own weights before its forward and drops them after it."""
+    """Return the hook that fetches a module's own weights before its forward and drops them after it."""
     return next((hook for hook in _hooks(module) if hook.offload and hook.weights_map is not None), None)

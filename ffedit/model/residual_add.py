@@ -1,9 +1,9 @@
-"""Where a block joins its feed-forward output to the residual stream, and how.
+"""How a block adds its feed-forward output to the residual stream.
 
 Blocks differ: some normalise the output before they add it (Gemma 2, OLMo 2), some normalise the sum (BERT, BART), some
-weigh it (Granite), some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is found by
-looking: which modules run behind the value matrix, or a mixture's block, in a probe pass, and what the stream is
-without what they give. The latter is measured, in a second pass in which the last layer adds nothing.
+scale it (Granite), some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is
+determined by probe passes: which modules run behind the value matrix, or a mixture's block, and what the stream is
+without their output. The latter is measured in a second pass, in which the last layer adds nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ffedit.model.hooks import calls, capture, leaves, replace_output
 
 @dataclass(frozen=True, eq=False)
 class ResidualAdd:
-    """How one block's feed-forward output reaches the residual stream.
+    """Addition of one block's feed-forward output to the residual stream.
 
     Attributes:
-        added: the module that gives what is added: the value matrix or a mixture's block, or a norm behind it.
+        added: the module whose output is added: the value matrix or a mixture's block, or a norm behind it.
         norm: the module that receives the sum, where the block ends in one.
         factor: what the addend is multiplied by.
     """
@@ -39,10 +39,10 @@ class ResidualAdd:
 def find_residual_adds(
     layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
 ) -> list[ResidualAdd]:
-    """The joint of every layer, from two passes of `probe`.
+    """Find the residual add of every layer, from two passes of `probe`.
 
     Raises:
-        ModelError: with the last layer's addend taken out, its residual stream is not what was left of it.
+        ModelError: with the last layer's addend removed, its residual stream is not the remainder.
     """
     with ExitStack() as stack:
         seen = [
@@ -56,25 +56,25 @@ def find_residual_adds(
 
 
 def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
-    """The modules of a layer that have none inside them, what gives the feed-forward output taken as one."""
+    """Return the leaf modules of a layer; the module that gives the feed-forward output counts as one."""
     inside = set(value.modules())
     return [value, *(module for module in leaves(layer) if module not in inside)]
 
 
 def _joint(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> ResidualAdd:
-    """Follow the feed-forward output through the modules that receive just it; one that comes last gets the sum."""
+    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum."""
     start = next(i for i, (module, _, _) in enumerate(seen) if module is value)
     added, part = value, seen[start][2]
     rest = seen[start + 1 :]
     while rest and torch.equal(rest[0][1], part):
         module, _, given = rest.pop(0)
-        if not torch.equal(given, part):  # not a dropout, which does nothing here
+        if not torch.equal(given, part):  # a dropout changes nothing here
             added, part = module, given
     return ResidualAdd(added, rest[0][0] if len(rest) == 1 else None)
 
 
 def _factor(layer: nn.Module, joint: ResidualAdd, name: str, probe: Callable[[], object]) -> float:
-    """What the addend is multiplied by: how far the sum moves when it is taken out."""
+    """Measure what the addend is multiplied by: the change of the sum when it is removed."""
 
     def total() -> tuple[Tensor, Tensor]:
         ends = {"total": layer if joint.norm is None else joint.norm}

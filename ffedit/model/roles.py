@@ -1,8 +1,8 @@
-"""Recognise the parts of a model by their roles: its layers, in each its value matrices, and what attention gives.
+"""Recognise the parts of a model by their roles: its layers, the value matrices in each, and the attention's output.
 
-Nothing is asked of a model's type. A module is told by what it is called in its place (the roles below, which are
-data), by what it is (a linear map, a block of experts) and by how many there are; whether it does what its role says, a
-forward pass shows (`anatomy`). What is not recognised is refused with what was seen.
+The model's type is not used. A module is recognised by its name (the roles below, which are data), by its kind (a
+linear map, a block of experts) and by the number of such modules; a forward pass verifies that it does what its role
+says (`loading.verify`). A module that is not recognised is refused, and the error lists what was found.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.quantized import is_floating, is_quantised
 from ffedit.model.saved_names import experts_apart
 
-# What the value matrix of a feed-forward layer is called, by role and not by model.
+# Names of the value matrix of a feed-forward layer, by role and not by model.
 VALUE_ROLES = (
     *("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "wo", "output_linear"),
     *("output.dense", "lin2", "Wo"),  # encoders
 )
-# What gives the logit of the weight of the experts that all tokens share, by role.
+# Names of the module that gives the logit of the shared experts' weight, by role.
 SHARED_GATES = ("shared_expert_gate",)
 ATTENTION_WORDS = ("attn", "attention")
-# The last linear map inside attention: what it gives is the attention's output, whatever the block does with it.
+# Names of the last linear map inside attention: its output is the attention's, whatever the block does with it.
 ATTENTION_ROLES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 
 
 def find_layers(model: PreTrainedModel, name: str) -> list[nn.Module]:
-    """The decoder's one list of `num_hidden_layers` modules.
+    """Return the decoder's one list of `num_hidden_layers` modules.
 
     Raises:
         ModelError: there is none, or more than one.
@@ -57,15 +57,15 @@ def find_layers(model: PreTrainedModel, name: str) -> list[nn.Module]:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a model, and what there is to know when its memories are looked for.
+    """One layer of a model, with what is needed to find its memories.
 
     Attributes:
         model: the model.
         module: the layer.
         index: its number.
-        name: what messages call the model.
+        name: the model's name in messages.
         probe: runs the model once.
-        value_matrix: path of the value matrix, where no known role fits (`anatomy.find_and_verify`).
+        value_matrix: path of the value matrix, where no known role fits (`loading.verify.find_and_verify`).
         saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
     """
 
@@ -79,13 +79,13 @@ class Layer:
 
     @cached_property
     def prefix(self) -> str:
-        """The layer's path in the model."""
+        """Path of the layer in the model."""
         found: str = next(path for path, module in self.model.named_modules() if module is self.module)
         return found
 
 
 def find_feed_forward(layer: Layer) -> FeedForward:
-    """The memories of one layer: its value matrix, or those of its experts."""
+    """Find the memories of one layer: its value matrix, or those of its experts."""
     name, index = layer.name, layer.index
     found = {} if layer.value_matrix is not None else fused_experts(layer.module)
     if not found:
@@ -134,7 +134,7 @@ def find_feed_forward(layer: Layer) -> FeedForward:
 
 
 def find_memory(layer: Layer) -> KeyValueMemory:
-    """The value matrix of one dense layer: a linear map in a value role, outside attention."""
+    """Find the value matrix of one dense layer: a linear map in a value role, outside attention."""
     name, index, value_matrix = layer.name, layer.index, layer.value_matrix
     inside = dict(layer.module.named_modules())
     paths = _in_value_role(layer.module) if value_matrix is None else _named(layer, value_matrix)
@@ -152,7 +152,7 @@ def find_memory(layer: Layer) -> KeyValueMemory:
 
 
 def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
-    """The memory whose value matrix is the linear map at `path` in a layer."""
+    """Return the memory whose value matrix is the linear map at `path` in a layer."""
     module, name, index = layer.module.get_submodule(path), layer.name, layer.index
     weight = getattr(module, "weight", None)
     quantised = is_quantised(module)
@@ -170,7 +170,7 @@ def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
 
 
 def _named(layer: Layer, value_matrix: str) -> list[str]:
-    """The paths inside a layer that are meant by `ff.out`, or by `layers.{}.ff.out` in the model or a part of it."""
+    """Return the paths inside a layer that match `ff.out`, or `layers.{}.ff.out` in the model or a part of it."""
     path = value_matrix.replace("{}", str(layer.index))
     whole = value_matrix != path
     return [
@@ -181,7 +181,7 @@ def _named(layer: Layer, value_matrix: str) -> list[str]:
 
 
 def _in_value_role(module: nn.Module) -> list[str]:
-    """The paths inside a module that are called as value matrices are, outside attention."""
+    """Return the paths inside a module that are named as value matrices are, outside attention."""
     return [
         path
         for path, _ in module.named_modules()
@@ -191,7 +191,7 @@ def _in_value_role(module: nn.Module) -> list[str]:
 
 
 def fused_experts(layer: nn.Module) -> dict[str, list[int]]:
-    """The parameters of a layer that hold a value matrix for each expert, with their shapes.
+    """Return the parameters of a layer that hold a value matrix for each expert, with their shapes.
 
     Other parameters of three dimensions (gates of a recurrence, filters) have no such name.
     """
@@ -203,7 +203,7 @@ def fused_experts(layer: nn.Module) -> dict[str, list[int]]:
 
 
 def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
-    """The output projections: in each layer the one linear map in such a role, inside attention."""
+    """Return the output projections: in each layer the one linear map in such a role, inside attention."""
     found = []
     for layer in layers:
         for path, module in layer.named_modules():

@@ -1,7 +1,7 @@
-"""What a parameter is called in the files of a checkpoint.
+"""The names of a parameter in the files of a checkpoint.
 
-transformers may keep in one parameter what its checkpoints keep apart (the matrices of all experts), or under another
-name, and turns it back when it saves. This asks the same conversion.
+transformers may hold in one parameter what its checkpoints store separately (the matrices of all experts), or under
+another name, and converts it back when it saves. This module uses the same conversion.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from transformers.core_model_loading import revert_weight_conversion
 
 
 def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """A parameter of `model` as its checkpoint holds it: tensors by their names in the files."""
+    """Return a parameter of `model` as its checkpoint stores it: tensors by their names in the files."""
     found: dict[str, Tensor] = revert_weight_conversion(model, {name: parameter})
     return found
 
 
 def experts_apart(model: PreTrainedModel, name: str, count: int) -> list[str]:
-    """What the files call the matrices of a parameter of `count` experts; empty where they stay in one tensor."""
+    """Return the names in files of the matrices of a parameter of `count` experts; empty where they are one tensor."""
     marked = torch.arange(float(count))[:, None, None]
     found = saved(model, name, marked)
     if len(found) != count or any(tensor.numel() != 1 for tensor in found.values()):

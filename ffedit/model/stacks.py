@@ -1,8 +1,8 @@
-"""A stack of layers to look into: a decoder, an encoder, or one half of an encoder–decoder.
+"""A stack of layers to inspect: a decoder, an encoder, or one half of an encoder–decoder.
 
-The paper this project grew from (Geva et al. 2021, arXiv 2012.14913) looks into causal decoders and asks whether the
-same holds for encoders and for translation. What its analyses need is the same for all of them, and stands here: the
-memories in order, what each layer saw in a pass, and how a vector of the residual stream is read as logits.
+The paper that this project is based on (Geva et al. 2021, arXiv 2012.14913) inspects causal decoders and asks whether
+the same holds for encoders and for translation. The analyses need the same of all of them, defined here: the
+memories in order, what each layer computed in a pass, and how a vector of the residual stream is read as logits.
 
     before + added = total        added: the feed-forward output, behind a norm of its own where it has one (Gemma 2)
     after = norm(total)           where the block ends in a norm (BERT, BART); otherwise after = total
@@ -33,17 +33,17 @@ from ffedit.model.residual_add import ResidualAdd, find_residual_adds
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What one layer saw in a pass over n rows of t tokens.
+    """Activations of one layer in a pass over n rows of t tokens.
 
     Attributes:
         layer: counted from 0 at the embedding's side.
         key: m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its
             experts joined, each scaled by its router's weight.
-        output: what the value matrix, or the mixture, gave, bias included, [n, t, d_model].
+        output: of the value matrix or the mixture, bias included, [n, t, d_model].
         added: what the block adds to the residual stream for it, [n, t, d_model].
-        total: the residual stream with it, ahead of a norm in which the block may end, [n, t, d_model].
+        total: the residual stream with it, before a norm in which the block may end, [n, t, d_model].
         after: the residual stream that leaves the block, [n, t, d_model].
-        routed: what the router of a mixture chose for the n · t tokens; None of a dense layer.
+        routed: the router's choice for the n · t tokens of a mixture; None of a dense layer.
     """
 
     layer: int
@@ -56,13 +56,13 @@ class Seen:
 
     @property
     def before(self) -> Tensor:
-        """The residual stream without the feed-forward layer's part (with the attention's), [n, t, d_model]."""
+        """Residual stream without the feed-forward layer's part (with the attention's), [n, t, d_model]."""
         return (self.total.float() - self.added.float()).to(self.total.dtype)
 
 
 @dataclass(eq=False)
 class Stack:
-    """Layers with their memories, in order, and how what they give is read.
+    """Layers with their memories, in order, and the path from their output to logits.
 
     Attributes:
         name: "decoder" or "encoder".
@@ -70,10 +70,10 @@ class Stack:
         tokenizer: its tokenizer.
         layers: the blocks.
         feed_forward: the feed-forward memory of each; of a mixture, the union of its experts'.
-        norm: what the residual stream goes through behind the last layer, where there is such a norm.
+        norm: the norm of the residual stream behind the last layer, where there is one.
         max_tokens: longest input.
-        entries: how many entries the tuple has that a block returns; 0 where it returns a bare tensor.
-        called: what messages call the model.
+        entries: number of entries of the tuple that a block returns; 0 where it returns a bare tensor.
+        called: the model's name in messages.
         editable: the model as a causal decoder; None where it is none.
     """
 
@@ -90,7 +90,7 @@ class Stack:
 
     @classmethod
     def of(cls, editable: Editable | Stack) -> Stack:
-        """The stack of a causal decoder; a stack is its own."""
+        """Return the stack of a causal decoder; a Stack is returned as it is."""
         if isinstance(editable, Stack):
             return editable
         return cls(
@@ -113,17 +113,17 @@ class Stack:
 
     @property
     def causal(self) -> bool:
-        """Whether a position sees what stands before it and nothing else: no encoder's does, nor one beside one."""
+        """True if a position depends only on those before it: not in an encoder, nor in a decoder with an encoder."""
         return self.name == "decoder" and not self.model.config.is_encoder_decoder
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go."""
+        """Device of the token ids."""
         return offload.device_of(self.model.get_input_embeddings())
 
     @property
     def unembedding(self) -> Tensor:
-        """The matrix that reads states as logits, [vocabulary, d_model]."""
+        """Unembedding matrix, which reads states as logits, [vocabulary, d_model]."""
         return offload.fetched(self._head())
 
     def forward(
@@ -133,16 +133,16 @@ class Stack:
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
     ) -> Any:
-        """The pass that runs this stack.
+        """Run the pass that contains this stack.
 
         Args:
             ids: token ids [n, t] of this stack.
             mask: 1 where a token counts, [n, t]; not needed where all do, nor for padding right of a causal row.
-            source: what the encoder reads when this is the decoder of a pair, [n, s]; `ids` themselves if not given.
+            source: input of the encoder when this is the decoder of a pair, [n, s]; `ids` themselves if not given.
             source_mask: 1 where a token of it counts, [n, s]; `mask` where `source` is not given.
 
         Returns:
-            What the model returned; of an encoder of a pair, what the encoder did.
+            The model's output; of the encoder of a pair, the encoder's.
         """
         with eval_mode(self.model):
             return self._forward(ids, mask, source, source_mask)
@@ -166,7 +166,7 @@ class Stack:
 
     @torch.no_grad()
     def stream(self, ids: Tensor, see: Callable[[Seen], None], *given: Tensor | None) -> None:
-        """Run token ids [n, t] and show what each layer saw as soon as it is done; nothing is kept, nothing unembedded.
+        """Run token ids [n, t] and pass each layer's `Seen` to `see` once it is done; nothing is kept or unembedded.
 
         Args:
             ids: as of `forward`.
@@ -209,14 +209,14 @@ class Stack:
             self.forward(ids, *given)
 
     def run(self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None) -> list[Seen]:
-        """What every layer saw of token ids [n, t]; arguments and errors as of `stream`."""
+        """Run token ids [n, t] and return each layer's `Seen`; arguments and errors as of `stream`."""
         seen: list[Seen] = []
         self.stream(ids, seen.append, mask, source)
         return seen
 
     @torch.no_grad()
     def run_to(self, layer: int, ids: Tensor, *given: Tensor | None) -> None:
-        """Run token ids [n, t] through layers 0 … `layer` and no further, for hooks to look at; `given` as above."""
+        """Run token ids [n, t] through layers 0 … `layer` and no further, for hooks to read; `given` as above."""
         first = self.feed_forward[0]
         nothing = torch.zeros(*ids.shape, first.shape[0], dtype=first.dtype, device=self.device)
         with self._skipping(self.layers[layer + 1 :], nothing), self._unread():
@@ -224,9 +224,9 @@ class Stack:
 
     @torch.no_grad()
     def read(self, vectors: Tensor) -> Tensor:
-        """Vectors of the residual stream as logits, by the model's own path behind the last layer.
+        """Read vectors of the residual stream as logits, by the model's own path behind the last layer.
 
-        Of an encoder that stands alone this is its masked-language head. The encoder of a pair is never unembedded by
+        Of an encoder without a decoder this is its masked-language head. The encoder of a pair is never unembedded by
         the model: behind its own final norm it is read as the decoder's last state would be.
 
         Args:
@@ -258,7 +258,7 @@ class Stack:
 
     @cached_property
     def residual_adds(self) -> list[ResidualAdd]:
-        """Where each block adds its feed-forward output to the residual stream; found in a probe run when asked for."""
+        """Addition of each block's feed-forward output to the residual stream; found in a probe run on first use."""
         return find_residual_adds(self.layers, self.feed_forward, self.probe)
 
     def probe(self) -> None:
@@ -269,7 +269,7 @@ class Stack:
 
     @contextmanager
     def _skipping(self, layers: Sequence[nn.Module], states: Tensor) -> Iterator[None]:
-        """Let each of `layers` return `states` instead of running."""
+        """Make each of `layers` return `states` instead of running."""
         returned = (states, *[None] * (self.entries - 1)) if self.entries else states
         with ExitStack() as stack:
             for layer in layers:
@@ -277,7 +277,7 @@ class Stack:
             yield
 
     def _unread(self) -> AbstractContextManager[None]:
-        """Unembed one state only, in a pass whose logits nobody wants."""
+        """Unembed one state only, in a pass whose logits are not read."""
         unembedding = self.model.get_output_embeddings()
         return nullcontext() if unembedding is None else replace_input(unembedding, lambda hidden: hidden[:1, :1])
 

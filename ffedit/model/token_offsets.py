@@ -1,9 +1,9 @@
-"""Which characters does each token stand for?
+"""The characters that each token stands for.
 
-Tokenizers of the `tokenizers` library say so themselves. Others (written in Python) do not, and one kind is too coarse:
+Tokenizers of the `tokenizers` library give offsets. Others (written in Python) do not, and one kind is too coarse:
 Unigram with byte fallback gives a whole run of unknown characters to each of its bytes. There the tokens are *read
 back*: each token stands for the characters by which the decoded text grows. That is exact, or it fails, since every
-beginning must be read back as the beginning of the text; then it is refused, for a guess would edit the wrong token.
+prefix must decode to a prefix of the text; then it is refused, since a guess would edit the wrong token.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from transformers import PreTrainedTokenizerBase
 from ffedit.errors import FactError
 
 Spans: TypeAlias = list[tuple[int, int]]
-# What a decoder puts for bytes that are no whole character yet.
+# Decoders write this for bytes that are no whole character yet.
 UNFINISHED = "\ufffd"
 
 
 def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = True) -> tuple[list[int], Spans]:
-    """Token ids of `text` and the characters (start, end) of each; of special tokens around it, no characters.
+    """Return the token ids of `text` and the characters (start, end) of each; special tokens around it have none.
 
     A token of some bytes of a character stands for the whole character.
 
     Args:
         tokenizer: any.
-        text: what is to be tokenised.
+        text: the text to be tokenised.
         special: with the special tokens that the tokenizer puts around a text.
 
     Raises:
@@ -46,7 +46,7 @@ def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = Tru
 
 
 def _read_back(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> Spans:
-    """The spans of `ids`, by decoding ever longer beginnings."""
+    """Find the spans of `ids`, by decoding ever longer prefixes."""
     own = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     first = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
     if first is None:
@@ -54,14 +54,14 @@ def _read_back(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]
     ends = [_reached(tokenizer, text, own[:count]) for count in range(1, len(own) + 1)]
     spans, start = [], 0
     for i, end in enumerate(ends):
-        # A token of some bytes goes with those that complete the character; until then, fewer may be told than before.
+        # A token of some bytes belongs to those that complete the character; until then, fewer may be decoded.
         spans.append((start, next((later for later in ends[i:] if later > start), start)))
         start = max(start, end)
     return [(0, 0)] * first + spans + [(len(text), len(text))] * (len(ids) - first - len(own))
 
 
 def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> int:
-    """How many characters of `text` the tokens `ids` give, whole; white space is what decoders are careless about."""
+    """Count the characters of `text` that the tokens `ids` complete; decoders do not preserve all white space."""
     said = str(tokenizer.decode(list(ids)))
     at = 0
     for i, character in enumerate(said):
@@ -81,7 +81,7 @@ def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) 
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two characters are one, but for case and width."""
+    """Return True if two characters are equal but for case and width."""
     return one == other or _plain(one) == _plain(other)
 
 

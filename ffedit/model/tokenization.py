@@ -1,8 +1,8 @@
 """From characters to tokens, once.
 
 A prompt and its answer are tokenised together, as one text; the subject and the answer are then found by character
-offsets. Nothing is tokenised apart and glued, so no merge, space or BOS goes astray; whether a space stands between
-prompt and answer is decided by the text itself.
+offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right; whether a space stands
+between prompt and answer is decided by the text itself.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ OPENING = "([{<\"'“‘«‹「『（【/\\-–—_"
 # Scripts that are written without spaces between words.
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "FULLWIDTH", "IDEOGRAPHIC")
 
-# Where a fact's key is read, by the names of ROME's parameters: the subject's last or first token, the prompt's last.
+# Token at which a fact's key is read, by ROME's parameter names: the subject's last or first token, the prompt's last.
 FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text in tokens.
+    """Text in tokens.
 
     Attributes:
         text: the whole text.
         ids: its token ids, special tokens in front included.
         subject: first token of the subject and the one after its last, or None.
         answer: index of the answer's first token; `len(ids)` where there is no answer.
-        fact_token: where the key of a fact that it states is read.
+        fact_token: the token at which the key of its fact is read.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Encoded:
 
     @property
     def target_ids(self) -> tuple[int, ...]:
-        """The answer's token ids."""
+        """Token ids of the answer."""
         return self.ids[self.answer :]
 
     @property
@@ -67,7 +67,7 @@ class Encoded:
 
 
 def joined(prompt: str, answer: str) -> str:
-    """The text in which `answer` follows `prompt`, with one space between them where the script wants one."""
+    """Join `prompt` and `answer`, with one space between them where the script uses spaces."""
     left, right = prompt.rstrip(), answer.strip()
     gap = prompt[len(left) :]
     if not left or not right:
@@ -82,7 +82,7 @@ def joined(prompt: str, answer: str) -> str:
 
 
 def _closes(text: str) -> bool:
-    """Whether the mark at the end of `text` closes: a straight quote is even, or hugs a word."""
+    """Return True if the mark at the end of `text` closes: a straight quote is even, or follows a letter or digit."""
     last = text[-1]
     if last in "\"'":
         return text.count(last) % 2 == 0 or (last == "'" and text[-2:-1].isalnum())
@@ -112,7 +112,7 @@ def encode(
         chat: put both into the tokenizer's chat template: the prompt as the user's turn, the answer as the assistant's.
 
     Raises:
-        FactError: subject or answer come to no token or to unknown ones, their tokens cannot be told from others, or
+        FactError: subject or answer give no token or unknown ones, their tokens cannot be told from others, or
             the text is too long.
         ModelError: chat is asked for, and there is no template.
     """
@@ -128,7 +128,7 @@ def encode(
     # A template writes its special tokens itself.
     ids, offsets = tokenised(tokenizer, text, special=not chat)
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
-        ids.pop()  # some tokenizers close a text with an EOS
+        ids.pop()  # some tokenizers end a text with an EOS
         offsets.pop()
     if not ids:
         raise FactError(f"the prompt {text!r} comes to no token; give some words")
@@ -154,7 +154,7 @@ def encode(
 
 
 def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int], text: str) -> tuple[int, int]:
-    """The tokens that overlap the characters `span`."""
+    """Return the tokens that overlap the characters `span`."""
     inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
     if not inside:
         raise FactError(f"the subject {text[span[0] : span[1]]!r} comes to no token in {text!r}")
@@ -162,20 +162,20 @@ def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int], text: 
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], special: bool = True) -> str:
-    """The text of token ids; without `special` tokens where asked."""
+    """Decode token ids; `special` keeps special tokens."""
     text = tokenizer.decode(list(ids), skip_special_tokens=not special)
     assert isinstance(text, str)
     return text
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Token ids [n, longest], padded on the right with id 0, which no position before it can see."""
+    """Pad token ids on the right with id 0, [n, longest]; no position before the padding can see it."""
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *([0] * (longest - len(row)))] for row in rows])
 
 
 def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices of rows, the longest first, in batches of at most `budget` padded tokens (one row at least)."""
+    """Yield indices of rows, the longest first, in batches of at most `budget` padded tokens (one row at least)."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
         size = max(1, budget // max(1, lengths[order[0]]))

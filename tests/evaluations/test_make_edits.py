@@ -34,7 +34,7 @@ def atlas() -> ffedit.Editable:
 
 
 def calibration() -> list[dict[str, Any]]:
-    return json.loads(files("ffedit").joinpath("calibration.json").read_text(encoding="utf-8"))
+    return json.loads(files("ffedit.layer_choice").joinpath("calibration.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
