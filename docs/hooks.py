@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                     config.site_dir,
                     config.use_directory_urls,
                     dest_uri=to.as_posix(),
+                    inclusion=InclusionLevel.NOT_IN_NAV,
                 )
             )
             if page:
