@@ -22,6 +22,7 @@ import numpy as np
 
 from ffedit.algebra import bootstrap
 from ffedit.algebra.bootstrap import Array, Interval, unseen, wilson
+from ffedit.evaluator.added_metrics import added_metrics
 
 SEED, DRAWS = 0, 2000
 LEVELS = (2.5, 97.5)
@@ -129,7 +130,7 @@ def changes(
 
 def _is_share(name: str) -> bool:
     """Return whether a score, or a kind of it, is a share of prompts for each fact."""
-    return name not in NO_SHARES and not name.endswith(("_magnitude", "_gap"))
+    return name not in NO_SHARES and name not in added_metrics() and not name.endswith(("_magnitude", "_gap"))
 
 
 def _outcomes(array: Array) -> bool:

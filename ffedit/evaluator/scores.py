@@ -50,13 +50,14 @@ no old object is named and the model says the new one before the edit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
+from ffedit.evaluator.added_metrics import added_metrics
 from ffedit.evaluator.left_out import LeftOut
 from ffedit.evaluator.metrics import harmonic
 from ffedit.facts.fact import Fact
@@ -97,10 +98,30 @@ class Scores:
     entropy: float | None = None
     consistency: float | None = None
     knew: float | None = None
+    added: Mapping[str, float | None] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> float | None:
+        """Return the score of a metric of another package, None where it was not measured."""
+        if name in added_metrics():
+            return self.added.get(name)
+        raise AttributeError(f"there is no score {name!r}")
 
     def to_dict(self) -> dict[str, float | None]:
-        """Plain numbers by name."""
-        return asdict(self)
+        """Return plain numbers by name."""
+        return {name: getattr(self, name) for name in score_names()}
+
+    @classmethod
+    def from_dict(cls, numbers: Mapping[str, float | None]) -> Scores:
+        """Read what `to_dict` gave; a metric that is not installed here is left out."""
+        known = {one.name for one in fields(cls)}
+        added = {name: value for name, value in numbers.items() if name in added_metrics()}
+        return cls(**{name: value for name, value in numbers.items() if name in known}, added=added)
+
+
+def score_names() -> list[str]:
+    """Return the names of all scores, those of other packages last."""
+    own = [one.name for one in fields(Scores) if one.name != "added"]
+    return [*own, *(name for name in added_metrics() if name not in own)]
 
 
 @dataclass(frozen=True)
@@ -133,7 +154,7 @@ class FactScores:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
         """What `to_dict` gave."""
-        fact, scores = Fact.from_dict(record["fact"]), Scores(**record["scores"])
+        fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
         return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}))
 
 
@@ -184,7 +205,7 @@ class Report:
 
 def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
     """By score and by kind, its value of each fact."""
-    scores = {one.name: [getattr(f.scores, one.name) for f in facts] for one in fields(Scores)}
+    scores = {name: [getattr(f.scores, name) for f in facts] for name in score_names()}
     kinds = dict.fromkeys(name for one in facts for name in one.kinds)
     return {**scores, **{name: [one.kinds.get(name) for one in facts] for name in kinds}}
 
@@ -199,10 +220,10 @@ def mean_scores(scores: Iterable[Scores], drift: float | None = None, perplexity
     """Means over facts of what was measured; `score` is the harmonic mean of the means, as published."""
     some = list(scores)
     means: dict[str, float | None] = {}
-    for one in fields(Scores):
-        measured = [value for s in some if (value := getattr(s, one.name)) is not None]
-        means[one.name] = fmean(measured) if measured else None
+    for name in score_names():
+        measured = [value for s in some if (value := getattr(s, name)) is not None]
+        means[name] = fmean(measured) if measured else None
     means["score"] = harmonic(means["efficacy"], means["paraphrase"], means["specificity"])
     means["drift"] = drift if drift is not None else means["drift"]
     means["perplexity"] = perplexity if perplexity is not None else means["perplexity"]
-    return Scores(**means)
+    return Scores.from_dict(means)

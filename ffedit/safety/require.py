@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ffedit.errors import FFEditError, RequirementError
 from ffedit.evaluator import Scores
+from ffedit.evaluator.scores import score_names
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -49,7 +50,7 @@ def parse_requirements(text: str) -> list[Requirement]:
     Raises:
         FFEditError: a condition is not of the form SCORE>=NUMBER, or the score is not known.
     """
-    names = [field.name for field in fields(Scores)]
+    names = score_names()
     found = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", part)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.evaluator import Interval, Report, Scores
+from ffedit.evaluator.added_metrics import added_metrics
 from ffedit.facts.text import number
 from ffedit.safety.verdict import DRIFTED, ENOUGH, SPARED, fell
 
@@ -77,7 +78,7 @@ def all_scores(report: Report) -> Table:
     """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
     both = report.after is not None
     table = _table(both, bool(report.intervals_before))
-    for name, (should, _) in {**MEANINGS, **MORE}.items():
+    for name, (should, _) in {**MEANINGS, **MORE, **dict.fromkeys(added_metrics(), ("", ""))}.items():
         if _measured(report, name):
             table.add_row(Text(name), Text(should if both else ""), *_cells(report, name))
     before, after = report.kinds

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods.alphaedit import ALPHAEDIT
@@ -18,7 +17,8 @@ from ffedit.editor.methods.finetune import FT, FT_L
 from ffedit.editor.methods.memit import MEMIT
 from ffedit.editor.methods.method import Method
 from ffedit.editor.methods.rome import ROME
-from ffedit.errors import EditError, brief
+from ffedit.errors import EditError
+from ffedit.files.entry_points import load_entry_points
 
 __all__ = ["METHODS", "Method", "broken_methods", "check_method", "preset", "preset_names"]
 
@@ -28,30 +28,18 @@ OWN = (ROME, EMMET, MEMIT, ALPHAEDIT, FT, FT_L)
 
 @cache
 def _found() -> tuple[dict[str, Method], dict[str, str]]:
-    """Return all methods by name, and why each entry point that is no method is none."""
-    methods, broken = {method.name: method for method in OWN}, {}
-    for point in entry_points(group=GROUP):
-        package = point.dist.name if point.dist is not None else point.value
-        try:
-            method = _loaded(point)
-            if method.name in methods:
-                raise EditError(f"there is a method {method.name!r} already, of {methods[method.name].package}")
-            methods[method.name] = replace(method, package=package)
-        except Exception as error:  # whatever another package does wrong
-            broken[f"{point.name} ({package})"] = brief(error)
-    return methods, broken
+    """Return all methods by name, and why each entry point that adds none adds none."""
+    methods = {method.name: method for method in OWN}
 
+    def check(point: str, package: str, found: object) -> Method:
+        if not isinstance(found, Method):
+            raise EditError(f"{type(found).__name__} was found; an ffedit.editor.methods.Method was expected")
+        if found.name in methods:
+            raise EditError(f"there is a method {found.name!r} already, of {methods[found.name].package}")
+        methods[found.name] = replace(found, package=package)
+        return methods[found.name]
 
-def _loaded(point: EntryPoint) -> Method:
-    """Import the method of an entry point.
-
-    Raises:
-        EditError: what it names is no `Method`.
-    """
-    found = point.load()
-    if not isinstance(found, Method):
-        raise EditError(f"{point.value} is {type(found).__name__}; an ffedit.editor.methods.method.Method was expected")
-    return found
+    return methods, load_entry_points(GROUP, check)[1]
 
 
 class _Methods(Mapping[str, Method]):
