@@ -165,7 +165,7 @@ def _change(report: Report, name: str) -> Text:
     change = new - old
     if name in SPARED:
         return Text(f"{_signed(change)} !", style="bold red") if fell(old, new) else Text(_signed(change))
-    if {**MEANINGS, **MORE}[name][0] != "up":
+    if {**MEANINGS, **MORE}.get(name, ("", ""))[0] != "up":
         return Text(_signed(change))
     return Text(_signed(change), style="green" if change > 0 else "red" if change < 0 else "")
 
