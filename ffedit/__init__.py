@@ -120,5 +120,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, imported already or not."""
+    """List the public names, imported already or not."""
     return __all__

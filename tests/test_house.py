@@ -38,3 +38,13 @@ def test_errors_are_never_swallowed_whole() -> None:
                 told = any(isinstance(inner, ast.Name) and inner.id == node.name for inner in ast.walk(node))
                 assert caught not in ("everything", "Exception", "BaseException") or reraised or told, path
             assert not (isinstance(node, ast.Name) and node.id == "suppress"), path
+
+
+def test_docstrings_of_functions_begin_with_what_these_do() -> None:
+    no_verbs = {"The", "What", "Whether", "Which", "Where", "How", "Who", "When", "A", "An", "As", "Is", "Are", "Does"}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            if said and not any("property" in ast.unparse(one) for one in node.decorator_list):
+                first = said.split()[0]
+                assert first not in no_verbs and first[0].isupper(), f"{path}:{node.lineno} {said.splitlines()[0]}"

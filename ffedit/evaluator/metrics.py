@@ -41,7 +41,7 @@ def likelihood(log_probs: Sequence[float]) -> float:
 
 
 def success(favoured: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether nll(favoured) < nll(other), strictly: a tie is no success. Up.
+    """Return whether nll(favoured) < nll(other), strictly: a tie is no success. Up.
 
     Efficacy success on the edited prompt and paraphrase success on other wordings, both with the new object favoured
     over the old; neighborhood success (specificity) on other subjects, with the true object favoured over the new
@@ -74,16 +74,16 @@ def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
 
 
 def teacher_forced(argmax: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether every target token is the argmax after the true tokens before it: *teacher-forced*, no credit for parts.
+    """Return whether every target token is the argmax after the true tokens before it. Up.
 
-    Up. The very tokens of the target are then what greedy generation says as well, so that this one differs from
+    *Teacher-forced*, without credit for parts. The very tokens of the target are then what greedy generation says as well, so that this one differs from
     `exact_match` only where the model goes on with the same word, or spells the object in other tokens.
     """
     return tuple(argmax) == tuple(target)
 
 
 def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] = ()) -> bool:
-    """Whether free greedy generation says the target, whole, or any of its `aliases`. Up (Wild).
+    """Return whether free greedy generation says the target, whole, or any of its `aliases`. Up (Wild).
 
     "Tom" is not said in "Tommy", nor "10" in "10,000". Texts of one tokenizer, white space normalised; `said` should
     hold a token more than the target, than its aliases and than `other`, the object that could stand there instead:
@@ -123,7 +123,7 @@ def divergence(before: Tensor, after: Tensor) -> Tensor:
 
 
 def perplexity(log_probs: Tensor) -> float:
-    """exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
+    """Return exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
     return float((-log_probs.double().mean()).exp())
 
 

@@ -153,7 +153,7 @@ class FactScores:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
-        """What `to_dict` gave."""
+        """Read what `to_dict` gave."""
         fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
         return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}))
 
@@ -204,20 +204,20 @@ class Report:
 
 
 def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
-    """By score and by kind, its value of each fact."""
+    """Return, by score and by kind, its value of each fact."""
     scores = {name: [getattr(f.scores, name) for f in facts] for name in score_names()}
     kinds = dict.fromkeys(name for one in facts for name in one.kinds)
     return {**scores, **{name: [one.kinds.get(name) for one in facts] for name in kinds}}
 
 
 def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
-    """Means by kind over the facts that have it."""
+    """Return means by kind over the facts that have it."""
     names = dict.fromkeys(name for one in facts for name in one.kinds)
     return {name: fmean(one.kinds[name] for one in facts if name in one.kinds) for name in names}
 
 
 def mean_scores(scores: Iterable[Scores], drift: float | None = None, perplexity: float | None = None) -> Scores:
-    """Means over facts of what was measured; `score` is the harmonic mean of the means, as published."""
+    """Return means over facts of what was measured; `score` is the harmonic mean of the means, as published."""
     some = list(scores)
     means: dict[str, float | None] = {}
     for name in score_names():

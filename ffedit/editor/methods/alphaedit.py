@@ -23,7 +23,7 @@ RIDGE = 1e-9
 
 
 def solve(problem: Problem) -> LowRank:
-    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
+    """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
     own = _ridged(problem.own) if problem.config.context_weight else None
     return null_space(
         problem.W, problem.K, problem.V, problem.unused, problem.config.alphaedit_ridge, problem.kept, own
@@ -31,13 +31,13 @@ def solve(problem: Problem) -> LowRank:
 
 
 def _ridged(own: Moment) -> Moment:
-    """`own`, positive definite."""
+    """Return `own` with a ridge that makes it positive definite."""
     ridge = RIDGE * float(torch.cat([block.diagonal() for block in blocks_of(own)]).mean())
     return diagonal([block + ridge * torch.eye(len(block)).to(block) for block in blocks_of(own)])
 
 
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
-    """What Δ = Δ P promises, and what came of it: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
+    """Compare what Δ moves with the bound that Δ = Δ P gives: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
 
     K₀ are the keys of ordinary text, of which C tells the mean square (so ‖Δ K₀‖ is the root mean square change of what
     a token reads), and those that earlier edits stored, column by column.

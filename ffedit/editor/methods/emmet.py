@@ -13,7 +13,7 @@ from ffedit.editor.solve import Problem, Solver
 
 
 def solve(problem: Problem) -> LowRank:
-    """(W + Δ) K = V and Δ K_p = 0, of smallest C-norm."""
+    """Return the Δ of smallest C-norm with (W + Δ) K = V and Δ K_p = 0."""
     return equality(problem.W, problem.K, problem.V, problem.C, problem.kept)
 
 

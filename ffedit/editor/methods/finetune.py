@@ -87,7 +87,7 @@ def tune(method: str, bounded: bool, job: Job) -> Edit:
 
 
 def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
-    """−mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff].
+    """Return −mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff].
 
     Raises:
         EditError: there is no memory for the gradient of a single text.

@@ -21,7 +21,7 @@ PAPER_MEMIT = replace(PAPER, contexts=5, context_tokens=(10,), steps=25)
 
 
 def solve(problem: Problem) -> LowRank:
-    """argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
+    """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
     return least_squares(problem.W, problem.K, problem.V, problem.C, problem.config.memit_ridge, problem.kept)
 
 

@@ -83,7 +83,7 @@ def rome(job: Job) -> Edit:
 
 
 def _part(progress: Progress, index: int, count: int) -> Progress:
-    """Progress of one subject among `count`."""
+    """Return the progress callback of one subject among `count`."""
     return lambda stage, done, total: progress(stage, index * total + done, count * total)
 
 
