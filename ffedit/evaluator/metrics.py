@@ -76,8 +76,9 @@ def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
 def teacher_forced(argmax: Sequence[int], target: Sequence[int]) -> bool:
     """Return whether every target token is the argmax after the true tokens before it. Up.
 
-    *Teacher-forced*, without credit for parts. The very tokens of the target are then what greedy generation says as well, so that this one differs from
-    `exact_match` only where the model goes on with the same word, or spells the object in other tokens.
+    *Teacher-forced*, without credit for parts. The very tokens of the target are then what greedy generation says as
+    well, so that this one differs from `exact_match` only where the model goes on with the same word, or spells the
+    object in other tokens.
     """
     return tuple(argmax) == tuple(target)
 
