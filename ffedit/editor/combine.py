@@ -26,7 +26,7 @@ from ffedit.editor.key import without_sinks
 from ffedit.editor.methods import METHODS
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record
-from ffedit.editor.solve import Problem, read_all, store
+from ffedit.editor.solve import Problem, note, read_all
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError
@@ -99,7 +99,9 @@ def combine(
                 V, K = W @ again + V - W @ K, again
             moments = [stats[part.address] for part in ff.parts]
             problem = Problem(W, K, V, moments, own, record.kept[ff.layer].to(W.device), config)
-            write_(ff, store(record, ff, subjects, solvers[method], problem))
+            delta = solvers[method].solve(problem)
+            note(record, ff, subjects, solvers[method], problem, delta)
+            write_(ff, delta)
             progress("solving", i + 1, len(ff_layers))
     found = [one for edit in edits for one in _solutions(edit)]
     configs = {solved["from"]: numbers for solved, numbers in found}

@@ -127,19 +127,20 @@ def write_batch(solver: Solver, job: Job) -> Edit:
             kept = record.kept[ff.layer].to(W.device)
             moments = [job.stats[part.address] for part in ff.parts]
             problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
-            delta = store(record, ff, subjects, solver, problem)
+            delta = solver.solve(problem)
+            note(record, ff, subjects, solver, problem, delta)
             if ff is not last:
                 write_(ff, delta)
             job.progress("solving", i + 1, len(ff_layers))
     return record.edit(how_solved(groups, prompt_sets, values))
 
 
-def store(record: Record, ff: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem) -> LowRank:
-    """Solve for one layer, record the change, and return it; it is not written into the model."""
-    delta = solver.solve(problem)
-    told = divisions(delta, problem.C)
-    record.add(ff, delta, subjects, problem.K, problem.V, told, solver.guarantee(problem, delta))
-    return delta
+def note(
+    record: Record, ff: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem, delta: LowRank
+) -> None:
+    """Add the solution of one layer to the record; it is not written."""
+    denominators = divisions(delta, problem.C)
+    record.add(ff, delta, subjects, problem.K, problem.V, denominators, solver.guarantee(problem, delta))
 
 
 def read_all(

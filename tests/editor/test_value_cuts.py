@@ -17,7 +17,7 @@ from ffedit.editor.value_loss import Objective
 from ffedit.inference import replay
 
 
-@pytest.mark.parametrize(("batch_budget", "cost"), [(2**26, 0), (2**25, 10**9), (1, 32), (30_000, 10**9)], ids=str)
+@pytest.mark.parametrize(("room", "cost"), [(2**26, 0), (2**25, 10**9), (1, 32), (30_000, 10**9)], ids=str)
 def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
     room: int, cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,7 +191,7 @@ def test_sampled_text_is_exactly_as_long_as_asked_and_kept(monkeypatch: pytest.M
     name, beginning = identity(editable, corpus)
     ids = sampled(editable, corpus, name)
     assert len(ids) == 130 and len(cache.entries()) == 1
-    monkeypatch.setattr(module.readout, "own_text", None)
+    monkeypatch.setattr(module.generation, "own_text", None)
     assert sampled(editable, corpus, name).equal(ids)
     assert identity(editable, Corpus(tokens=200))[1] == beginning != identity(editable, Corpus(seed=1))[1]
 

@@ -211,7 +211,7 @@ def test_solu_looks_at_all_coefficients_at_once(norm: bool) -> None:
 # What is not known is said in one line, with what helps ----------------------------------------------
 
 
-class Generations(nn.Module):
+class Spoken(nn.Module):
     """A feed-forward layer that keeps the name of its activation only."""
 
     def __init__(self, mlp: Any, activation: str | None, f: Callable[[Tensor], Tensor]) -> None:
@@ -228,7 +228,7 @@ class Generations(nn.Module):
 def spoken(activation: str | None, f: Callable[[Tensor], Tensor]) -> Editable:
     model = zoo.model("gpt2")
     for layer in model.transformer.h:
-        layer.mlp = Generations(layer.mlp, activation, f)
+        layer.mlp = Spoken(layer.mlp, activation, f)
     return find_and_verify(model, zoo.words(), "spoken")
 
 
@@ -256,7 +256,7 @@ def test_an_activation_that_transformers_knows_by_name_needs_no_registering() ->
 def test_a_layer_without_an_activation_attribute_is_registered_by_its_class() -> None:
     editable = spoken(None, torch.relu)
     assert 'register_activation("Spoken", function)' in refusal(editable.memories[0])
-    register_activation("Generations", torch.relu)
+    register_activation("Spoken", torch.relu)
     check_layer(editable, 0)
 
 

@@ -216,7 +216,9 @@ def test_the_numbers_of_a_real_report_are_used() -> None:
 def test_apply_warns_and_with_strict_refuses(
     strict: bool, empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(max_delta_norm=20.0, step_size=2.0))
+    monkeypatch.setattr(
+        "ffedit.cli.apply.preset", lambda *_: quick(max_delta_norm=20.0, step_size=2.0, weight_decay=0.0)
+    )
     (empty / "fact.json").write_text(json.dumps(ROW))
     before = disk(empty)
     words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e"]
