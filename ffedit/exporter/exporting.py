@@ -13,7 +13,7 @@ from ffedit.editor.edit import refuse_shared
 from ffedit.errors import EditError
 from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.delta import write_delta
-from ffedit.exporter.embedded_edits import history, keep, load_with_edits, originals
+from ffedit.exporter.embedded_edits import history, keep, originals
 from ffedit.exporter.from_memory import expect, is_on_disk, write_from_memory
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card
 from ffedit.exporter.rewrite_shards import Moved, stream
@@ -101,9 +101,6 @@ def ship(
     if format not in WRITERS:
         raise EditError(f"format {format!r} is not known; give {', '.join(WRITERS)}")
     check_free(Path(out), force)
-    if not isinstance(model, Editable) and "matrices" not in edit.provenance:
-        # Edits of early versions do not describe their matrices; only the model's fingerprint identifies their base.
-        model = load_with_edits(model, revision=revision, trust_remote_code=trust_remote_code)
     base = find_base(model, edit, revision)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:

@@ -115,7 +115,7 @@ def test_a_sum_tells_its_parts(show: Callable[..., Ran]) -> None:
     assert f"{a.fingerprint()}: memit, layers 1" in done.out and f"{b.fingerprint()}: rome, layers 1" in done.out
 
 
-@pytest.mark.parametrize("inside", [["ffedit_edit"], ["ffedit_edits/000", "ffedit_edits/001"]])
+@pytest.mark.parametrize("inside", [["ffedit_edits/000"], ["ffedit_edits/000", "ffedit_edits/001"]])
 def test_of_a_checkpoint_its_edits_are_shown_in_order(show: Callable[..., Ran], inside: list[str]) -> None:
     edits = [made((i,)) for i in range(len(inside))]
     for edit, name in zip(edits, inside, strict=True):

@@ -19,8 +19,6 @@ from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted, number
 from ffedit.loading.gguf import in_words
 
-OLDER = "ffedit_edit"  # the folder in which earlier versions stored a checkpoint's only edit
-
 MOST_FACTS, MOST_CHANGES, MOST_NAMES = 20, 40, 8
 
 
@@ -87,8 +85,7 @@ def edits_in(path: Path) -> list[tuple[Path, Edit]]:
     """
     if (path / EDITS).is_dir():
         return [(path / EDITS / f"{i:03}", edit) for i, edit in enumerate(history(path))]
-    inside = path / OLDER if (path / OLDER).is_dir() else path
-    return [(inside, Edit.load(inside))]
+    return [(path, Edit.load(path))]
 
 
 def _norms(edit: Edit) -> dict[str, float]:
