@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import Corpus, Edit, EditConfig, check_method, collect, write
+from ffedit.editor import Corpus, Edit, EditConfig, collect, preset, write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.conflicts import check_facts
@@ -45,8 +45,9 @@ def load(
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
             with {} for the layer's number (`layers.{}.ff.out`).
-        device_map: instead of `device`, how a model that does not fit is spread: one of `spreading.DEVICE_MAPS`, of
-            which "auto" fills accelerators, then CPU memory, then the disk; or by module, its device, "cpu" or "disk".
+        device_map: instead of `device`, how a model that does not fit is spread: one of
+            `loading.device_map.DEVICE_MAPS`, of which "auto" fills accelerators, then CPU memory, then the disk; or by
+            module, its device, "cpu" or "disk".
         offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
             (merged experts); the others are read from the checkpoint's own files.
         max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
@@ -102,8 +103,7 @@ def edit(
         EditError: an unknown method, facts that contradict each other, a layer that is not there, earlier edits that
             are not in the model, statistics that do not fit or cannot be collected, or no solution.
     """
-    config, progress = config or EditConfig(), progress or silent
-    check_method(method)
+    config, progress = config or preset("default", method), progress or silent
     facts = [facts] if isinstance(facts, Fact) else facts
     check_facts(facts)
     if layers is None:

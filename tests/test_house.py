@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ffedit"
 FILES = sorted(PACKAGE.rglob("*.py"))
-# The surface: what a person sees, and the embedded models with what trains them.
+# The surface: what a person sees, and the embedded models.
 SURFACE = {"display", "cli", "atlas", "__main__.py"}
 MOST_AT_THE_ROOT = 9
 

@@ -1,6 +1,6 @@
 """What a model of GPT-2 XL's shape costs in memory: 1.56 billion random weights in bfloat16, on a CPU, in shards.
 
-    python evaluations/benchmarks/size.py --out evaluations/size
+    python evaluations/benchmarks/size.py --out evaluations/reports/size
 
 Everything that `ffedit apply` does is done in one fresh process: load, trace (states, two samples, some layers),
 collect statistics, edit one fact, evaluate, export. Of each step the most memory that was resident at any moment is

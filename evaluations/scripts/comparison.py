@@ -1,6 +1,6 @@
 """Methods against each other over several runs of `ffedit bench`: one table, one row for each method and moment.
 
-python evaluations/scripts/comparison.py evaluations/bench-*.json --out evaluations/comparison.md
+python evaluations/scripts/comparison.py evaluations/reports/bench-*.json --out evaluations/reports/comparison.md
 """
 
 import json

@@ -1,6 +1,6 @@
 """How much text do key statistics need? Atlas, text that it samples itself.
 
-    python evaluations/scripts/statistics_budget.py [--budget TOKENS …] [--limit N] --out evaluations/statistics-budget
+    python evaluations/scripts/statistics_budget.py [--budget TOKENS …] [--limit N] --out DIR
 
 Facts of the tuning split, one for each subject. Their values are chosen once, at the layer that tracing all of them
 chooses; for each budget they are solved for anew, one by one and all as one batch, and measured. Same facts, layer,

@@ -1,6 +1,6 @@
 """A model that ffedit was never tuned on: edits of what a small TinyStories model reliably says, one at a time.
 
-    python evaluations/scripts/stories_edits.py --model MODEL [--set NAME=VALUE] [--out evaluations/stories-edits]
+    python evaluations/scripts/stories_edits.py --model MODEL [--set NAME=VALUE] [--out FILE]
 
 MODEL is karpathy/tinyllamas `stories260K` as a transformers checkpoint: a Llama of 260,032 parameters, 5 layers of 64
 dimensions and d_ff 172. The facts (`stories-edits.jsonl`, made by `make_stories_edits.py`) are asked for stability

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ffedit.editor import METHODS, broken_methods
+from ffedit.evaluator.added_metrics import broken_metrics
 
 
 @click.command()
@@ -18,5 +19,5 @@ def methods() -> None:
     for method in METHODS.values():
         table.add_row(method.name, method.solves, method.choose, method.source, method.package)
     Console(highlight=False).print(table)
-    for point, why in broken_methods().items():
+    for point, why in {**broken_methods(), **broken_metrics()}.items():
         click.echo(f"{point} could not be loaded: {why}", err=True)

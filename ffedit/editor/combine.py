@@ -64,7 +64,7 @@ def combine(
     solvers = {name: known.solver for name, known in METHODS.items() if known.solver is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} solves no batch from keys and values; there is {', '.join(solvers)}")
-    config, facts = config or EditConfig(), [fact for edit in edits for fact in edit.facts]
+    config, facts = config or METHODS[method].preset("default"), [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     for edit in edits:
         edit.check(editable)

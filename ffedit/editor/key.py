@@ -51,7 +51,7 @@ class LayerKeys:
     same: Tensor
 
     def add_context_moment(self, C: Moment, weight: float) -> Moment:
-        """Add the spread of this key over its contexts to C (`algebra.add_context_moment`), [d_ff, d_ff]."""
+        """Add the spread of this key over its contexts to C (`algebra.updates.add_context_moment`), [d_ff, d_ff]."""
         return updates.add_context_moment(C, self.k, self.same, weight) if weight else C
 
 

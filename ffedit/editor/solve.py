@@ -49,7 +49,7 @@ class Problem:
         V: target values of the keys, [d_model, n].
         moments: second moment of the keys of other text, of each memory.
         own: weighted second moment of the spread of the facts' keys over their contexts
-            (`algebra.add_context_moment`), [Σ d_ff, Σ d_ff].
+            (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff].
         kept: keys of earlier edits, [Σ d_ff, p].
         config: weights.
     """

@@ -57,7 +57,7 @@ from typing import Any
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
-from ffedit.evaluator.added_metrics import added_metrics
+from ffedit.evaluator.added_metrics import RESERVED, added_metrics
 from ffedit.evaluator.left_out import LeftOut
 from ffedit.evaluator.metrics import harmonic
 from ffedit.facts.fact import Fact
@@ -116,6 +116,10 @@ class Scores:
         known = {one.name for one in fields(cls)}
         added = {name: value for name, value in numbers.items() if name in added_metrics()}
         return cls(**{name: value for name, value in numbers.items() if name in known}, added=added)
+
+
+RESERVED.update(name for name in dir(Scores) if not name.startswith("_"))
+RESERVED.update(one.name for one in fields(Scores))
 
 
 def score_names() -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ffedit.evaluator import metrics
-from ffedit.evaluator.added_metrics import added_metrics
+from ffedit.evaluator.added_metrics import added_scores
 from ffedit.evaluator.generations import SAID_TOKENS, GenerationRequest, Generations, prompt_of
 from ffedit.evaluator.prompts import Pair, Prompt, Questions
 from ffedit.evaluator.responses import Answer, Context
@@ -125,7 +125,7 @@ def scored(q: Questions, place: int, now: Responses, before: Responses, weights:
         if texts and q.fact.references
         else None,
         knew=float(says(q.own.true, q.own.new)) if q.own.named else None,
-        added={name: metric(q, now, before) for name, metric in added_metrics().items()},
+        added=added_scores(q, now, before),
     )
     kinds = {
         **_by_kind("portability", portable),

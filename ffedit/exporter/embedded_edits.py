@@ -33,7 +33,7 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
         EditError: one of them is damaged, changed by hand, or missing.
     """
     inside = Path(folder) / EDITS
-    found = sorted(path for path in inside.glob("*") if path.is_dir())
+    found = sorted((path for path in inside.glob("*") if path.is_dir()), key=lambda path: (len(path.name), path.name))
     if [path.name for path in found] != [f"{i:03}" for i in range(len(found))]:
         raise EditError(
             f"{inside}: edits 000 to {len(found) - 1:03} were expected, found {', '.join(p.name for p in found)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from ffedit.errors import brief
+from ffedit.errors import FFEditError, brief
 
 Found = TypeVar("Found")
 
@@ -27,6 +27,8 @@ def load_entry_points(group: str, check: Callable[[str, str, Any], Found]) -> tu
     for point in entry_points(group=group):
         package = point.dist.name if point.dist is not None else point.value
         try:
+            if point.name in found:
+                raise FFEditError(f"another package adds {point.name!r} already")
             found[point.name] = check(point.name, package, point.load())
         except Exception as error:  # whatever another package does wrong is said, in one line
             broken[f"{point.name} ({package})"] = brief(error)

@@ -4,7 +4,9 @@ The layer that recalls a fact is not always the best one to edit (Hase et al. 20
 trace is weak evidence about a model. So the model is queried with a small set of facts that ships with ffedit; those
 that it knows are traced at the subject's last token, where the key is read; and a few of them are written at each of a
 few candidate layers: the layer of the largest effect, the published one for the model, and early ones, where most
-models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen.
+models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those within
+`TIE` of it, which so few facts do not tell apart, the one nearest to the published layer, or to the usual share of the
+depth.
 
 The amount of work is fixed by counts, not by time, so that the same model gives the same layer; the choice is cached
 under the fingerprint of the unedited weights.
@@ -135,7 +137,9 @@ class Choice:
         if self.layer is None or self.layer in allowed:
             return self.layer
         there = [row for row in self.rows if row.layer in allowed]
-        return best(there, self.prior) if there else min(allowed, key=lambda i: abs(i - (self.layer or 0)))
+        if there:
+            return best(there, expected(self.prior, len(self.effects)))
+        return min(allowed, key=lambda i: abs(i - (self.layer or 0)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -147,6 +151,11 @@ class Choice:
         """Build a choice from what `to_dict` returned."""
         rows = tuple(LayerScore(**row) for row in values["rows"])
         return cls(**{**values, "rows": rows, "effects": tuple(values["effects"])})
+
+
+def expected(published: int | None, depth: int) -> int:
+    """Return the layer to expect in a model of `depth` layers: the published one, or the usual share of the depth."""
+    return round(USUAL * depth) if published is None else published
 
 
 def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
@@ -228,7 +237,7 @@ def _calibrate(
     written = some[:WRITTEN]
     rows = edit_at(editable, written, layers, method, config, stats, traces, progress)
     return Choice(
-        layer=best(rows, round(USUAL * len(editable.layers)) if prior is None else prior),
+        layer=best(rows, expected(prior, len(editable.layers))),
         method=method,
         asked=len(asked),
         known=len(known),
@@ -323,7 +332,7 @@ def edit_at(
 
 def _place(editable: Editable, method: str, facts: Sequence[Fact], config: EditConfig, stats: Corpus | None) -> Path:
     """Return the cache path of a choice, which depends on the unedited weights and all settings."""
-    numbers = (LEAST, TRACED, SAMPLES, WRITTEN, SHALLOW, SHARES)
+    numbers = (LEAST, TRACED, SAMPLES, WRITTEN, SHALLOW, SHARES, TIE, USUAL)
     about = [
         __version__,
         editable.chat,

@@ -1,4 +1,4 @@
-"""What the tests of shipping share: edits by hand, models on disk, refusals, verification without a new process."""
+"""What the tests of the exporter share: edits by hand, models on disk, refusals, verification without a new process."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def bytes_bpe(bos: bool = False) -> PreTrainedTokenizerFast:
 
 
 def build(family: str, bos: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0) -> Editable:
-    """A model of `family` with the word-level tokenizer, dissected; the caller may change it."""
+    """A model of `family` with the word-level tokenizer, verified; the caller may change it."""
     return find_and_verify(model(family, dtype=dtype, seed=seed), words(bos), family)
 
 

@@ -1,7 +1,8 @@
 """Null-space editing: change only what ordinary text hardly uses, and keep what earlier edits stored.
 
 Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what
-is kept: the keys of earlier edits, and the spread of the facts' keys over contexts (`algebra.add_context_moment`).
+is kept: the keys of earlier edits, and the spread of the facts' keys over contexts
+(`algebra.updates.add_context_moment`).
 """
 
 from __future__ import annotations

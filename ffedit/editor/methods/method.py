@@ -49,10 +49,14 @@ class Method:
         """Refuse a method that computes nothing, or in two ways.
 
         Raises:
-            EditError: not exactly one of `solver` and `compute` is given.
+            EditError: not exactly one of `solver` and `compute` is given, or a solver goes without statistics.
         """
         if (self.solver is None) == (self.compute is None):
             raise EditError(f"method {self.name!r}: either a solver or compute was expected")
+        if self.solver is not None and not self.statistics:
+            raise EditError(
+                f"method {self.name!r}: a solver is given the second moments of keys; statistics was expected"
+            )
 
     @property
     def run(self) -> Callable[[Job], Edit]:

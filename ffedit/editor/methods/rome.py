@@ -2,7 +2,7 @@
 
 Meng et al. 2022, arXiv 2202.05262. Several facts are written one after another, each on top of those before it,
 always with the same k* in numerator and denominator (arXiv 2403.07175 shows what happens otherwise). The solution is
-`algebra.rank_one`, or, with the keys of earlier edits to keep, `algebra.equality`.
+`algebra.updates.rank_one`, or, with the keys of earlier edits to keep, `algebra.updates.equality`.
 """
 
 from __future__ import annotations
