@@ -2,11 +2,11 @@
 
 The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213), and one fact's
 trace is weak evidence about a model. So the model is queried with a small set of facts that ships with ffedit; those
-that it knows are traced at the subject's last token, where the key is read; and a few of them are written at each of a
-few candidate layers: the layer of the largest effect, the published one for the model, and early ones, where most
-models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those within
-`TIE` of it, which so few facts do not tell apart, the one nearest to the published layer, or to the usual share of the
-depth.
+that it knows are traced at the subject's last token, where the key is read; and a few of them are written at each of
+a few candidate layers: the layer of the largest effect, the published one for the model, and early ones, where most
+models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those
+within `TIE` of it, which so few facts do not tell apart, the one nearest to the published layer, or to the usual
+share of the depth.
 
 The amount of work is fixed by counts, not by time, so that the same model gives the same layer; the choice is cached
 under the fingerprint of the unedited weights.
