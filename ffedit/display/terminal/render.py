@@ -20,7 +20,7 @@ from ffedit.display.terminal.model_table import anatomy_table, environment, mode
 from ffedit.display.terminal.scores import all_scores, before_after
 from ffedit.evaluator import Report
 from ffedit.facts.text import counted, number
-from ffedit.layer_choice.calibrate import Choice
+from ffedit.layer_choice.calibrate import TIE, Choice
 from ffedit.layer_choice.choose import Found
 from ffedit.safety.verdict import verdict
 
@@ -72,6 +72,10 @@ def model_choice(choice: Choice, layer: int | None = None) -> Text:
     )
     if choice.prior is not None:
         words += f"; published is {choice.prior} ({choice.source})"
+    top = max((row.score or 0.0 for row in choice.rows), default=0.0)
+    if any(row.layer == choice.layer and (row.score or 0.0) < top for row in choice.rows):
+        where = "the published layer" if choice.prior is not None else "a quarter of the depth"
+        words += f"; less than {TIE:g} apart is not told apart, and {choice.layer} is nearest to {where}"
     return line.append(f"{words}. `ffedit cache clear` forgets it.", style="not bold")
 
 
