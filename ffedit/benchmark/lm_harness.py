@@ -49,7 +49,7 @@ class Figure:
 
     @property
     def change(self) -> float:
-        """after − before."""
+        """Difference of the figure, after − before."""
         return self.after - self.before
 
     def to_dict(self) -> dict[str, Any]:

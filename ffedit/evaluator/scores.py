@@ -1,5 +1,7 @@
-"""What is measured, in the field's terms. The formulas are those of `metrics`; a fact's score is their mean over the
-fact's prompts, the score of several facts the mean over facts.
+"""Scores of a fact and of several, in the field's terms.
+
+The formulas are those of `metrics`; a fact's score is their mean over the fact's prompts, the score of several facts
+the mean over facts.
 
 The seven of the headline, and their magnitudes:
 

@@ -93,9 +93,8 @@ def ship(
 ) -> Exported:
     """Write an edit as `export` does, and return the details.
 
-    Args:
-        revision: branch, tag or commit, where `model` is a hub id.
-        trust_remote_code: run code that comes with the checkpoint when it is verified.
+    Arguments and errors are those of `export`; `revision` is a branch, tag or commit where `model` is a hub id, and
+    `trust_remote_code` runs code that comes with the checkpoint when it is verified.
     """
     check_how(verify)
     if format not in WRITERS:

@@ -148,7 +148,7 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """Read the tensors of one safetensors file; the matrices of one that holds several are `name[0]`, `name[1]`, …
+    """Read the tensors of one safetensors file; matrices of one that holds several are `name[0]`, `name[1]` and so on.
 
     Raises:
         ModelError: the file does not exist, or is damaged.

@@ -80,7 +80,11 @@ def ready_pair(
 
     Args:
         given: the pair.
-        device, dtype, revision, trust_remote_code, device_map: as of `load`; they have no effect on a pair.
+        device: as of `load`; it, and all that follow, have no effect on a pair and are refused.
+        dtype: the same.
+        revision: the same.
+        trust_remote_code: the same.
+        device_map: the same.
 
     Raises:
         ModelError: it is no pair, or one of the others is not at its default.

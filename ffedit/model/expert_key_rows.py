@@ -81,7 +81,7 @@ class ExpertRows:
 
     @property
     def bias(self) -> Tensor | None:
-        """b or b_g [d_ff]."""
+        """Bias b, or b_g of the gate, [d_ff]."""
         return self._bias if self._bias is None or not self.gated else self._bias[self.order[0]]
 
     @property

@@ -108,7 +108,7 @@ class KeyRows:
 
     @property
     def bias(self) -> Tensor | None:
-        """b or b_g [d_ff]."""
+        """Bias b, or b_g of the gate, [d_ff]."""
         bias = _bias(self.first)
         return bias.chunk(2)[0] if bias is not None and self.role.fused else bias
 

@@ -129,7 +129,7 @@ class KeyValueMemory:
 
     @property
     def bias(self) -> Tensor | None:
-        """b [d_model]; not part of the algebra."""
+        """Bias b, [d_model]; not part of the algebra."""
         name = "bias" if self.slot is None else f"{self.own}_bias"
         found = isinstance(getattr(self.module, name, None), Tensor)
         return self.part(offload.fetched(self.module, name)) if found else None

@@ -92,7 +92,6 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
     Raises:
         EditError: there is no memory for the gradient of a single text.
     """
-
     leaves = {id(one.leaf): one.leaf for one in ff.parts}
 
     def part(rows: Sequence[int]) -> tuple[float, Tensor]:
