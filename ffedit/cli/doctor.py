@@ -25,4 +25,4 @@ def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
     surface = Surface()
     surface.show(render.environment())
     editable = load_model()
-    surface.show(render.model_line(editable), render.anatomy_table(editable))
+    surface.show(render.model_line(editable), render.memory_table(editable))

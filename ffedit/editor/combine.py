@@ -75,10 +75,10 @@ def combine(
         lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
         if lost is not None:
             raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
-    worded = _wordings(editable, edits)
+    prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [part for ff in ff_layers for part in ff.parts]
-    stats = moments_for(editable, memories, stats, len(worded), config.seed, progress)
+    stats = moments_for(editable, memories, stats, len(prompt_sets), config.seed, progress)
     record = Record(method, Job(editable, facts, ff_layers, config, stats))
     with restored(memories):
         for i, ff in enumerate(ff_layers):
@@ -92,7 +92,7 @@ def combine(
                 )
             K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
             V = torch.cat([values for _, _, values in parts], 1).to(W)
-            some = [without_sinks(editable, ff, worded[subject]) for subject in subjects]
+            some = [without_sinks(editable, ff, prompt_sets[subject]) for subject in subjects]
             check_routes(editable, ff, subjects, some)
             again, own, _ = read_all(editable, ff, some, config.context_weight)
             if i:
@@ -122,7 +122,7 @@ def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
     return edit.subjects(at), K, V
 
 
-def _wordings(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]:
+def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]:
     """Rebuild the prompts that the value of each subject was optimised on."""
     alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:

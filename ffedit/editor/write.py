@@ -37,7 +37,7 @@ def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedFor
     if len(where) > 1 or not method.statistics:
         raise EditError(
             f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
-            f"{[place.layer for place in where]}; give one layer, and a method with key statistics (memit)"
+            f"{[ff.layer for ff in where]}; give one layer, and a method with key statistics (memit)"
         )
     with eval_mode(editable.model):
         if not all(gives_gradient(part.module, device_of(part.module)) for part in where[0].parts if part.quantised):

@@ -157,11 +157,11 @@ def test_the_model_in_one_line() -> None:
 
 
 def test_anatomy_collapses_equal_layers() -> None:
-    text = shown(render.anatomy_table(fake_editable()))
+    text = shown(render.memory_table(fake_editable()))
     row = next(line for line in text.splitlines() if line.startswith("0-5"))
     assert "h.*.mlp.c_proj" in row and "[8, 32]" in row and "as is" in row and row.endswith("yes   yes")
     assert "ln_f" in text and "resumable" in text and "8 KiB more to edit" in text and "to the last bit" in text
-    assert "transposed  " in shown(render.anatomy_table(fake_editable(transposed=True)))
+    assert "transposed  " in shown(render.memory_table(fake_editable(transposed=True)))
     assert render.ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 

@@ -15,7 +15,7 @@ from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import Corpus, EditError, editor
-from ffedit.display.terminal.model_table import anatomy_table
+from ffedit.display.terminal.model_table import memory_table
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.safety.guardrails import breaches
@@ -75,8 +75,8 @@ def test_a_quantised_model_is_read_and_measured(tmp_path: Path, kind: type[nn.Mo
     memory.held[-1].view(-1)[0] += 1
     assert fingerprint(editable) != fingerprint(other) and fingerprint(editable, 1) == below
     memory.held[-1].view(-1)[0] -= 1
-    assert "as an adapter" in shown(anatomy_table(editable), width=200) and "adapter" not in shown(
-        anatomy_table(plain), width=200
+    assert "as an adapter" in shown(memory_table(editable), width=200) and "adapter" not in shown(
+        memory_table(plain), width=200
     )
     trace = ffedit.locate(editable, FACT, samples=2)
     assert trace.effects.max() > 0 and trace.layer in range(3)

@@ -47,7 +47,7 @@ def model_line(model: Editable | Stack) -> Text:
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
 
-def anatomy_table(editable: Editable) -> Group:
+def memory_table(editable: Editable) -> Group:
     """Render the value matrices found, equal layers in one row, and the other parts that ffedit uses."""
     found: dict[tuple[str, ...], list[KeyValueMemory]] = {}
     for memory in _memories(editable):

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ffedit.display.terminal.averages import averages_table, candidates_table, compare_layers
 from ffedit.display.terminal.heat_map import heat_map, layer_choice
-from ffedit.display.terminal.model_table import anatomy_table, environment, model_line, plain_table, ranges
+from ffedit.display.terminal.model_table import environment, memory_table, model_line, plain_table, ranges
 from ffedit.display.terminal.scores import all_scores, before_after
 from ffedit.evaluator import Report
 from ffedit.facts.text import counted, number
@@ -149,7 +149,6 @@ def next_steps(commands: Sequence[str]) -> Commands:
 
 __all__ = [
     "all_scores",
-    "anatomy_table",
     "averages_table",
     "before_after",
     "candidates_table",
@@ -158,6 +157,7 @@ __all__ = [
     "error_line",
     "heat_map",
     "layer_choice",
+    "memory_table",
     "model_choice",
     "model_line",
     "next_steps",
