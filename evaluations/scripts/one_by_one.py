@@ -26,7 +26,7 @@ from ffedit.evaluator.intervals import paired
 # Shares per fact; the harmonic mean is that of the means of `FOUR`.
 FOUR = ("efficacy", "paraphrase", "specificity", "same_subject")
 RATES = (*FOUR, "generation")
-SEED, DRAWS, LEVELS = 0, 2000, (2.5, 97.5)
+SEED, DRAWS = 0, 2000
 Columns = Mapping[str, Sequence[float | None]]
 
 
@@ -186,8 +186,7 @@ def interval(columns: Columns, name: str, against: Columns | None = None) -> boo
         found = [measured(side, name)(w) for side in sides]
         return found[0] - found[1] if len(found) > 1 else found[0]
 
-    low, high = np.nanpercentile(value(weights), LEVELS)
-    return bootstrap.Interval(float(value(once)[0]), float(low), float(high))
+    return bootstrap.percentile_interval(float(value(once)[0]), value(weights))
 
 
 def shown(found: bootstrap.Interval | None, signed: bool = False, places: int = 3) -> str:

@@ -1,15 +1,20 @@
-"""Confidence of a mean over facts. The bootstrap (Efron 1979) draws facts with replacement and averages each draw.
+"""95 % confidence intervals: the percentile bootstrap (Efron 1979), and Wilson's score interval (1927) of proportions.
 
-A draw is the vector of how often each fact was drawn, so the mean of a draw is one product. Quantities compared on the
-same draws are paired. Where all facts agree the bootstrap sees no spread: there a bound from the binomial distribution
-(Wilson 1927) limits what facts that were not drawn may still be.
+A draw of facts with replacement is the vector of how often each fact was drawn, so the mean of a draw is one product.
+Quantities compared on the same draws are paired.
+
+Where all facts agree the bootstrap sees no spread: an end of the interval of a share that no fact lies beyond does not
+account for unseen facts of other values. It is moved outwards, as if the largest share of such facts that is compatible
+with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of [1, 1], as Wilson
+does, and 30 times no change [−.11, .11].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,16 +24,25 @@ AT_ONCE = 2**24
 # 97.5 % quantile of the standard normal distribution.
 Z = 1.959963984540054
 
+# Percentiles of the draws that bound the interval.
+LEVELS = (2.5, 97.5)
+
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean over facts and its 95 % interval, in the unit of the averaged quantity."""
+    """Mean (or another statistic) over facts and its 95 % interval, in the unit of the averaged quantity."""
 
     mean: float
     low: float
     high: float
+
+
+def percentile_interval(mean: float, drawn: Array, levels: Sequence[float] = LEVELS) -> Interval:
+    """Return the percentile interval of a statistic, `mean`, from its values [draws] in the draws; NaN do not count."""
+    low, high = np.nanpercentile(drawn, levels)
+    return Interval(mean, float(low), float(high))
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -39,14 +53,72 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(1.0, middle + half)
 
 
-def unseen(count: int) -> float:
-    """Return the largest share of facts that may be of a kind not seen among `count`: Wilson's upper end of 0."""
-    return Z**2 / (count + Z**2)
-
-
 def draws(facts: int, seed: int, count: int) -> Iterator[Array]:
-    """Yield how often each fact is drawn, [draws, facts], a part of `count` draws at a time; the same for one seed."""
+    """Yield how often each fact is drawn, [draws, facts], some of `count` draws at a time; the same for one seed."""
     generator, size = np.random.default_rng(seed), max(1, AT_ONCE // facts)
     for first in range(0, count, size):
-        some = min(size, count - first)
-        yield generator.multinomial(facts, np.full(facts, 1 / facts), size=some).astype(np.float64)
+        drawn = generator.multinomial(facts, np.full(facts, 1 / facts), size=min(size, count - first))
+        yield drawn.astype(np.float64)
+
+
+def mean_draws(values: Array, seed: int, count: int) -> Array:
+    """Return the means over facts of `values` [facts, measures] in `count` draws, [draws, measures].
+
+    NaN where a draw has no measured fact.
+    """
+    measured = ~np.isnan(values)
+    filled = np.where(measured, values, 0.0)
+    with np.errstate(invalid="ignore"):
+        return np.concatenate([(w @ filled) / (w @ measured) for w in draws(len(values), seed, count)])
+
+
+def outcomes(values: Array) -> bool:
+    """Return whether all values are 0 or 1."""
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def mean_interval(values: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
+    """Return the interval of the mean of `values` [facts], NaN where not measured, from its means in the draws.
+
+    Wilson's for outcomes of 0 and 1; otherwise the percentiles of the draws, moved outwards for unseen facts if
+    `bounds`, the range of shares or of their differences, are not None.
+    """
+    measured = values[~np.isnan(values)]
+    interval = percentile_interval(float(measured.mean()), drawn)
+    if bounds == (0.0, 1.0) and outcomes(measured):
+        return Interval(interval.mean, *wilson(interval.mean, len(measured)))
+    if bounds is None:
+        return interval
+    near = 1e-9  # means of equal values may differ by a rounding
+    reached = interval.low <= measured.min() + near, interval.high >= measured.max() - near
+    return with_unseen(interval, len(measured), bounds, reached)
+
+
+def with_unseen(
+    interval: Interval, facts: int, bounds: tuple[float, float], reached: tuple[bool, bool] = (True, True)
+) -> Interval:
+    """Move the ends that no fact lies beyond, those `reached`, outwards for unseen facts at the `bounds`."""
+    share = Z**2 / (facts + Z**2)  # Wilson's upper end of 0 of `facts`
+    return Interval(
+        interval.mean,
+        interval.low + share * (bounds[0] - interval.low) if reached[0] else interval.low,
+        interval.high + share * (bounds[1] - interval.high) if reached[1] else interval.high,
+    )
+
+
+def statistic_interval(values: Array, statistic: Callable[..., Any], seed: int, count: int) -> Interval:
+    """Return `statistic` (np.mean, np.median) of `values` [n] with its interval from `count` resamples of them.
+
+    Proportions have Wilson's interval.
+    """
+    if statistic is np.mean and outcomes(values):
+        share = float(values.mean())
+        return Interval(share, *wilson(share, len(values)))
+    resampled = statistic(values[_resamples(len(values), seed, count)], axis=1)
+    return percentile_interval(float(statistic(values)), resampled)
+
+
+@lru_cache(maxsize=4)
+def _resamples(size: int, seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the indices of `count` resamples of `size` values, [count, size]."""
+    return np.random.default_rng(seed).integers(0, size, (count, size), dtype=np.int32)

@@ -1,17 +1,14 @@
 """95 % confidence intervals of means over facts.
 
 - A proportion, with one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927).
-- Any other mean: the percentile bootstrap over facts (Efron 1979). For shares (0 to 1, as several prompts of one fact
-  give) and their paired differences (−1 to 1), an end that no fact lies beyond comes from draws of one value only, and
-  does not account for unseen facts of other values. It is moved outwards, as if the largest share of such facts that is
-  compatible with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of
-  [1, 1], as Wilson does, and 30 times no change [−.11, .11].
+- Any other mean: the percentile bootstrap over facts (Efron 1979), for shares (0 to 1, as several prompts of one fact
+  give) and their paired differences (−1 to 1) with the rule for unseen facts (`ffedit.algebra.bootstrap`).
 - The harmonic score: the bootstrap; where all draws agree, the interval from the harmonic mean of its parts' lower ends
   to that of their upper ends; for its change, the rule for differences above.
 
-Facts are drawn with all their prompts (`ffedit.algebra.bootstrap`): prompts of one fact are no independent samples.
-Before and after an edit, and two methods, are compared on the same draws: the interval of the difference is paired. The
-harmonic score is computed anew in every draw from that draw's means.
+Facts are drawn with all their prompts: prompts of one fact are no independent samples. Before and after an edit, and
+two methods, are compared on the same draws: the interval of the difference is paired. The harmonic score is computed
+anew in every draw from that draw's means.
 """
 
 from __future__ import annotations
@@ -20,12 +17,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ffedit.algebra import bootstrap
-from ffedit.algebra.bootstrap import Array, Interval, unseen, wilson
+from ffedit.algebra.bootstrap import (
+    Array,
+    Interval,
+    mean_draws,
+    mean_interval,
+    outcomes,
+    percentile_interval,
+    with_unseen,
+)
 from ffedit.evaluator.added_metrics import added_metrics
 
 SEED, DRAWS = 0, 2000
-LEVELS = (2.5, 97.5)
 # The means that the harmonic score combines.
 PARTS = ("efficacy", "paraphrase", "specificity")
 # Scores that are no shares of prompts; magnitudes and gaps are none either.
@@ -46,8 +49,8 @@ def interval(
     array = _array(values)
     if array is None:
         return None
-    bounds = (0.0, 1.0) if share or (share is None and _outcomes(array)) else None
-    return _bounded(array, _means(array[:, None], seed, draws)[:, 0], bounds)
+    bounds = (0.0, 1.0) if share or (share is None and outcomes(array[~np.isnan(array)])) else None
+    return mean_interval(array, mean_draws(array[:, None], seed, draws)[:, 0], bounds)
 
 
 def paired(
@@ -64,7 +67,7 @@ def paired(
     if array is None:
         return None
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
-    return _bounded(array, _means(array[:, None], seed, draws)[:, 0], (-1.0, 1.0) if shares else None)
+    return mean_interval(array, mean_draws(array[:, None], seed, draws)[:, 0], (-1.0, 1.0) if shares else None)
 
 
 def intervals(columns: dict[str, Sequence[float | None]], seed: int = SEED, draws: int = DRAWS) -> dict[str, Interval]:
@@ -88,11 +91,11 @@ def _intervals(
     kept.pop("score", None)
     if not kept:
         return {}
-    means = _means(np.stack(list(kept.values()), 1), seed, draws)
+    means = mean_draws(np.stack(list(kept.values()), 1), seed, draws)
     drawn = dict(zip(kept, means.T, strict=True))
-    found = {name: _bounded(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
+    found = {name: mean_interval(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
     if all(part in kept for part in PARTS):
-        score = _interval(_harmonic([found[p].mean for p in PARTS]), _harmonics([drawn[p] for p in PARTS]))
+        score = percentile_interval(_harmonic([found[p].mean for p in PARTS]), _harmonics([drawn[p] for p in PARTS]))
         if score.low == score.high:
             low, high = (_harmonic([getattr(found[p], end) for p in PARTS]) for end in ("low", "high"))
             score = Interval(score.mean, low, high)
@@ -120,11 +123,11 @@ def changes(
     sides = [[_array(side.get(part, ())) for part in PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
-        drawn = [_harmonics(list(_means(side, seed, draws).T)) for side in (old, new)]
+        drawn = [_harmonics(list(mean_draws(side, seed, draws).T)) for side in (old, new)]
         mean = _harmonic(list(np.nanmean(new, 0))) - _harmonic(list(np.nanmean(old, 0)))
-        found["score"] = _interval(mean, drawn[1] - drawn[0])
+        found["score"] = percentile_interval(mean, drawn[1] - drawn[0])
         if found["score"].low == found["score"].high:
-            found["score"] = _moved(found["score"], len(old), (True, True), (-1.0, 1.0))
+            found["score"] = with_unseen(found["score"], len(old), (-1.0, 1.0))
     return found
 
 
@@ -133,49 +136,10 @@ def _is_share(name: str) -> bool:
     return name not in NO_SHARES and name not in added_metrics() and not name.endswith(("_magnitude", "_gap"))
 
 
-def _outcomes(array: Array) -> bool:
-    """Return whether all measured values are 0 or 1."""
-    return bool(np.isin(array[~np.isnan(array)], (0.0, 1.0)).all())
-
-
-def _bounded(array: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
-    """Return the interval of the mean of `array` from its means in the draws; `bounds`: range of shares, or None."""
-    there = array[~np.isnan(array)]
-    found = _interval(float(there.mean()), drawn)
-    if bounds == (0.0, 1.0) and _outcomes(there):
-        return Interval(found.mean, *wilson(found.mean, len(there)))
-    if bounds is None:
-        return found
-    near = 1e-9  # means of equal values may differ by a rounding
-    reached = found.low <= there.min() + near, found.high >= there.max() - near
-    return _moved(found, len(there), reached, bounds)
-
-
-def _moved(found: Interval, facts: int, reached: tuple[bool, bool], bounds: tuple[float, float]) -> Interval:
-    """Move the ends that no fact lies beyond outwards, by the share of unseen facts times the distance to the bound."""
-    share, (low, high) = unseen(facts), bounds
-    return Interval(
-        found.mean,
-        found.low + share * (low - found.low) if reached[0] else found.low,
-        found.high + share * (high - found.high) if reached[1] else found.high,
-    )
-
-
 def _array(values: Sequence[float | None]) -> Array | None:
     """Return the values as float64, NaN where not measured; None where fewer than two facts were measured."""
     array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     return array if int((~np.isnan(array)).sum()) > 1 else None
-
-
-def _means(values: Array, seed: int, draws: int) -> Array:
-    """Return the means over facts of `values` [facts, measures] in each draw, [draws, measures].
-
-    NaN where a draw has no measured fact.
-    """
-    there = ~np.isnan(values)
-    filled = np.where(there, values, 0.0)
-    with np.errstate(invalid="ignore"):
-        return np.concatenate([(w @ filled) / (w @ there) for w in bootstrap.draws(len(values), seed, draws)])
 
 
 def _harmonic(means: Sequence[float]) -> float:
@@ -186,8 +150,3 @@ def _harmonics(means: Sequence[Array]) -> Array:
     """Return the harmonic means, entry by entry; 0 where one of the values is 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(len(means) / sum(1 / mean for mean in means))
-
-
-def _interval(mean: float, drawn: Array) -> Interval:
-    low, high = np.nanpercentile(drawn, LEVELS)
-    return Interval(mean, float(low), float(high))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ffedit.algebra import bootstrap
-from ffedit.algebra.bootstrap import Interval
+from ffedit.algebra.bootstrap import Interval, percentile_interval
 from ffedit.errors import FactError
 from ffedit.files.atomic import placed
 from ffedit.locator.result import Effects, Kind, Metric, Part, Trace, TraceSet
@@ -149,14 +149,13 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
     means = np.einsum("bf,frl->brl", draws, sums) / np.where(weights, weights, np.nan).T[:, :, None]
     tails = [50 * (1 - level), 50 * (1 + level)]
     low, high = np.nanpercentile(means, tails, axis=0)
-    total_low, total_high = np.percentile(draws @ totals / len(known), tails)
     return Aggregate(
         roles=tuple(ROLES[i] for i in rows),
         effects=sums.sum(0) / there.sum(0)[:, None],
         low=low,
         high=high,
         counts=tuple(int(n) for n in there.sum(0)),
-        total=Interval(float(totals.mean()), float(total_low), float(total_high)),
+        total=percentile_interval(float(totals.mean()), draws @ totals / len(known), tails),
         clean=float(np.mean([trace.clean for trace in known])),
         corrupted=float(np.mean([trace.corrupted for trace in known])),
         facts=len(known),

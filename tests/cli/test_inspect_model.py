@@ -16,7 +16,7 @@ from ffedit import EditError
 from ffedit.display.terminal.model_view import ByLayer, shift_line
 from ffedit.inspector.analyses.annotation import read_annotations
 from ffedit.inspector.analyses.annotation_sheet import PATTERNS
-from ffedit.inspector.analyses.intervals import Interval
+from ffedit.inspector.analyses.intervals import CountedInterval
 from ffedit.inspector.views.report import Measure, Shift
 
 SMALL = ("--top", "6", "--positions", "30", "--removing", "3", "2")
@@ -56,7 +56,7 @@ def test_the_report_is_table_json_markdown_and_figure(
 
 @pytest.mark.parametrize("names", [("removed_first", "removed_last", "removed_random"), ("shallow", "shallow_chance")])
 def test_numbers_stand_whole_at_80_columns_and_intervals_where_there_is_room(names: tuple[str, ...]) -> None:
-    wide = Interval(-2.36, -12.05, 17.57, 9)
+    wide = CountedInterval(-2.36, -12.05, 17.57, 9)
     table = ByLayer([Measure.of(name, [wide, wide]) for name in names], layers=2)
     for width, ends in ((80, len(names) < 3), (120, True)):
         text = shown(table, width)

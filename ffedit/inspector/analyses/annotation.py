@@ -24,7 +24,7 @@ from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
 from ffedit.inspector.analyses.annotation_sheet import page
 from ffedit.inspector.analyses.distributions import marked, prefix
-from ffedit.inspector.analyses.intervals import Interval, interval
+from ffedit.inspector.analyses.intervals import CountedInterval, interval
 from ffedit.inspector.corpus_pass.lookup import resolved
 from ffedit.inspector.corpus_pass.memory_pass import Pass
 from ffedit.inspector.corpus_pass.rows import NOTHING, RowStore
@@ -165,6 +165,6 @@ def _numbers(layer: int | None, sheets: Sequence[dict[str, Any]]) -> Annotated:
     )
 
 
-def _ends(found: Interval | None) -> tuple[float, float, float]:
+def _ends(found: CountedInterval | None) -> tuple[float, float, float]:
     assert found is not None
-    return found.value, found.low, found.high
+    return found.mean, found.low, found.high

@@ -17,7 +17,7 @@ from ffedit.inspector.analyses import shallow
 from ffedit.inspector.analyses.agreement import Surest, Values, read_values, surest
 from ffedit.inspector.analyses.composition import CASES, Composed, compose
 from ffedit.inspector.analyses.distributions import marked, prefix
-from ffedit.inspector.analyses.intervals import Interval, interval
+from ffedit.inspector.analyses.intervals import CountedInterval, interval
 from ffedit.inspector.analyses.removal import REMOVED, removals
 from ffedit.inspector.corpus_pass.lookup import resolved
 from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, resumed
@@ -106,7 +106,7 @@ def analyse(
     triggers = [state.triggers[layer] for layer in range(len(stack.feed_forward))]
     values = [read_values(stack, layer, one, store, seed, progress) for layer, one in enumerate(triggers)]
     composed = compose(stack, state.sample.seen, [one.top for one in values])
-    found: dict[str, list[Interval | None]] = {}
+    found: dict[str, list[CountedInterval | None]] = {}
     for layer, one in enumerate(triggers):
         numbers = {
             **_shallow(store, one.places.cpu(), state, layer),
@@ -138,7 +138,7 @@ def analyse(
     )
 
 
-def _shallow(store: RowStore, places: Tensor, state: Pass, layer: int) -> dict[str, Interval | None]:
+def _shallow(store: RowStore, places: Tensor, state: Pass, layer: int) -> dict[str, CountedInterval | None]:
     """Measure the shallow patterns of a layer's triggers, and those of random positions as chance."""
     found = shallow.endings(store, places, state.text)
     count = found.count
@@ -164,7 +164,7 @@ def _random(store: RowStore, state: Pass, top: int, layer: int) -> Tensor:
 
 def _removed(
     stack: Stack, layer: int, state: Pass, store: RowStore, removing: Removing, progress: Progress
-) -> dict[str, Interval | None]:
+) -> dict[str, CountedInterval | None]:
     """Measure the relative change of coefficients without a token, over some keys of a layer."""
     if not stack.causal:
         return {f"removed_{name}": None for name in REMOVED}
@@ -181,7 +181,7 @@ def _removed(
     }
 
 
-def _values(values: Values) -> dict[str, Interval | None]:
+def _values(values: Values) -> dict[str, CountedInterval | None]:
     followed = values.next != NOTHING
     return {
         "agreement": interval(values.agrees[followed].double()),
@@ -192,7 +192,7 @@ def _values(values: Values) -> dict[str, Interval | None]:
     }
 
 
-def _composed(found: Composed, d_ff: int) -> dict[str, Interval | None]:
+def _composed(found: Composed, d_ff: int) -> dict[str, CountedInterval | None]:
     by_sign, by_norm, effective = found.activity.double().unbind(1)
     cases = {f"case_{name.replace('-', '_')}": found.case == number for number, name in enumerate(CASES)}
     return {
@@ -214,7 +214,7 @@ def _sureness(values: Sequence[Values]) -> tuple[Sureness, ...]:
     found = []
     for some, those in zip(sure.tensor_split(BINS), agrees.tensor_split(BINS), strict=True):
         if (one := interval(those)) is not None:
-            found.append(Sureness(float(some[0]), float(some[-1]), one.value, one.low, one.high, one.count))
+            found.append(Sureness(float(some[0]), float(some[-1]), one.mean, one.low, one.high, one.count))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ffedit.inspector.analyses.intervals import Interval
+from ffedit.inspector.analyses.intervals import CountedInterval
 from ffedit.inspector.views.view import View
 
 Unit = Literal["share", "number", "rank", "change"]
@@ -137,11 +137,9 @@ class Measure(View):
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, intervals: Sequence[Interval | None]) -> Measure:
+    def of(cls, name: str, intervals: Sequence[CountedInterval | None]) -> Measure:
         """Build a measure from the layers' intervals."""
-        columns = (
-            [None if one is None else getattr(one, end) for one in intervals] for end in ("value", "low", "high")
-        )
+        columns = ([None if one is None else getattr(one, end) for one in intervals] for end in ("mean", "low", "high"))
         values, low, high = map(tuple, columns)
         return cls(name, values, low, high, tuple(0 if one is None else one.count for one in intervals))
 
