@@ -96,7 +96,7 @@ def compare(report: ModelReport) -> list[Line]:
             "people saw a pattern in every sampled key, 3.6 a key, over 65–80% of its triggers",
             f"by machine, shallow ones only: {share(report, 'shallow_keys')} of keys are shallow",
             "not comparable",
-            "People also see topics; `ffedit inspect model --annotate` writes the sheets to ask them.",
+            "People also see topics, which the rule for shallow patterns does not.",
         ),
         Line(
             "3.2, figure 3",

@@ -15,8 +15,6 @@ from ffedit.display.html import save_page
 from ffedit.display.model_folder import prepare, write_report
 from ffedit.display.terminal import model_view, render
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.files.atomic import check_file
-from ffedit.inspector.analyses import annotation
 from ffedit.inspector.corpus_pass import merging
 from ffedit.inspector.corpus_pass.memory_pass import Settings
 from ffedit.inspector.views.cards import report_cards
@@ -33,8 +31,6 @@ COUNT = click.IntRange(1)
 @click.option("--keys", type=COUNT, help="Keys of each layer, drawn with the seed.  [default: all]")
 @click.option("--positions", default=1000, show_default=True, type=COUNT, help="Positions looked at closely.")
 @click.option("--removing", nargs=2, default=(20, 10), show_default=True, type=COUNT, help="Keys, triggers of each.")
-@click.option("--annotate", type=FILE, metavar="FILE", help="Write sheets for people to fill in: .html or .jsonl.")
-@click.option("--annotations", type=FILE, metavar="FILE", help="Read filled sheets (.jsonl) into the report.")
 @click.option("--merge", is_flag=True, help="Report on what FOLDERs hold together, passes over different texts.")
 @click.option("--force", is_flag=True, help="Begin anew, whatever FOLDER holds.")
 @corpus_options
@@ -48,8 +44,6 @@ def model(
     keys: int | None,
     positions: int,
     removing: tuple[int, int],
-    annotate: Path | None,
-    annotations: Path | None,
     merge: bool,
     force: bool,
     corpus: ffedit.Corpus,
@@ -60,10 +54,6 @@ def model(
     """Inspect all memories: triggers of every key, what values say, and how layers compose them."""
     if merge != bool(folders):
         raise click.UsageError("--merge and the FOLDERs to merge belong together")
-    if annotate is not None:
-        annotation.check_sheet(annotate)
-        check_file(annotate)
-    found = annotation.read_annotations(annotations) if annotations else ()
     if not merge:
         prepare(out, force)
     stack = load_stack()
@@ -80,13 +70,10 @@ def model(
             except KeyboardInterrupt as interrupt:
                 command = "the same command without --force" if force else "the same command"
                 raise click.Abort(f"interrupted: {out} keeps what was run; {command} goes on") from interrupt
-    written = write_report(out, report, found)
-    surface.show(model_view.model_view(report), model_view.annotated_view(found) if found else None)
+    written = write_report(out, report)
+    surface.show(model_view.model_view(report))
     if html is not None:
         cards = report_cards(stack, report, *merging.load_pass(stack, out))
-        save_page(html, report, cards=cards, annotated=found)
-    if annotate is not None:
-        state, store = merging.load_pass(stack, out)
-        annotation.write_sheets(stack, state, store, annotate)
+        save_page(html, report, cards=cards)
     surface.show(Text(f"Wrote {', '.join(path.name for path in written)} to {out}"))
-    surface.write_json(report.to_dict() | {"annotations": [one.to_dict() for one in found]})
+    surface.write_json(report.to_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from ffedit.display.terminal import model_view
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
 from ffedit.files.lock import LOCK, claimed
-from ffedit.inspector.analyses.annotation import Annotated
 from ffedit.inspector.corpus_pass.memory_pass import FILE
 from ffedit.inspector.views.report import ModelReport
 
@@ -39,16 +37,15 @@ def prepare(folder: Path, force: bool) -> None:
         raise EditError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
-def write_report(folder: Path, report: ModelReport, annotated: Sequence[Annotated] = ()) -> list[Path]:
+def write_report(folder: Path, report: ModelReport) -> list[Path]:
     """Write the report as JSON, as Markdown, and as a figure where matplotlib is installed.
 
     Raises:
         EditError: one cannot be written.
     """
-    found = report.to_dict() | {"annotations": [one.to_dict() for one in annotated]}
     written = [folder / "report.json", folder / "report.md"]
-    write_text(written[0], json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    write_text(written[1], model_view.markdown(report, annotated) + "\n")
+    write_text(written[0], json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write_text(written[1], model_view.markdown(report) + "\n")
     if find_spec("matplotlib") is not None:
         written.append(model.save_model(report, folder / "report.png"))
     return written

@@ -1,9 +1,8 @@
-"""`ffedit inspect model`: reports, sheets, merging, going on, and what cannot be used."""
+"""`ffedit inspect model`: reports, merging, going on, and what cannot be used."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from random import Random
 
@@ -12,10 +11,7 @@ import zoo
 from shell import disk, shell
 from shown import shown
 
-from ffedit import EditError
 from ffedit.display.terminal.model_view import ByLayer, shift_line
-from ffedit.inspector.analyses.annotation import read_annotations
-from ffedit.inspector.analyses.annotation_sheet import PATTERNS
 from ffedit.inspector.analyses.intervals import CountedInterval
 from ffedit.inspector.views.report import Measure, Shift
 
@@ -102,68 +98,6 @@ def test_two_folders_merge(model: Path, corpus: Path, empty: Path, capsys: pytes
     assert twice.code == 1 and "count twice" in twice.err and not Path("more").exists()
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".html"])
-def test_sheets_are_written(
-    suffix: str, model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran = shell(capsys, *asked(model, "--corpus", corpus, "--out", "out", "--annotate", f"sheets{suffix}"))
-    assert ran.code == 0, ran.err
-    text = Path(f"sheets{suffix}").read_text()
-    if suffix == ".html":
-        found = re.search(r'<script type="application/json" id="sheets">(.*?)</script>', text, re.DOTALL)
-        assert found is not None and "http" not in text
-        sheets = json.loads(found[1])
-        assert text.count('type="checkbox"') == PATTERNS * sum(len(sheet["triggers"]) for sheet in sheets)
-    else:
-        sheets = [json.loads(line) for line in text.splitlines()]
-    assert len({sheet["memory"] for sheet in sheets}) == len(sheets) == 10 * zoo.DEPTH
-    assert all(1 <= len(sheet["triggers"]) <= 6 and sheet["patterns"] == [] for sheet in sheets)
-
-
-def filled(path: Path) -> Path:
-    def sheet(memory: str, *patterns: tuple[str, list[int]]) -> str:
-        found = [{"name": "?", "kind": kind, "covers": covers} for kind, covers in patterns]
-        return json.dumps({"memory": memory, "triggers": ["a b"] * 10, "patterns": found})
-
-    first = sheet("0.3", ("shallow", [1, 2, 3, 4]), ("semantic", [4, 5, 6]))
-    path.write_text("\n".join([first, sheet("0.4"), sheet("2.1", ("semantic", [*range(1, 11)]))]) + "\n")
-    return path
-
-
-def test_filled_sheets_give_the_papers_numbers(
-    tmp_path: Path, model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    every, lower, upper = read_annotations(filled(tmp_path / "filled.jsonl"))
-    assert (every.keys, every.recognised, lower.layer, lower.keys, upper.layer) == (3, 2, 0, 2, 2)
-    assert every.patterns[0] == 1 and lower.patterns[0] == 1
-    assert upper.patterns == pytest.approx((1, 0.2065, 1), abs=1e-4)  # Wilson's, of one key
-    assert lower.covered[0] == pytest.approx(0.3) and every.covered[0] == pytest.approx((0.6 + 0 + 1) / 3)
-    assert lower.shares == pytest.approx({"shallow": 0.15, "semantic": 0.1, "both": 0.05, "uncovered": 0.7})
-    ran = shell(capsys, *asked(model, "--corpus", corpus, "--out", "out", "--annotations", tmp_path / "filled.jsonl"))
-    assert ran.code == 0 and "patterns per key" in ran.out and "patterns per key" in Path("out/report.md").read_text()
-    assert json.loads(Path("out/report.json").read_text())["annotations"][0]["keys"] == 3
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}\n", "no sheet"),
-        ("nothing\n", "line 1 is no sheet"),
-        ('{"memory": "0.1", "triggers": ["a"], "patterns": []}\n', "no sheet names a pattern"),
-        ('{"memory": "0.1", "triggers": ["a", "b", "c"], "patterns": [{"kind": "odd", "covers": [1, 2, 3]}]}', "odd"),
-        ('{"memory": "0.1", "triggers": ["a", "b", "c"], "patterns": [{"kind": "shallow", "covers": [1, 2]}]}', "3 of"),
-        (
-            '{"memory": "0.1", "triggers": ["a", "b", "c"], "patterns": [{"kind": "shallow", "covers": [2, 3, 4]}]}',
-            "3 of",
-        ),
-    ],
-)
-def test_sheets_that_are_none_are_named(tmp_path: Path, content: str, message: str) -> None:
-    (path := tmp_path / "bad.jsonl").write_text(content)
-    with pytest.raises(EditError, match=message):
-        read_annotations(path)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -200,9 +134,6 @@ def test_places_that_cannot_be_written_are_found_before_the_work(
         (("--out", "file"), "file"),
         (("--out", "file/below"), "cannot be written"),
         (("--out", "full"), "holds other things"),
-        (("--out", "out", "--annotate", "sheets.csv"), ".html or .jsonl"),
-        (("--out", "out", "--annotate", "nowhere/sheets.html"), "cannot be written"),
-        (("--out", "out", "--annotations", "none.jsonl"), "cannot be read"),
     ):
         ran = shell(capsys, *asked(model, "--corpus", corpus, *words))
         assert ran.code == 1 and message in ran.err and len(ran.err.strip().splitlines()) == 1, ran.err

@@ -22,7 +22,6 @@ from shell import TEXT, shell
 from ffedit import Corpus, Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt, load, load_stacks
 from ffedit.display.html import page
 from ffedit.display.html.charts import Line, lines, stacked
-from ffedit.inspector.analyses.annotation_sheet import page as sheet_page
 from ffedit.inspector.corpus_pass import merging
 from ffedit.inspector.corpus_pass.memory_pass import Settings
 from ffedit.inspector.views.cards import MemoryCard, cards_of, report_cards
@@ -245,21 +244,7 @@ return [width, page.documentElement.scrollWidth <= width, ...wide].join(' ')
 
 def test_a_page_fits_a_phone(browser: Callable[[str, str], str], views: dict[str, Views]) -> None:
     several, cards = views["all"]
-    sheet = {"memory": "0.1", "triggers": ["a" * 300, EVIL.replace("\ud800", "")], "patterns": []}
-    pages = page(*several, cards=cards), page(*map(poisoned, several), cards=poisoned(cards)), sheet_page([sheet], "a")
+    pages = page(*several, cards=cards), page(*map(poisoned, several), cards=poisoned(cards))
     for text in pages:
         frame = f'<!doctype html><iframe width="390" height="800" style="border:0" srcdoc="{escape(text)}"></iframe>'
         assert browser(frame, WIDE) == "390 true"
-
-
-def test_a_sheet_is_filled_in_and_kept(browser: Callable[[str, str], str]) -> None:
-    text = sheet_page([{"memory": "0.1", "triggers": ["one of", "two of", "</script>"], "patterns": []}], "test")
-    fill = """
-    document.querySelector('[name="name-0-1"]').value = 'ends in of'
-    document.querySelectorAll('[name="0-1"]').forEach(box => box.checked = true)
-    document.dispatchEvent(new Event('input'))
-    return JSON.stringify(filled(sheets[0], 0).patterns)
-    """
-    patterns = '[{"name":"ends in of","kind":"shallow","covers":[1,2,3]}]'
-    assert browser(text, fill) == patterns
-    assert browser(text, "return JSON.stringify(filled(sheets[0], 0).patterns)") == patterns

@@ -296,8 +296,6 @@ def test_the_commands_take_a_mixture(empty: Path, capsys: pytest.CaptureFixture[
                 "--removing",
                 "2",
                 "2",
-                "--annotate",
-                "a.jsonl",
                 *given,
             ),
             "layer",
@@ -306,6 +304,5 @@ def test_the_commands_take_a_mixture(empty: Path, capsys: pytest.CaptureFixture[
         done = shell(capsys, "inspect", *words)
         assert (done.code, done.err) == (0, ""), done.err
         assert says in done.out and says.split()[0].lower() in Path("page.html").read_text().lower()
-    assert '"memory": "1.' in Path("a.jsonl").read_text()
     done = shell(capsys, "inspect", "memory", "1.9.7", *given)
     assert done.code != 0 and "experts 0 to 4" in done.err and done.err.count("\n") == 1

@@ -15,12 +15,11 @@ from typing import Any
 import jinja2
 
 from ffedit.display.html import charts, words
-from ffedit.display.terminal.model_view import annotated_columns, columns, sentences
+from ffedit.display.terminal.model_view import columns, sentences
 from ffedit.display.terminal.prompt_view import placed, share
 from ffedit.facts.text import number
 from ffedit.files.atomic import write_text
 from ffedit.inspector.analyses.activity import ACTIVE
-from ffedit.inspector.analyses.annotation import Annotated
 from ffedit.inspector.views.cards import MemoryCard
 from ffedit.inspector.views.edit_view import EditView
 from ffedit.inspector.views.memory_view import MemoryView
@@ -31,18 +30,12 @@ from ffedit.inspector.views.view import View
 KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
 
 
-def page(
-    *views: View,
-    cards: Sequence[MemoryCard] = (),
-    annotated: Sequence[Annotated] = (),
-    before: PromptView | None = None,
-) -> str:
+def page(*views: View, cards: Sequence[MemoryCard] = (), before: PromptView | None = None) -> str:
     """Render views as one HTML page.
 
     Args:
         views: views of a model, of prompts, of edits or of memories; the first one gives the page its title.
         cards: short descriptions of memories for the end of the page; memories with a view of their own are left out.
-        annotated: human annotations of the triggers of the first view's model.
         before: the first view, of a prompt, measured without the edit.
     """
     whole = {str(view.slot) for view in views if isinstance(view, MemoryView)}
@@ -54,7 +47,6 @@ def page(
             parts=[(KINDS[type(view)], view) for view in views],
             cards=brief,
             linked=whole | {str(card.slot) for card in brief},
-            annotated=annotated_columns(annotated) if annotated else None,
             before=before,
         )
     )

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.facts.text import quoted
-from ffedit.inspector.analyses.annotation import Annotated
 from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
 
 MOST_SHIFTS = 8
@@ -112,29 +111,7 @@ def _around(text: str, inside: bool) -> str:
     return text[min(at, max(0, len(text) - MOST_PREFIX)) :][:MOST_PREFIX]
 
 
-def annotated_view(found: Sequence[Annotated]) -> Group:
-    """Render the human annotations, layer by layer."""
-    return Group(Text("What people found in the triggers", style="bold"), _folding(*annotated_columns(found))[0])
-
-
-def annotated_columns(found: Sequence[Annotated]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and rows of the human annotations."""
-    names = list(found[0].shares)
-    rows = [
-        [
-            "all" if one.layer is None else str(one.layer),
-            str(one.keys),
-            str(one.recognised),
-            "{:.1f} [{:.1f}, {:.1f}]".format(*one.patterns),
-            "{:.0%} [{:.0%}, {:.0%}]".format(*one.covered),
-            *(f"{one.shares[name]:.0%}" for name in names),
-        ]
-        for one in found
-    ]
-    return ["layer", "keys", "with a pattern", "patterns per key", "triggers covered", *names], rows
-
-
-def markdown(report: ModelReport, annotated: Sequence[Annotated] = ()) -> str:
+def markdown(report: ModelReport) -> str:
     """Render the report as Markdown, with definitions and intervals."""
     lines = [
         f"# {_heading(report)}",
@@ -166,8 +143,6 @@ def markdown(report: ModelReport, annotated: Sequence[Annotated] = ()) -> str:
         heads = ["prefix", "residual", "feed-forward", "output", "in the text", "case"]
         rows = [[s.prefix, s.residual, s.added, s.output, s.next or "–", s.case] for s in report.shifts]
         lines += [*_table(heads, rows), ""]
-    if annotated:
-        lines += ["## What people found in the triggers", "", *_table(*annotated_columns(annotated)), ""]
     return "\n".join(lines)
 
 
