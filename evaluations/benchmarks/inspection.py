@@ -33,7 +33,6 @@ from ffedit.inference.text import ROW_TOKENS, Corpus
 from ffedit.inspector.corpus_pass.memory_pass import TOKENS_PER_BATCH, Pass, Settings, collect, started
 from ffedit.inspector.corpus_pass.rows import rows_of
 from ffedit.model.hooks import capture
-from ffedit.model.stacks import Stack
 
 WORDS, SEED = 2000, 0
 BATCH = TOKENS_PER_BATCH // ROW_TOKENS
@@ -53,10 +52,9 @@ def load(folder: Path, tokens: int) -> tuple[ffedit.Editable, Corpus, Tensor]:
 
 def ours(editable: ffedit.Editable, corpus: Corpus, top: int) -> Pass:
     """The streaming pass, to disk."""
-    stack = Stack.of(editable)
-    state = started(stack, {"settings": asdict(Settings(top=top))})
+    state = started(editable, {"settings": asdict(Settings(top=top))})
     with tempfile.TemporaryDirectory() as folder:
-        collect(stack, rows_of(editable, corpus), corpus.tokens, state, Path(folder))
+        collect(editable, rows_of(editable, corpus), corpus.tokens, state, Path(folder))
     return state
 
 

@@ -16,7 +16,6 @@ from ffedit.display.terminal.edit_view import edited_view
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.inspector.views.cards import cards_of
 from ffedit.model.editable import Editable
-from ffedit.model.stacks import Stack
 
 
 @click.command()
@@ -42,5 +41,5 @@ def edit(
         view = ffedit.inspect_edit(editable, found, corpus, top, progress)
     surface.show(edited_view(view))
     if html is not None:
-        save_page(html, view, cards=cards_of(Stack.of(editable), *view.layers))
+        save_page(html, view, cards=cards_of(editable, *view.layers))
     surface.write_json(view.to_dict())

@@ -14,7 +14,7 @@ from ffedit.display.html import save_page
 from ffedit.display.terminal import render
 from ffedit.display.terminal.memory_view import memory_view
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 
 
 @click.command()

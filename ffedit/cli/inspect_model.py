@@ -19,7 +19,7 @@ from ffedit.inspector.corpus_pass import merging
 from ffedit.inspector.corpus_pass.memory_pass import Settings
 from ffedit.inspector.views.cards import report_cards
 from ffedit.inspector.views.model_view import Removing, analyse, inspect_model
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 
 COUNT = click.IntRange(1)
 

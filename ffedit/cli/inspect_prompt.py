@@ -18,7 +18,6 @@ from ffedit.display.terminal.prompt_view import compared, prompt_view
 from ffedit.inspector.views.cards import cards_of
 from ffedit.inspector.views.slots import parse_scalings
 from ffedit.model.editable import Editable
-from ffedit.model.stacks import Stack
 
 
 @click.command()
@@ -50,7 +49,7 @@ def prompt(
     before = ffedit.inspect_prompt(editable, text, scaled, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), progress_bars(surface.quiet) as progress:
         view = ffedit.inspect_prompt(editable, text, scaled, promote, top, progress)
-        cards = cards_of(Stack.of(editable), view) if html is not None else ()
+        cards = cards_of(editable, view) if html is not None else ()
     surface.show(compared(before, view) if before is not None else None, prompt_view(view))
     if html is not None:
         save_page(html, view, cards=cards, before=before)

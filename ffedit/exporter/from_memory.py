@@ -21,7 +21,6 @@ from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError
 from ffedit.exporter.shard_plan import file_name
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, sample_of
-from ffedit.loading.verify import probe_ids
 from ffedit.model.editable import Editable
 from ffedit.model.memory import SAMPLE
 from ffedit.model.offload import fetched_from, is_offloaded, parameters
@@ -87,7 +86,7 @@ def _set_dtype(config: Path, dtype: torch.dtype) -> None:
 @torch.no_grad()
 def expect(editable: Editable, place: Path) -> None:
     """Save what a fresh process compares with: probe ids, the model's logits on them, and a hash of each weight."""
-    ids = probe_ids(editable, min(32, editable.max_tokens)).to(editable.device)
+    ids = editable.probe_ids(min(32, editable.max_tokens)).to(editable.device)
     logits = editable.run(input_ids=ids, use_cache=False).logits
     saved = next(iter(editable.memories.values())).saved_dtype
     about = {

@@ -17,16 +17,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ffedit.model.hooks import capture, only_at, replace_input, skipped
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, Stack
+from ffedit.model.hooks import capture, only_at, replace_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +68,14 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run_to(editable: Editable, ids: Tensor, layer: int) -> None:
-    """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read."""
-    with ExitStack() as stack:
-        dtype = editable.feed_forward[0].dtype
-        nothing = torch.zeros(*ids.shape, editable.d_model, dtype=dtype, device=editable.device)
-        for above in editable.layers[layer + 1 :]:
-            stack.enter_context(skipped(above, nothing, editable.layers_return_tuples))
-        stack.enter_context(replace_input(editable.unembedding, lambda hidden: hidden[:1, :1]))
-        editable.run(input_ids=ids.to(editable.device), use_cache=False)
+def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None) -> None:
+    """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read.
+
+    `others` are mask, source and its mask, as of `Stack.forward`.
+    """
+    nothing = torch.zeros(*ids.shape, stack.d_model, dtype=stack.feed_forward[0].dtype, device=stack.device)
+    with stack.skipping(stack.layers[layer + 1 :], nothing), stack.without_logits():
+        stack.forward(ids, *others)
 
 
 @torch.no_grad()
@@ -163,8 +160,7 @@ def resume(
         kept = recording.states[layer][rows, :start]
         return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
     with ExitStack() as stack:
-        for below in editable.layers[:layer]:
-            stack.enter_context(skipped(below, states, editable.layers_return_tuples))
+        stack.enter_context(editable.skipping(editable.layers[:layer], states))
         if layer == 0:
             stack.enter_context(replace_input(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, read, start))
@@ -209,8 +205,7 @@ def resume_each(
     if "position_ids" in signature(editable.model.forward).parameters:
         places["position_ids"] = inside.to(ids.device)
     with ExitStack() as stack:
-        for below in editable.layers[:layer]:
-            stack.enter_context(skipped(below, states, editable.layers_return_tuples))
+        stack.enter_context(editable.skipping(editable.layers[:layer], states))
         if layer == 0:
             stack.enter_context(replace_input(editable.layers[0], lambda _: states))
         stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
@@ -273,10 +268,8 @@ def final_states(
 @torch.no_grad()
 def logits_of(editable: Editable, states: Tensor) -> Tensor:
     """Return logits [n, vocabulary] of last-layer outputs [n, d_model]: the model's own norm, unembedding, scaling."""
-    with ExitStack() as stack:
-        for layer in editable.layers:
-            stack.enter_context(skipped(layer, states[:, None], editable.layers_return_tuples))
-        ids = torch.zeros(len(states), 1, dtype=torch.long, device=editable.device)
+    ids = torch.zeros(len(states), 1, dtype=torch.long, device=editable.device)
+    with editable.skipping(editable.layers, states[:, None]):
         logits: Tensor = editable.run(input_ids=ids, use_cache=False).logits[:, 0]
     return logits
 

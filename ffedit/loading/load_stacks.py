@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 from ffedit.loading.device_map import DeviceMap, spread_over
 from ffedit.loading.encoder_decoder import stacks
 from ffedit.loading.load import Source, load_model, opened, read, ready_pair
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 from ffedit.progress import Progress, silent
 
 
@@ -47,7 +47,7 @@ def load_stacks(
     found = opened(str(name_or_path), revision, trust_remote_code, progress)
     if (reader := _reader(found.config)) is None:
         everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
-        return [Stack.of(load_model(name_or_path, *everything, progress=progress))]
+        return [load_model(name_or_path, *everything, progress=progress)]
     model, tokenizer, _ = read(found, *reader, dtype, spread)
     return stacks(model, tokenizer, found.name, value_matrix)
 

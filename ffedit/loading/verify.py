@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.errors import ModelError
@@ -50,38 +50,35 @@ def find_and_verify(
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
-    unembedding = model.get_output_embeddings()
-    if model.config.is_encoder_decoder or unembedding is None:
+    if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise ModelError(f"{name}: {type(model).__name__} is not a causal decoder (no unembedding, or an encoder)")
     if not offload.is_loaded(model):
         raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
     layers = find_layers(model, name)
-
-    def probe() -> None:
-        editable.run(input_ids=probe_ids(editable).to(editable.device), use_cache=False)
-
-    feed_forward = [
-        find_feed_forward(Layer(model, layer, i, name, probe, value_matrix, saved_dtype))
+    editable = Editable(model, tokenizer, name, layers, attention=find_attention(layers))
+    editable.max_tokens = longest_input(model.config.get_text_config(), model, 2048)
+    editable.feed_forward = [
+        find_feed_forward(Layer(model, layer, i, name, editable.probe, value_matrix, saved_dtype))
         for i, layer in enumerate(layers)
     ]
-    embedding = model.get_input_embeddings()
-    attention = find_attention(layers)
-    editable = Editable(model, tokenizer, name, layers, feed_forward, attention, embedding, unembedding)
     _verify(editable)
     return editable
 
 
-def probe_ids(editable: Editable, count: int = 8) -> Tensor:
-    """Return a few fixed token ids [1, count] that any vocabulary has."""
-    size = int(editable.model.config.get_text_config().vocab_size)
-    return (torch.arange(count) * 7919 + 11)[None, :] % size
+def longest_input(config: Any, body: nn.Module, otherwise: int) -> int:
+    """Return the number of positions; they begin behind the position of padding where there is one (RoBERTa)."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    longest = next((int(n) for name in names if (n := getattr(config, name, None))), otherwise)
+    positions = (module for path, module in body.named_modules() if path.endswith("position_embeddings"))
+    offsets = (module.padding_idx + 1 for module in positions if getattr(module, "padding_idx", None) is not None)
+    return longest - next(offsets, 0)
 
 
 @torch.no_grad()
 def _verify(editable: Editable) -> None:
     """Check in one forward pass that the model is causal, its numbers finite, and W k + b each layer's output."""
     model, name = editable.model, editable.name
-    ids = probe_ids(editable).to(editable.device)
+    ids = editable.probe_ids().to(editable.device)
     dense = {one.parts[0].address: one.parts[0] for one in editable.feed_forward if one.mixture is None}
     modules = {address: memory.module for address, memory in dense.items()}
     blocks = {id(module) for layer in editable.layers for module in layer.modules()}
@@ -111,7 +108,7 @@ def _verify(editable: Editable) -> None:
     near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
     if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
-    editable.layers_return_tuples = isinstance(things[0], tuple)
+    editable.layer_outputs = 2 if isinstance(things[0], tuple) else 0
     state = final["unembedding"]
     feeding = [path for path, out in beside.items() if out.shape == state.shape and torch.equal(out, state)]
     editable.norm = feeding[-1] if feeding else ""

@@ -1,26 +1,70 @@
-"""A causal decoder whose feed-forward memories have been found: the object that all of ffedit works on.
+"""A model's layers with their memories: of a causal decoder, an encoder, or one half of an encoder–decoder.
 
-`ffedit.loading.verify` makes one from a transformers model.
+The paper that this project is based on (Geva et al. 2021, arXiv 2012.14913) inspects causal decoders and asks whether
+the same holds for encoders and for translation. A `Stack` is what inspecting needs of all of them: the memories in
+order, what each layer computed in a pass, and how a vector of the residual stream is read as logits.
+
+    before + added = total        added: the feed-forward output, behind a norm of its own where it has one (Gemma 2)
+    after = norm(total)           where the block ends in a norm (BERT, BART); otherwise after = total
+
+An `Editable` is the stack of a causal decoder, which can be traced, edited and sampled from, too. `ffedit.loading`
+makes both from a transformers model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
 from ffedit.errors import ModelError
 from ffedit.model import offload
 from ffedit.model.edit_history import History
+from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import eval_mode
+from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
 from ffedit.model.memory import Memories
+from ffedit.model.residual_add import ResidualAdd, find_residual_adds
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode
+
+Kind: TypeAlias = Literal["decoder", "encoder"]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Activations of one layer in a pass over n rows of t tokens.
+
+    Attributes:
+        layer: counted from 0 at the embedding's side.
+        key: m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its
+            experts joined, each scaled by its router's weight.
+        output: of the value matrix or the mixture, bias included, [n, t, d_model].
+        added: what the block adds to the residual stream for it, [n, t, d_model].
+        total: the residual stream with it, before a norm in which the block may end, [n, t, d_model].
+        after: the residual stream that leaves the block, [n, t, d_model].
+        routed: the router's choice for the n · t tokens of a mixture; None of a dense layer.
+    """
+
+    layer: int
+    key: Tensor
+    output: Tensor
+    added: Tensor
+    total: Tensor
+    after: Tensor
+    routed: Routed | None = None
+
+    @property
+    def before(self) -> Tensor:
+        """Residual stream without the feed-forward layer's output (with the attention's), [n, t, d_model]."""
+        return (self.total.float() - self.added.float()).to(self.total.dtype)
 
 
 @dataclass(eq=False)
@@ -37,26 +81,19 @@ class FingerprintCache:
 
 
 @dataclass(eq=False)
-class Editable:
-    """Causal language model whose memories have been found and verified.
+class Stack:
+    """Layers with their memories, in order, and the path from their output to logits.
 
     Attributes:
-        model: the transformers model.
+        model: the whole transformers model.
         tokenizer: its tokenizer.
-        name: a hub id, a folder, or the name it was loaded by.
-        layers: the decoder's blocks, in order.
+        name: a hub id, a folder, or the name the model was loaded by.
+        layers: the blocks, in order.
         feed_forward: the memories of each layer as one.
-        attention: the output projection of each layer's attention; empty where it is not recognised.
-        embedding: the module that turns ids into vectors.
-        unembedding: the module that turns states into logits.
-        norm: path of the module that feeds the unembedding.
-        layers_return_tuples: whether a block returns a tuple that begins with the hidden state.
-        resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
-        ragged: whether each row of a batch can be rerun from its own position.
-        probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
-        history: the edits that are in the weights, and the originals of what they changed.
-        chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.chat`).
-        source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
+        kind: what the layers are.
+        norm: path of the norm of the residual stream behind the last layer; "" where there is none.
+        layer_outputs: number of entries of the tuple that a block returns; 0 where it returns a bare tensor.
+        max_tokens: longest input.
         hashed: what the fingerprint has read already.
     """
 
@@ -64,39 +101,230 @@ class Editable:
     tokenizer: PreTrainedTokenizerBase
     name: str
     layers: list[nn.Module]
-    feed_forward: list[FeedForward]
-    attention: list[nn.Module]
-    embedding: nn.Module
-    unembedding: nn.Module
+    feed_forward: list[FeedForward] = field(default_factory=list)
+    kind: Kind = "decoder"
     norm: str = ""
-    layers_return_tuples: bool = False
-    resumable: bool = True
-    ragged: bool = False
-    probe_error: float = 0.0
-    history: History = field(default_factory=History)
-    chat: bool = False
-    source: dict[str, Any] | None = None
+    layer_outputs: int = 0
+    max_tokens: int = 2048
     hashed: FingerprintCache = field(default_factory=FingerprintCache, repr=False)
+
+    @property
+    def causal(self) -> bool:
+        """True if a position depends only on those before it: not in an encoder, nor in a decoder with an encoder."""
+        return self.kind == "decoder" and not self.model.config.is_encoder_decoder
+
+    @cached_property
+    def memories(self) -> Memories:
+        """Value matrices, by `Address`, or by layer number where a layer has only one."""
+        return Memories([memory for layer in self.feed_forward for memory in layer.parts])
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.feed_forward[0].shape[0]
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Module that turns ids into vectors."""
+        return self.model.get_input_embeddings()
+
+    @property
+    def unembedding(self) -> nn.Module:
+        """Module that turns states into logits.
+
+        Raises:
+            ModelError: the model has none.
+        """
+        head: nn.Module | None = self.model.get_output_embeddings()
+        if head is None:
+            raise ModelError(
+                f"{type(self.model).__name__} has no unembedding, so its states read as no tokens; load the model with "
+                "its language-modelling head"
+            )
+        return head
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits; ModelError as of `unembedding`."""
+        return len(offload.fetched(self.unembedding))
 
     @property
     def device(self) -> torch.device:
         """Device of the token ids."""
         return offload.device_of(self.embedding)
 
-    def run(self, **given: Any) -> Any:
-        """Run the model on `given`, in evaluation mode whatever mode its modules are in."""
+    def run(self, **inputs: Any) -> Any:
+        """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in."""
         with eval_mode(self.model):
-            return self.model(**given)
+            return self.model(**inputs)
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> Any:
+        """Run the pass that contains these layers.
+
+        Args:
+            ids: token ids [n, t] of this stack.
+            mask: 1 where a token counts, [n, t]; not needed where all do, nor for padding right of a causal row.
+            source: input of the encoder when this is the decoder of a pair, [n, s]; `ids` themselves if not given.
+            source_mask: 1 where a token of it counts, [n, s]; `mask` where `source` is not given.
+
+        Returns:
+            The model's output; of the encoder of a pair, the encoder's.
+        """
+        ids = ids.to(self.device)
+        mask = mask if mask is None else mask.to(ids.device)
+        if not self.model.config.is_encoder_decoder:
+            cache = {"use_cache": False} if self.kind == "decoder" else {}
+            return self.run(input_ids=ids, attention_mask=mask, **cache)
+        if self.kind == "encoder":
+            with eval_mode(self.model):
+                return self.model.get_encoder()(input_ids=ids, attention_mask=mask)
+        source, source_mask = (ids, mask) if source is None else (source.to(ids.device), source_mask)
+        return self.run(
+            input_ids=source,
+            attention_mask=source_mask if source_mask is None else source_mask.to(ids.device),
+            decoder_input_ids=ids,
+            decoder_attention_mask=mask,
+            use_cache=False,
+        )
+
+    @torch.no_grad()
+    def stream(self, ids: Tensor, see: Callable[[Seen], None], *others: Tensor | None) -> None:
+        """Run token ids [n, t] and pass each layer's `Seen` to `see` once it is done; nothing is kept or unembedded.
+
+        Args:
+            ids: as of `forward`.
+            see: called with each layer in turn.
+            others: mask, source and its mask, as of `forward`.
+
+        Raises:
+            ModelError: it was not recognised how a block adds its feed-forward output to the residual stream.
+        """
+        shape = (*ids.shape, -1)  # some models (OPT) flatten rows and tokens ahead of the feed-forward layer
+        values = {ff.layer: ff.module for ff in self.feed_forward}
+        residual_adds = dict(enumerate(self.residual_adds))
+        routed: dict[int, Routed] = {}
+        with ExitStack() as stack:
+            keys = [stack.enter_context(ff.keys()) for ff in self.feed_forward]
+            for ff in self.feed_forward:
+                if ff.mixture is not None:
+                    note = partial(routed.__setitem__, ff.layer)
+                    stack.enter_context(ff.mixture.watched(routes=note))
+            outputs = stack.enter_context(capture(values))
+            added = stack.enter_context(
+                capture({i: add.added for i, add in residual_adds.items() if add.added is not values[i]})
+            )
+            normed = {i: add.norm for i, add in residual_adds.items() if add.norm is not None}
+            totals = stack.enter_context(capture(normed, inputs=True))
+
+            def show(layer: int, after: Tensor) -> None:
+                output, after = outputs.pop(layer).reshape(shape), after.clone().reshape(shape)
+                addend = added.pop(layer).reshape(shape) if layer in added else output
+                addend = addend if residual_adds[layer].factor == 1 else addend * residual_adds[layer].factor
+                total = totals.pop(layer).reshape(shape) if layer in totals else after
+                key = keys[layer]().reshape(shape)
+                see(Seen(layer, key, output, addend, total, after, routed.pop(layer, None)))
+
+            for layer, module in enumerate(self.layers):
+                stack.enter_context(watched(module, partial(show, layer)))
+            stack.enter_context(self.without_logits())
+            self.forward(ids, *others)
+
+    def activations(self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None) -> list[Seen]:
+        """Run token ids [n, t] and return each layer's `Seen`; arguments and errors as of `stream`."""
+        seen: list[Seen] = []
+        self.stream(ids, seen.append, mask, source)
+        return seen
+
+    @torch.no_grad()
+    def read(self, vectors: Tensor) -> Tensor:
+        """Read vectors of the residual stream as logits, by the model's own path behind the last layer.
+
+        Of an encoder without a decoder this is its masked-language head. The encoder of a pair is never unembedded by
+        the model: behind its own final norm it is read as the decoder's last state would be.
+
+        Args:
+            vectors: [n, d_model].
+
+        Returns:
+            Logits [n, vocabulary], float32.
+
+        Raises:
+            ModelError: the model has no unembedding.
+        """
+        states = vectors.to(self.device, offload.fetched(self.unembedding).dtype)[:, None]
+        ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
+        inputs: dict[str, Any] = {"input_ids": ids}
+        with ExitStack() as stack:
+            if self.model.config.is_encoder_decoder:
+                inputs = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "decoder_input_ids": ids}
+            if self.model.config.is_encoder_decoder and self.kind == "encoder":
+                final = self.model.get_submodule(self.norm)(states) if self.norm else states
+                read = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=final)
+                stack.enter_context(skipped(self.model.get_decoder(), read))
+            else:
+                stack.enter_context(self.skipping(self.layers, states))
+            if self.kind == "decoder":
+                inputs["use_cache"] = False
+            logits: Tensor = self.run(**inputs).logits
+        return logits[:, 0].float()
 
     @cached_property
-    def memories(self) -> Memories:
-        """Value matrices, by `Address`, or by layer number where a layer has only one."""
-        return Memories([part for layer in self.feed_forward for part in layer.parts])
+    def residual_adds(self) -> list[ResidualAdd]:
+        """Addition of each block's feed-forward output to the residual stream; found in a probe run on first use."""
+        return find_residual_adds(self.layers, self.feed_forward, self.probe)
 
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream."""
-        return self.feed_forward[0].shape[0]
+    def probe(self) -> None:
+        """Run a few fixed token ids that any vocabulary has."""
+        with torch.no_grad():
+            self.forward(self.probe_ids())
+
+    def probe_ids(self, count: int = 8) -> Tensor:
+        """Return a few fixed token ids [1, count] that any vocabulary has."""
+        size = int(self.model.config.get_text_config().vocab_size)
+        return (torch.arange(count) * 7919 + 11)[None, :] % size
+
+    @contextmanager
+    def skipping(self, layers: Sequence[nn.Module], states: Tensor) -> Iterator[None]:
+        """Make each of `layers` return `states` instead of running."""
+        returned = (states, *[None] * (self.layer_outputs - 1)) if self.layer_outputs else states
+        with ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(skipped(layer, returned))
+            yield
+
+    def without_logits(self) -> AbstractContextManager[None]:
+        """Unembed one state only, in a pass whose logits are not read."""
+        unembedding = self.model.get_output_embeddings()
+        return nullcontext() if unembedding is None else replace_input(unembedding, lambda hidden: hidden[:1, :1])
+
+
+@dataclass(eq=False)
+class Editable(Stack):
+    """Causal language model whose memories have been found and verified.
+
+    Attributes:
+        attention: the output projection of each layer's attention; empty where it is not recognised.
+        resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
+        ragged: whether each row of a batch can be rerun from its own position.
+        probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
+        history: the edits that are in the weights, and the originals of what they changed.
+        chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
+        source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
+    """
+
+    attention: list[nn.Module] = field(default_factory=list)
+    resumable: bool = True
+    ragged: bool = False
+    probe_error: float = 0.0
+    history: History = field(default_factory=History)
+    chat: bool = False
+    source: dict[str, Any] | None = None
 
     @property
     def last_feed_forward(self) -> nn.Module | None:
@@ -125,9 +353,8 @@ class Editable:
     @property
     def ends(self) -> set[int]:
         """Token ids that end the model's output: the text, or its turn in a chat."""
-        settings = self.model.generation_config
-        found = getattr(settings, "eos_token_id", None)
-        ids = found if isinstance(found, list) else [found]
+        eos = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = eos if isinstance(eos, list) else [eos]
         return {int(i) for i in (*ids, self.tokenizer.eos_token_id) if i is not None}
 
     def encode(
@@ -135,9 +362,3 @@ class Editable:
     ) -> Encoded:
         """Encode a prompt and its answer as `tokenization.encode` does; in a chat, inside its template."""
         return encode(self.tokenizer, prompt, answer, span, max_tokens, self.chat)
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest input that the model takes."""
-        config: Any = self.model.config.get_text_config()
-        return int(getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048)

@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.model import offload
-from ffedit.model.editable import Editable, FingerprintCache
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import FingerprintCache, Stack
 
 SAMPLE = 4096
 PART = 2**22
@@ -26,7 +25,7 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京
 
 
 @torch.no_grad()
-def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
+def fingerprint(editable: Stack, below: int | None = None) -> str:
     """Return the hash, 16 hexadecimal digits.
 
     Args:
@@ -42,9 +41,7 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
     config["architectures"] = [type(editable.model).__name__]
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
-    owner = editable.editable if isinstance(editable, Stack) else editable
-    hashed = FingerprintCache() if owner is None else owner.hashed
-    digest.update(_vocabulary(hashed, tokenizer))
+    digest.update(_vocabulary(editable.hashed, tokenizer))
     # Tokenizers with one vocabulary may still differ: with and without a BOS, another normaliser, other merges.
     used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
     digest.update(json.dumps(used).encode())
@@ -57,13 +54,13 @@ def fingerprint(editable: Editable | Stack, below: int | None = None) -> str:
         if id(weight) not in left_out:
             flat = offload.fetched_from(editable.model, name).reshape(-1)
             sample = flat[:: max(1, -(-len(flat) // SAMPLE))].cpu().double().numpy().tobytes()
-            total = _total(hashed, name, weight, flat, sample)
+            total = _total(editable.hashed, name, weight, flat, sample)
             digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{total}".encode())
             digest.update(sample)
     return digest.hexdigest()[:16]
 
 
-def forget(editable: Editable) -> None:
+def forget(editable: Stack) -> None:
     """Make the next fingerprint read everything anew: after a write through `.data` that the sample may miss."""
     editable.hashed = FingerprintCache()
 

@@ -141,13 +141,13 @@ def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
 
 
 @contextmanager
-def skipped(module: nn.Module, tensor: Any, returns_tuple: bool) -> Iterator[None]:
-    """Make `module` return `tensor` without running."""
+def skipped(module: nn.Module, output: Any) -> Iterator[None]:
+    """Make `module` return `output` without running."""
     # An instance attribute shadows the method, and may itself be shadowed already (accelerate's offloading does so).
     original = module.__dict__.get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return (tensor, None) if returns_tuple else tensor
+        return output
 
     module.forward = forward
     try:

@@ -72,7 +72,7 @@ def test_a_pass_of_one_stack_is_not_taken_for_the_others(corpus: Corpus, tmp_pat
 
 def test_a_decoder_is_its_own_stack(model: Path, corpus: Corpus) -> None:
     (stack,) = ffedit.load_stacks(model)
-    assert stack.causal and stack.called == str(model)
+    assert stack.causal and stack.name == str(model)
     view = ffedit.inspect_memory(stack, "1.7", corpus, 3)
     assert view == ffedit.inspect_memory(ffedit.load(model), "1.7", corpus, 3) and view.note is None
     assert ffedit.inspect_memory(stack, "1.7", Corpus(tokens=60), 2).corpus.startswith("text sampled")

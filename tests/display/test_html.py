@@ -27,7 +27,6 @@ from ffedit.inspector.corpus_pass.memory_pass import Settings
 from ffedit.inspector.views.cards import MemoryCard, cards_of, report_cards
 from ffedit.inspector.views.model_view import Removing
 from ffedit.inspector.views.view import View
-from ffedit.model.stacks import Stack
 
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b\n\u202eright\ud800 שלום "
 PROMPT = "the Eiffel tower is located in"
@@ -44,12 +43,11 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Views]:
     folder = tmp_path_factory.mktemp("pages")
     (folder / "text.txt").write_text(TEXT * 3)
     corpus, editable = Corpus(folder / "text.txt"), zoo.shared("gpt2")
-    stack = Stack.of(editable)
     memory = inspect_memory(editable, "1.7", corpus, top=4)
     prompt = inspect_prompt(editable, PROMPT, {"1.7": 0.0}, "Rome", top=2)
     edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus, top=3)
     report = inspect_model(editable, corpus, folder / "pass", Settings(5, None, 20, 0), Removing(2, 2))
-    cards = report_cards(stack, report, *merging.load_pass(stack, folder / "pass"))
+    cards = report_cards(editable, report, *merging.load_pass(editable, folder / "pass"))
     encoder = load_stacks((halves.model("bert"), zoo.words()))[0]
     (folder / "texts.jsonl").write_text(f'{{"text": "{PROMPT} Paris"}}\n' * 3)
     texts = Corpus(folder / "texts.jsonl")
@@ -58,10 +56,10 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Views]:
     return {
         "encoder": ((inspect_memory(encoder, "1.7", texts, top=3), around), found),
         "memory": ((memory,), ()),
-        "prompt": ((prompt,), cards_of(stack, prompt)),
-        "edit": ((edit,), cards_of(stack, *edit.layers)),
+        "prompt": ((prompt,), cards_of(editable, prompt)),
+        "edit": ((edit,), cards_of(editable, *edit.layers)),
         "model": ((report,), cards),
-        "all": ((report, prompt, memory, edit), (*cards, *cards_of(stack, prompt))[: len(cards)]),
+        "all": ((report, prompt, memory, edit), (*cards, *cards_of(editable, prompt))[: len(cards)]),
     }
 
 

@@ -31,7 +31,6 @@ import ffedit
 from ffedit import Edit, FFEditError, editor
 from ffedit.editor import Corpus
 from ffedit.exporter import ship
-from ffedit.loading.verify import probe_ids
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, replace_input, replace_output
 from ffedit.model.tokenization import encode
@@ -71,7 +70,7 @@ def _apart() -> Iterator[Path]:
 def _key(editable: Editable, layer: int) -> Tensor:
     """The key at the last token of a pass over a few tokens, [Σ d_ff]."""
     with editable.feed_forward[layer].keys() as keys, torch.no_grad():
-        editable.model(input_ids=probe_ids(editable), use_cache=False)
+        editable.model(input_ids=editable.probe_ids(), use_cache=False)
     return keys()[-1]
 
 
@@ -102,7 +101,7 @@ def added(editable: Editable) -> float | None:
             capture(block) as leaving,
             torch.no_grad(),
         ):
-            editable.model(input_ids=probe_ids(editable), use_cache=False)
+            editable.model(input_ids=editable.probe_ids(), use_cache=False)
         return leaving[0][0, -1]
 
     moved = stream(1) - stream(0)

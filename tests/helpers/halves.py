@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from zoo import VOCAB, WORDS, words
 
 from ffedit import load_stacks
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 
 _BERT = {
     "hidden_size": 32,
@@ -99,7 +99,7 @@ def tokenizer() -> Any:
 @functools.cache
 def stack_of(family: str, half: str) -> Stack:
     found = load_stacks((model(family), tokenizer()))
-    return next(one for one in found if one.name == half)
+    return next(stack for stack in found if stack.kind == half)
 
 
 def texts(count: int = 60) -> list[str]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from ffedit import Corpus
 from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, started
 from ffedit.inspector.corpus_pass.rows import NOTHING, Row, RowStore, rows_of
+from ffedit.model.editable import Stack
 from ffedit.model.hooks import capture
-from ffedit.model.stacks import Stack
 
 # ReLU, GELU, and a SwiGLU gate.
 FAMILIES = ("opt", "gpt2", "llama")
@@ -40,12 +40,11 @@ def written(path: Path, texts: list[str]) -> Corpus:
 
 
 def made(family: str, corpus: Corpus, folder: Path, **settings: Any) -> tuple[Stack, Pass, RowStore]:
-    editable = zoo.shared(family)
-    stack = Stack.of(editable)
+    stack = zoo.shared(family)
     settings = {"top": TOP, "positions": 40} | settings
     state = started(stack, {"fingerprint": "-", "settings": asdict(Settings(**settings)), "corpus": "", "tokens": 0})
     folder.mkdir(exist_ok=True)
-    return stack, state, collect(stack, rows_of(editable, corpus), corpus.tokens, state, folder)
+    return stack, state, collect(stack, rows_of(stack, corpus), corpus.tokens, state, folder)
 
 
 @torch.no_grad()

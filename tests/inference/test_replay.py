@@ -156,7 +156,7 @@ def test_what_is_read_twice_counts_once_in_gradients() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_skipped_layer_is_restored_even_when_the_block_raises(family: str) -> None:
     editable = zoo.shared(family)
-    with pytest.raises(KeyError), skipped(editable.layers[0], torch.zeros(1), editable.layers_return_tuples):
+    with pytest.raises(KeyError), skipped(editable.layers[0], torch.zeros(1)):
         raise KeyError
     assert "forward" not in editable.layers[0].__dict__
 

@@ -156,7 +156,7 @@ def test_all_triggers_and_the_composition(family: str, half: str, corpus: Corpus
     state = started(stack, about)
     store = collect(stack, rows_of(stack, corpus), corpus.tokens, state, tmp_path)
     spots = list(all_of_it)
-    for layer, memory in enumerate(stack.memories):
+    for layer, memory in enumerate(stack.memories.values()):
         m = torch.stack([layers[layer]["m"] for layers in all_of_it.values()])
         kept = state.triggers[layer]
         torch.testing.assert_close(kept.coefficients, m.topk(TOP, 0).values.T.clamp(min=0), rtol=1e-5, atol=1e-5)
@@ -165,7 +165,7 @@ def test_all_triggers_and_the_composition(family: str, half: str, corpus: Corpus
                 if place != NOTHING:
                     expected = float(m[spots.index(tuple(store.context(place))), key])
                     assert coefficient == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    tops = [read(family, half, stack.model, memory.value.T).argmax(-1) for memory in stack.memories]
+    tops = [read(family, half, stack.model, memory.value.T).argmax(-1) for memory in stack.memories.values()]
     composed = compose(stack, state.sample.seen, tops)
     for at, place in enumerate(state.sample.places.tolist()):
         layers = all_of_it[tuple(store.context(place))]  # type: ignore[index]

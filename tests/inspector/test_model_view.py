@@ -30,7 +30,6 @@ from ffedit.inspector.views.model_view import Removing, inspect_model
 from ffedit.inspector.views.slots import Slot
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
-from ffedit.model.stacks import Stack
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -150,7 +149,7 @@ def test_silent_memories_are_no_candidates(dtype: torch.dtype, monkeypatch: pyte
 def test_a_text_on_which_the_model_overflows_is_refused(tmp_path: Path) -> None:
     editable, corpus = zoo.build("gpt2"), written(tmp_path / "a.jsonl", documents(30))
     with capture({"ids": editable.model.get_input_embeddings()}, inputs=True) as probed:
-        Stack.of(editable).probe()
+        editable.probe()
         token = next(i for row in rows_of(editable, corpus) for i in row[:-1] if i not in probed["ids"])
     with torch.no_grad():
         editable.model.get_input_embeddings().weight[token] = torch.nan  # type: ignore[index,operator]

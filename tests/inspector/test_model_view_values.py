@@ -22,7 +22,7 @@ def test_values_agree_as_the_plain_reading_says(family: str, tmp_path: Path) -> 
     stack, state, store = made(family, written(tmp_path / "a.jsonl", texts), tmp_path / "out")
     editable = zoo.shared(family)
     all_values = []
-    for layer, memory in enumerate(stack.memories):
+    for layer, memory in enumerate(stack.memories.values()):
         values = read_values(stack, layer, state.triggers[layer], store)
         all_values.append(values)
         logits = torch.stack([read_alone(family, memory.value[:, i]) for i in range(memory.d_ff)])
@@ -61,7 +61,7 @@ def test_composition_is_what_one_position_at_a_time_shows(family: str, tmp_path:
     model = zoo.shared(family).model
     for at, place in enumerate(state.sample.places.tolist()):
         ids = torch.tensor([store.context(place).ids])
-        modules = {layer: memory.module for layer, memory in enumerate(stack.memories)}
+        modules = {layer: memory.module for layer, memory in enumerate(stack.memories.values())}
         with (
             torch.no_grad(),
             capture(modules, inputs=True) as keys,

@@ -18,8 +18,8 @@ from ffedit.errors import ModelError
 from ffedit.inference import replay
 from ffedit.loading.encoder_decoder import stacks
 from ffedit.loading.verify import find_and_verify
+from ffedit.model.editable import Editable, Seen, Stack
 from ffedit.model.hooks import capture, replace_output
-from ffedit.model.stacks import Seen, Stack
 
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
 BOTH = {**dict.fromkeys(halves.ENCODERS, ("encoder",)), **dict.fromkeys(halves.PAIRS, ("encoder", "decoder"))}
@@ -32,8 +32,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 @functools.cache
 def found(family: str) -> dict[str, Stack]:
     if family in zoo.FAMILIES:
-        return {"decoder": Stack.of(zoo.shared(family))}
-    return {stack.name: stack for stack in stacks(halves.model(family), zoo.words(), family)}
+        return {"decoder": zoo.shared(family)}
+    return {stack.kind: stack for stack in stacks(halves.model(family), zoo.words(), family)}
 
 
 def whole(stack: Stack) -> Tensor:
@@ -54,11 +54,11 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(("half", "family"), CASES)
 def test_a_pass_shows_each_layers_coefficients_output_and_stream(half: str, family: str) -> None:
     stack = found(family)[half]
-    modules = {memory.address.layer: memory.module for memory in stack.memories}
+    modules = {memory.address.layer: memory.module for memory in stack.memories.values()}
     layers = dict(enumerate(stack.layers))
     with capture(modules, inputs=True) as keys, capture(modules) as gave, capture(layers) as after, torch.no_grad():
         stack.forward(IDS)
-    seen = stack.run(IDS)
+    seen = stack.activations(IDS)
     assert [one.layer for one in seen] == list(range(len(stack.layers)))
     for one in seen:
         assert torch.equal(one.key, keys[one.layer].reshape(2, 5, -1))
@@ -69,7 +69,7 @@ def test_a_pass_shows_each_layers_coefficients_output_and_stream(half: str, fami
 @pytest.mark.parametrize(("half", "family"), CASES)
 def test_before_is_the_stream_when_the_layer_adds_nothing(half: str, family: str) -> None:
     stack = found(family)[half]
-    for one, joint, layer in zip(stack.run(IDS), stack.residual_adds, stack.layers, strict=True):
+    for one, joint, layer in zip(stack.activations(IDS), stack.residual_adds, stack.layers, strict=True):
         end = {0: layer if joint.norm is None else joint.norm}
         with replace_output(joint.added, torch.zeros_like), capture(end, inputs=joint.norm is not None) as total:
             with torch.no_grad():
@@ -88,19 +88,19 @@ def test_before_is_the_stream_when_the_layer_adds_nothing(half: str, family: str
 @pytest.mark.parametrize(("half", "family"), CASES)
 def test_attention_over_the_memories_is_the_layer(half: str, family: str) -> None:
     stack = found(family)[half]
-    firsts = {memory.address.layer: memory.key_rows.first for memory in stack.memories}
+    firsts = {memory.address.layer: memory.key_rows.first for memory in stack.memories.values()}
     with capture(firsts, inputs=True) as x, torch.no_grad():
         stack.forward(IDS)
-    for one, memory in zip(stack.run(IDS), stack.memories, strict=True):
+    for one, memory in zip(stack.activations(IDS), stack.memories.values(), strict=True):
         close(memory.coefficients(x[one.layer]).reshape(2, 5, -1), one.key)
         close(memory.attend(x[one.layer]).reshape(2, 5, -1), one.output)
 
 
 def test_a_pass_inside_scaled_shows_what_was_scaled() -> None:
     stack = found("bart")["encoder"]
-    plain = stack.run(IDS)
+    plain = stack.activations(IDS)
     with stack.memories[1].scaled({7: 3.0}):
-        turned = stack.run(IDS)
+        turned = stack.activations(IDS)
     assert torch.equal(turned[0].key, plain[0].key)
     assert torch.equal(turned[1].key[..., 7], 3 * plain[1].key[..., 7])
 
@@ -139,7 +139,7 @@ def test_a_block_that_does_not_add_is_refused_in_one_line() -> None:
 
         layer.forward = run
     with pytest.raises(ModelError, match="not added to the residual stream") as caught:
-        _ = Stack.of(find_and_verify(model, zoo.words(), "m")).residual_adds
+        _ = find_and_verify(model, zoo.words(), "m").residual_adds
     assert "\n" not in str(caught.value)
 
 
@@ -151,10 +151,10 @@ def test_a_block_that_does_not_add_is_refused_in_one_line() -> None:
 )
 def test_the_last_state_reads_as_the_models_logits(half: str, family: str) -> None:
     stack = found(family)[half]
-    logits = stack.read(stack.run(IDS)[-1].after.flatten(0, 1))
+    logits = stack.read(stack.activations(IDS)[-1].after.flatten(0, 1))
     assert logits.dtype == torch.float32
     close(logits.reshape(2, 5, -1), whole(stack))
-    assert stack.unembedding.shape == (zoo.VOCAB, zoo.WIDTH)
+    assert stack.vocabulary == zoo.VOCAB
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
@@ -171,13 +171,13 @@ def test_the_encoder_of_a_pair_reads_through_its_own_norm_and_the_shared_unembed
         norm = model.encoder.final_layer_norm.weight
         final = states / (states.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm
         expected = final @ model.lm_head.weight.T * (zoo.WIDTH**-0.5 if family == "t5" else 1)
-        assert stack.norm is model.encoder.final_layer_norm
+        assert stack.norm == "encoder.final_layer_norm"
     else:
         if family == "mbart":
             final = model.model.encoder.layer_norm(states)
-            assert stack.norm is model.model.encoder.layer_norm
+            assert stack.norm == "model.encoder.layer_norm"
         else:
-            assert stack.norm is None
+            assert stack.norm == ""
         expected = final @ model.model.shared.weight.T + model.final_logits_bias
     close(stack.read(states), expected.detach())
 
@@ -193,7 +193,7 @@ def test_bert_reads_through_its_masked_language_head() -> None:
 def test_an_encoder_without_a_head_runs_but_does_not_read() -> None:
     model = hf.BertModel(halves.model("bert").config).eval()
     (stack,) = stacks(model, zoo.words(), "bert")
-    assert len(stack.run(IDS)) == 2
+    assert len(stack.activations(IDS)) == 2
     for ask in (lambda: stack.read(torch.zeros(1, zoo.WIDTH)), lambda: stack.unembedding):
         with pytest.raises(ModelError, match="BertModel has no unembedding"):
             ask()
@@ -210,7 +210,7 @@ def test_all_stacks_are_found_with_their_memories(family: str) -> None:
     for name, stack in by_name.items():
         assert len(stack.layers) == len(stack.memories) == (3 if bart and name == "decoder" else 2)
         assert stack.max_tokens == (512 if family.startswith("t5") else 64)
-        for layer, memory in enumerate(stack.memories):
+        for layer, memory in enumerate(stack.memories.values()):
             assert memory.address.layer == layer
             assert list(memory.shape) == [zoo.WIDTH, 40 if bart and name == "decoder" else 48]
             gated = family in ("t5_gated", "modernbert")
@@ -219,8 +219,8 @@ def test_all_stacks_are_found_with_their_memories(family: str) -> None:
 
 def test_a_causal_decoder_is_its_only_stack() -> None:
     (stack,) = stacks(zoo.model("gpt2"), zoo.words(), "gpt2")
-    assert stack.name == "decoder" and len(stack.memories) == zoo.DEPTH
-    assert isinstance(stack.norm, nn.LayerNorm)
+    assert stack.kind == "decoder" and len(stack.memories) == zoo.DEPTH
+    assert isinstance(stack, Editable)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "t5", "bart"])
@@ -228,15 +228,15 @@ def test_padding_that_is_masked_changes_nothing(family: str) -> None:
     stack = found(family)["encoder"]
     padded = torch.cat([IDS, torch.full((2, 3), 50)], 1)
     mask = torch.cat([torch.ones(2, 5), torch.zeros(2, 3)], 1).long()
-    close(stack.run(padded, mask)[-1].key[:, :5], stack.run(IDS)[-1].key)
-    assert not torch.allclose(stack.run(padded)[-1].key[:, :5], stack.run(IDS)[-1].key, atol=1e-2)
+    close(stack.activations(padded, mask)[-1].key[:, :5], stack.activations(IDS)[-1].key)
+    assert not torch.allclose(stack.activations(padded)[-1].key[:, :5], stack.activations(IDS)[-1].key, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", halves.PAIRS)
 def test_a_decoder_of_a_pair_reads_the_source_it_is_given(family: str) -> None:
     stack = found(family)["decoder"]
-    beside_itself, other = stack.run(IDS)[-1].key, stack.run(IDS, source=IDS.flip(0))[-1].key
-    assert torch.equal(stack.run(IDS, source=IDS)[-1].key, beside_itself)
+    beside_itself, other = stack.activations(IDS)[-1].key, stack.activations(IDS, source=IDS.flip(0))[-1].key
+    assert torch.equal(stack.activations(IDS, source=IDS)[-1].key, beside_itself)
     assert not torch.allclose(other, beside_itself, atol=1e-2)
 
 
@@ -284,9 +284,9 @@ def test_offloaded_weights_give_the_same(family: str) -> None:
     model = zoo.model(family) if family in zoo.FAMILIES else halves.model(family)
     cpu_offload(model, execution_device=torch.device("cpu"))
     for stack in stacks(model, zoo.words(), family):
-        whole, seen = found(family)[stack.name], stack.run(IDS)
+        whole, seen = found(family)[stack.kind], stack.activations(IDS)
         assert stack.memories[1].weight.is_meta
-        assert all(torch.equal(a.before, b.before) for a, b in zip(seen, whole.run(IDS), strict=True))
+        assert all(torch.equal(a.before, b.before) for a, b in zip(seen, whole.activations(IDS), strict=True))
         assert torch.equal(stack.read(seen[0].after[0]), whole.read(seen[0].after[0]))
         attended = [one.memories[1].attend(seen[0].after) for one in (stack, whole)]
         assert torch.equal(*attended)

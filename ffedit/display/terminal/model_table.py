@@ -14,9 +14,8 @@ from rich.text import Text
 from ffedit.editor.provenance import versions
 from ffedit.files import cache
 from ffedit.loading.gguf import in_words
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, Stack
 from ffedit.model.memory import KeyValueMemory
-from ffedit.model.stacks import Stack
 
 MOST_NAME = 24
 
@@ -26,12 +25,10 @@ def plain_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
-def model_line(model: Editable | Stack) -> Text:
+def model_line(model: Stack) -> Text:
     """Describe the model in one line: name, parameters, layers, widths, device, dtype; for a stack, its name."""
-    if isinstance(model, Stack):
-        memories, called, parts = model.memories, model.called, [] if model.causal else [model.name]
-    else:
-        memories, called, parts = list(model.memories.values()), model.name, []
+    memories: list[KeyValueMemory] = list(model.memories.values())
+    parts: list[str] = [] if model.causal else [model.kind]
     widths = sorted({memory.d_ff for memory in memories})
     parts += [
         f"{_count(_parameters(model)[0])} parameters",
@@ -43,7 +40,7 @@ def model_line(model: Editable | Stack) -> Text:
     ]
     if isinstance(model, Editable) and model.chat:
         parts.append("in its chat template")
-    name = called if len(called) <= MOST_NAME else Path(called).name
+    name = model.name if len(model.name) <= MOST_NAME else Path(model.name).name
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
 
@@ -140,7 +137,7 @@ def _dtype(memory: KeyValueMemory) -> str:
     return used if saved == used else f"{saved}, computed in {used}"
 
 
-def _parameters(editable: Editable | Stack) -> tuple[int, int]:
+def _parameters(editable: Stack) -> tuple[int, int]:
     """Return the number of parameters and their bytes; tied weights count once."""
     parameters = list(editable.model.parameters())
     return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)

@@ -22,7 +22,7 @@ from ffedit.inference.generation import log_softmax
 from ffedit.inspector.analyses.distributions import MOST_LOGITS
 from ffedit.inspector.corpus_pass.rows import NOTHING, RowStore
 from ffedit.inspector.corpus_pass.triggers import Triggers
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 from ffedit.progress import Progress, silent
 
 SUREST = 100
@@ -74,7 +74,7 @@ def read_values(
     asked = torch.zeros(memory.d_ff, 2, dtype=torch.int64)
     asked[keys] = torch.stack([following, dealt], 1).clamp(min=0)
     tops, sures, ranks = [], [], []
-    values, size = memory.value.T, max(1, MOST_LOGITS // len(stack.unembedding))
+    values, size = memory.value.T, max(1, MOST_LOGITS // stack.vocabulary)
     for first in range(0, memory.d_ff, size):
         log_p = log_softmax(stack.read(values[first : first + size]))
         best = log_p.max(-1)

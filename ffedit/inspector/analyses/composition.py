@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ffedit.inference.generation import log_softmax
 from ffedit.inspector.analyses.distributions import MOST_LOGITS
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 
 CASES = ("residual", "feed-forward", "agreement", "compromise")
 
@@ -87,7 +87,7 @@ def compose(stack: Stack, seen: Mapping[str, Tensor], tops: list[Tensor]) -> lis
 
 def _tops(stack: Stack, vectors: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the most probable token of each of `vectors` [n, d_model], and the probability of `tokens` [n]."""
-    best, probabilities, size = [], [], max(1, MOST_LOGITS // len(stack.unembedding))
+    best, probabilities, size = [], [], max(1, MOST_LOGITS // stack.vocabulary)
     for first in range(0, len(vectors), size):
         log_p = log_softmax(stack.read(vectors[first : first + size]))
         top = log_p.argmax(-1)

@@ -16,10 +16,11 @@ from random import Random
 import torch
 from torch import Tensor
 
+from ffedit.inference import replay
 from ffedit.inspector.corpus_pass.rows import Row
 from ffedit.inspector.views.view import View
+from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.stacks import Stack
 from ffedit.model.tokenization import batches, pad
 
 REMOVED = ("first", "last", "random")
@@ -101,6 +102,6 @@ def last_coefficients(stack: Stack, layer: FeedForward, rows: Sequence[Row], key
         ids = pad([rows[i] for i in members])
         ends = torch.arange(len(members)) * ids.shape[1] + torch.tensor([len(rows[i]) - 1 for i in members])
         with layer.keys() as seen:
-            stack.run_to(layer.layer, ids)
+            replay.run_to(stack, ids, layer.layer)
         result[members] = seen()[ends, keys[members]].float().cpu()
     return result

@@ -34,8 +34,8 @@ from ffedit.inspector.corpus_pass.rows import CHUNK, WIDTH, Row, RowStore, chunk
 from ffedit.inspector.corpus_pass.sample import Sample, ranks_of
 from ffedit.inspector.corpus_pass.triggers import Triggers, mixed, prefix_hashes
 from ffedit.model import offload
+from ffedit.model.editable import Seen, Stack
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.stacks import Seen, Stack
 from ffedit.model.tokenization import pad
 from ffedit.progress import Progress, silent
 
@@ -142,7 +142,7 @@ def started(stack: Stack, about: dict[str, Any]) -> Pass:
             generator = torch.Generator().manual_seed(settings.seed + layer)
             keys = torch.randperm(one.d_ff, generator=generator)[: settings.keys].sort().values
         triggers[layer] = Triggers.none(one.d_ff if keys is None else len(keys), settings.top, keys)
-    counts = torch.zeros(len(stack.unembedding), dtype=torch.int64), torch.zeros(PAIRS, dtype=torch.int64)
+    counts = torch.zeros(stack.vocabulary, dtype=torch.int64), torch.zeros(PAIRS, dtype=torch.int64)
     return Pass(about, triggers, Sample(settings.positions), *counts)
 
 

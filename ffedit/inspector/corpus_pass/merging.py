@@ -11,9 +11,8 @@ from ffedit.files.atomic import written
 from ffedit.inspector.corpus_pass.memory_pass import Pass
 from ffedit.inspector.corpus_pass.reading import Reading
 from ffedit.inspector.corpus_pass.rows import RowStore, chunks
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Stack
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.stacks import Stack
 
 
 def merge_passes(folders: Sequence[Path], out: Path, force: bool = False) -> Pass:
@@ -61,20 +60,19 @@ def merge_passes(folders: Sequence[Path], out: Path, force: bool = False) -> Pas
     return first
 
 
-def load_pass(editable: Editable | Stack, folder: Path) -> tuple[Pass, RowStore]:
+def load_pass(stack: Stack, folder: Path) -> tuple[Pass, RowStore]:
     """Load a finished pass of this model's stack, and its rows.
 
     Raises:
         EditError: the folder holds no pass, an unfinished one, or one of another model or stack.
     """
-    stack = Stack.of(editable)
     state = Pass.load(folder)
     if not state.complete:
         raise EditError(f"{folder}: its pass was interrupted; finish it with the same command")
     if state.about["fingerprint"] != (own := fingerprint(stack)):
         raise EditError(
-            f"{folder}: a pass of {state.about['model']}, whose weights are not those of {stack.called} ({own})"
+            f"{folder}: a pass of {state.about['model']}, whose weights are not those of {stack.name} ({own})"
         )
-    if (half := state.about.get("stack")) != stack.name:
-        raise EditError(f"{folder}: a pass of the {half} of {stack.called}, not of its {stack.name}")
+    if (half := state.about.get("stack")) != stack.kind:
+        raise EditError(f"{folder}: a pass of the {half} of {stack.name}, not of its {stack.kind}")
     return state, RowStore(folder, state.rows, Reading.of(stack))

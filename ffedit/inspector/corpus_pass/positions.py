@@ -16,8 +16,7 @@ from ffedit.errors import EditError
 from ffedit.inference.text import Corpus
 from ffedit.inspector.corpus_pass.reading import CAUSAL, Context, Inputs, Reading
 from ffedit.inspector.corpus_pass.rows import NOTHING, Row, rows_of
-from ffedit.model.editable import Editable
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 from ffedit.progress import Progress, silent
 
 
@@ -29,13 +28,13 @@ class Positions:
     reading: Reading = CAUSAL
 
     @classmethod
-    def of(cls, editable: Editable | Stack, corpus: Corpus, progress: Progress = silent) -> Positions:
+    def of(cls, stack: Stack, corpus: Corpus, progress: Progress = silent) -> Positions:
         """Return the positions of a corpus.
 
         Raises:
             EditError: the corpus cannot be read, or has fewer than two positions.
         """
-        found = cls(tuple(rows_of(editable, corpus, progress)), Reading.of(Stack.of(editable)))
+        found = cls(tuple(rows_of(stack, corpus, progress)), Reading.of(stack))
         if len(found) < 2:
             raise EditError(f"{corpus}: one token is no text to look for triggers in; some thousands are needed")
         return found

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 from ffedit.model.tokenization import pad
 
 
@@ -66,7 +66,7 @@ class Reading:
         """Return the reading of a stack."""
         if stack.causal:
             return CAUSAL
-        if stack.name == "decoder":
+        if stack.kind == "decoder":
             return BESIDE_ENCODER
         return OF_PAIR if stack.model.config.is_encoder_decoder else ENCODER
 

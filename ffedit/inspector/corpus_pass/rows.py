@@ -27,8 +27,7 @@ from ffedit.errors import EditError
 from ffedit.files.atomic import placed
 from ffedit.inference.text import ROW_TOKENS, Corpus, identity, sampled, texts
 from ffedit.inspector.corpus_pass.reading import CAUSAL, Context, Reading
-from ffedit.model.editable import Editable
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Editable, Stack
 from ffedit.progress import Progress, silent
 
 Row = tuple[int, ...]
@@ -38,13 +37,12 @@ WIDTH = ROW_TOKENS
 NOTHING = -1
 
 
-def rows_of(editable: Editable | Stack, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
+def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
     """Yield the rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
 
     Raises:
         EditError: the text is missing, no text, or holds no two tokens in a row.
     """
-    stack = Stack.of(editable)
     length, left, reading = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, Reading.of(stack)
     for row in _prefixed(stack, corpus, length, progress) if stack.causal else _enclosed(stack, corpus, length):
         row = row[: left + reading.follows]
@@ -68,7 +66,7 @@ def _prefixed(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> 
 def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
     """Yield rows of at most `length` ids, with the tokenizer's special tokens; in a decoder, with its start id, too."""
     if corpus.named is None:
-        raise EditError(f"{stack.called}: its {stack.name} samples no text; give a text file with --corpus")
+        raise EditError(f"{stack.name}: its {stack.kind} samples no text; give a text file with --corpus")
     plain, whole = (stack.tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     at = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
     before, after = [*_start(stack), *whole[:at]], whole[at + len(plain) :]
@@ -81,7 +79,7 @@ def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
 
 def _start(stack: Stack) -> list[int]:
     """Return the start id of the decoder of an encoder-decoder model; nothing for an encoder."""
-    if stack.name == "encoder":
+    if stack.kind == "encoder":
         return []
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     found = [getattr(config, name, None) for name in names for config in (stack.model.config, stack.tokenizer)]
@@ -91,8 +89,8 @@ def _start(stack: Stack) -> list[int]:
 def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
     """Yield the ids of each document; of running text, parts of whole rows, each beginning with the last id before."""
     if corpus.named is None:
-        assert stack.editable is not None
-        for row in sampled(stack.editable, corpus, identity(stack.editable, corpus)[0], progress).split(length):
+        assert isinstance(stack, Editable)
+        for row in sampled(stack, corpus, identity(stack, corpus)[0], progress).split(length):
             yield row.tolist()
         return
     pieces, whole = texts(corpus)

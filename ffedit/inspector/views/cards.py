@@ -21,8 +21,7 @@ from ffedit.inspector.views.memory_view import Trigger
 from ffedit.inspector.views.report import ModelReport
 from ffedit.inspector.views.slots import Slot
 from ffedit.inspector.views.view import View
-from ffedit.model.memory import Memories
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Stack
 
 TOKENS, TRIGGERS = 6, 6
 
@@ -80,7 +79,7 @@ def report_cards(stack: Stack, report: ModelReport, state: Pass, store: RowStore
 
 def value_card(stack: Stack, slot: Slot) -> MemoryCard:
     """Return the card of a memory with its value's distribution, without triggers."""
-    value = Memories(stack.memories)[slot.address].value[:, slot.index]
+    value = stack.memories[slot.address].value[:, slot.index]
     log_p = log_probabilities(stack, value[None])[0]
     return MemoryCard(
         slot, float(torch.linalg.vector_norm(value.float())), distribution(stack.tokenizer, log_p, TOKENS)
@@ -89,7 +88,7 @@ def value_card(stack: Stack, slot: Slot) -> MemoryCard:
 
 def _triggers(stack: Stack, slot: Slot, state: Pass, store: RowStore, row: int) -> tuple[Trigger, ...]:
     """Return the first triggers of a key; `row` is the key's row in the triggers of the pass."""
-    log_p = log_probabilities(stack, Memories(stack.memories)[slot.address].value[:, slot.index][None])[0]
+    log_p = log_probabilities(stack, stack.memories[slot.address].value[:, slot.index][None])[0]
     return tuple(
         Trigger.of(stack.tokenizer, Context(one.ids, one.at), one.coefficient, log_p, one.next)
         for one in resolved(store, state.triggers[slot.address.layer], row, TRIGGERS)

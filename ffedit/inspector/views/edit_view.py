@@ -21,9 +21,8 @@ from ffedit.inspector.interventions.rereading import Passage, Reread, passage, r
 from ffedit.inspector.views.prompt_view import PromptView, inspect_prompt
 from ffedit.inspector.views.slots import Slot
 from ffedit.inspector.views.view import View
-from ffedit.model.editable import Editable
-from ffedit.model.memory import Address, Memories
-from ffedit.model.stacks import Stack
+from ffedit.model.editable import Editable, Stack
+from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
 # Added memories that are shown of each layer.
@@ -141,13 +140,12 @@ def inspect_edit(
     """
     edit.check(editable)
     corpus = corpus or Corpus(tokens=READ_TOKENS)
-    stack = Stack.of(editable)
     added = {
         address: added_memories(address, update.cpu(), edit.keys[address], MOST_ADDED)
         for address, update in edit.updates.items()
     }
     found = reread(editable, edit, [one for some in added.values() for one in some], corpus, progress)
-    layers = tuple(_layer(stack, edit, address, added[address], found, top) for address in sorted(added))
+    layers = tuple(_layer(editable, edit, address, added[address], found, top) for address in sorted(added))
     prompts = [fact.text for fact in edit.facts[:MOST_FACTS]]
     before = [inspect_prompt(editable, prompt, top=top) for prompt in prompts]
     with edit.applied(editable):
@@ -167,7 +165,7 @@ def inspect_edit(
 def _layer(
     stack: Stack, edit: Change, address: Address, added: Sequence[Added], found: Reread, top: int
 ) -> LayerChange:
-    memory = Memories(stack.memories)[address]
+    memory = stack.memories[address]
     update, value = edit.updates[address].cpu(), memory.value
     return LayerChange(
         address=address,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ffedit.inference import replay
 from ffedit.inference.text import Corpus
 from ffedit.inspector.analyses.distributions import (
     Distribution,
@@ -35,10 +36,9 @@ from ffedit.inspector.corpus_pass.reading import Context
 from ffedit.inspector.corpus_pass.rows import NOTHING
 from ffedit.inspector.views.slots import Slot, find
 from ffedit.inspector.views.view import View
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward, Keys
-from ffedit.model.memory import KeyValueMemory, Memories
-from ffedit.model.stacks import Stack
+from ffedit.model.memory import KeyValueMemory
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
@@ -123,7 +123,7 @@ class MemoryView(View):
 
 
 def inspect_memory(
-    editable: Editable | Stack,
+    editable: Stack,
     memory: str | Slot,
     corpus: Corpus | None = None,
     top: int = 10,
@@ -142,14 +142,13 @@ def inspect_memory(
         EditError: there is no such memory, or the corpus cannot be used.
         ModelError: the model has no unembedding.
     """
-    stack = Stack.of(editable)
-    slot, holder = find(Memories(stack.memories), memory)
-    place = stack.feed_forward[slot.address.layer].only([slot.address])
-    corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), stack.tokenizer
+    slot, holder = find(editable.memories, memory)
+    place = editable.feed_forward[slot.address.layer].only([slot.address])
+    corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
     value = holder.value[:, slot.index]
-    log_p = log_probabilities(stack, value[None])[0]
-    positions = Positions.of(stack, corpus, progress)
-    coefficients, sent = fired(stack, place, slot.index, positions, progress)
+    log_p = log_probabilities(editable, value[None])[0]
+    positions = Positions.of(editable, corpus, progress)
+    coefficients, sent = fired(editable, place, slot.index, positions, progress)
     best = positions.largest(coefficients, top)
     seen = [positions.context(position) for position in best]
     triggers = tuple(
@@ -159,14 +158,14 @@ def inspect_memory(
     followed = torch.tensor([positions.next(position) for position in range(len(positions))])
     follows, says = positions.reading.follows, int(log_p.argmax())
     agreeing = [positions.next(position) == says for position in best]
-    prefixes = [one.ids for one in seen] if stack.causal else []
+    prefixes = [one.ids for one in seen] if editable.causal else []
     shallow = _shallow(seen, positions, len(log_p)) if seen else None
     return MemoryView(
-        model=stack.called,
+        model=editable.name,
         slot=slot,
         memories=holder.d_ff,
-        layers=len(stack.layers),
-        norm=next((path for path, module in stack.model.named_modules() if module is stack.norm), None),
+        layers=len(editable.layers),
+        norm=editable.norm or None,
         value_norm=float(torch.linalg.vector_norm(value.float())),
         value=distribution(tokenizer, log_p, top),
         corpus=str(corpus),
@@ -178,8 +177,8 @@ def inspect_memory(
         agrees=agreeing[0] if agreeing and follows else None,
         agreeing=sum(agreeing) / max(1, len(agreeing)) if follows else None,
         chance=float((followed == says).double().mean()) if follows else None,
-        removal=removals(stack, place, [slot.index], [prefixes])[0] if prefixes else None,
-        stack=stack.name,
+        removal=removals(editable, place, [slot.index], [prefixes])[0] if prefixes else None,
+        stack=editable.kind,
         note=positions.reading.note,
         sent=None if holder.slot is None else sent,
     )
@@ -213,7 +212,7 @@ def fired(
     done = 0
     with place.watched(take):
         for ids, inside, given in positions.batches(TOKENS_PER_BATCH):
-            stack.run_to(place.layer, ids, *given)
+            replay.run_to(stack, ids, place.layer, *given)
             found[-1], asked[-1] = (one[-1].reshape(ids.shape)[inside] for one in (found, asked))
             progress("reading text", done := done + int(inside.sum()), len(positions))
     return torch.cat(found), float(torch.cat(asked).double().mean())

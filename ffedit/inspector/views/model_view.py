@@ -26,9 +26,8 @@ from ffedit.inspector.corpus_pass.rows import NOTHING, RowStore, rows_of
 from ffedit.inspector.views import report
 from ffedit.inspector.views.report import Measure, ModelReport, Shift, Sureness
 from ffedit.inspector.views.slots import Slot
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Stack
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.stacks import Stack
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
@@ -53,7 +52,7 @@ class Removing:
 
 
 def inspect_model(
-    editable: Editable | Stack,
+    editable: Stack,
     corpus: Corpus,
     folder: Path | str,
     settings: Settings | None = None,
@@ -75,19 +74,19 @@ def inspect_model(
             another process.
         ModelError: the model has no unembedding.
     """
-    folder, stack = Path(folder), Stack.of(editable)
+    folder = Path(folder)
     about = {
-        "model": stack.called,
-        "stack": stack.name,
-        "fingerprint": fingerprint(stack),
+        "model": editable.name,
+        "stack": editable.kind,
+        "fingerprint": fingerprint(editable),
         "corpus": str(corpus),
         "tokens": corpus.tokens,
         "settings": asdict(settings or Settings()),
     }
     with claimed(folder):
-        state = resumed(stack, folder, about)
-        store = collect(stack, rows_of(stack, corpus, progress), corpus.tokens, state, folder, progress)
-    return analyse(stack, state, store, removing, progress)
+        state = resumed(editable, folder, about)
+        store = collect(editable, rows_of(editable, corpus, progress), corpus.tokens, state, folder, progress)
+    return analyse(editable, state, store, removing, progress)
 
 
 def analyse(
@@ -126,14 +125,14 @@ def analyse(
         rows=state.rows,
         layers=len(triggers),
         memories=tuple(one.d_ff for one in stack.feed_forward),
-        vocabulary=len(stack.unembedding),
+        vocabulary=stack.vocabulary,
         settings={**state.about["settings"], "removing": asdict(removing)},
         measures=tuple(Measure.of(name, found[name]) for name in report.DEFINITIONS),
         sureness=_sureness(values) if store.reading.follows else (),
         surest=_surest(stack, state, store, best, values),
         shifted=float((last.output != last.residual).double().mean()),
         shifts=_shifts(stack, state, store, last),
-        stack=stack.name,
+        stack=stack.kind,
         note=store.reading.note,
     )
 

@@ -28,11 +28,10 @@ from ffedit.inspector.analyses.distributions import Distribution, Said, distribu
 from ffedit.inspector.interventions.coefficient_scaling import Promotion, next_log_probs, promote, token_after
 from ffedit.inspector.views.slots import Slot, check_scalings, turned
 from ffedit.inspector.views.view import View
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, Seen, Stack
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture, replace_output
 from ffedit.model.memory import Address
-from ffedit.model.stacks import Seen, Stack
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
@@ -173,14 +172,14 @@ def inspect_prompt(
     turns = check_scalings(editable.memories, scaled or {})
     ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
     wanted = None if promoted is None else token_after(editable, prompt, promoted)
-    stack, tokenizer = Stack.of(editable), editable.tokenizer
+    tokenizer = editable.tokenizer
     untouched = distribution(tokenizer, next_log_probs(editable, ids), top) if turns else None
     with turned(editable.memories, turns):
         log_p = next_log_probs(editable, ids)
         if log_p.isnan().any():
             why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
             raise EditError(f"the model overflows on this prompt{why}")
-        layers = _layers(stack, ids, int(log_p.argmax()), top)
+        layers = _layers(editable, ids, int(log_p.argmax()), top)
     final = int(log_p.argmax())
     # The last stream is the prediction itself, even where rounding breaks a tie differently.
     appears, settles = first_and_for_good([*(layer.after.says.id == final for layer in layers[:-1]), True])
@@ -196,7 +195,7 @@ def inspect_prompt(
         settles=settles,
         norm=editable.norm or None,
         parallel=side_by_side(editable, ids),
-        gated=_gated(stack),
+        gated=_gated(editable),
         promotion=None if wanted is None else promote(editable, ids, wanted, turns, 2 * top, progress),
     )
 
@@ -205,7 +204,7 @@ def inspect_prompt(
 def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
     """Return the views of all layers at the last token of `ids` [1, n]; all vectors are unembedded in one batch."""
     vectors, partial = [], []
-    for seen in stack.run(ids):
+    for seen in stack.activations(ids):
         layer, weights, m, bias = _reached(stack.feed_forward[seen.layer], seen)
         found = contributions(layer.value, bias, m)
         strongest = found.strengths.topk(min(top, layer.d_ff)).indices.tolist()
@@ -269,7 +268,7 @@ def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
 def _gated(stack: Stack) -> bool | None:
     """Return whether the first layer is gated; None where its keys, needed by nothing else here, are not recognised."""
     try:
-        return stack.memories[0].key_rows.gated
+        return next(iter(stack.memories.values())).key_rows.gated
     except ModelError:
         return None
 
