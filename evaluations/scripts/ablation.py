@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from one_by_one import RATES, Examiner, Journal, columns_of, facts_in, interval, name_of, read_journal, shown, timed
+from one_by_one import RATES, Examiner, columns_of, facts_done, facts_in, interval, name_of, shown, timed
 
 import ffedit
 from ffedit import Editable, EditConfig, Fact
 from ffedit.editor import preset
+from ffedit.files.resuming import Journal, read_journal
 
 # What all others are held against: a method with the numbers of a preset.
 REFERENCES: dict[str, dict[str, Any]] = {
@@ -176,7 +177,7 @@ def edit_all(
         return
     size = said.get("together", 1)
     for group in (facts[i : i + size] for i in range(0, len(facts), size)):
-        if {name_of(fact) for fact in group} <= journal.done:
+        if {name_of(fact) for fact in group} <= facts_done(journal):
             continue
         edit, spent = compute(group)
         record(journal, group, examiner.scores(group, edit.updates), [spent] * len(group))
@@ -217,9 +218,9 @@ def table(out: Path, against: str | None, into: Path | None) -> None:
     """Show what was measured, and paired differences from the reference."""
     found = {}
     for path in sorted(out.glob("*.jsonl")):
-        settings, lines = read_journal(path)
+        header, *lines = read_journal(path)
         if lines:
-            found[settings["variant"]] = (settings, lines)
+            found[header["settings"]["variant"]] = (header["settings"], lines)
     text = rendered(found, against)
     print(text)
     if into is not None:

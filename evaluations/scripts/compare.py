@@ -22,12 +22,11 @@ from one_by_one import (
     RATES,
     Columns,
     Examiner,
-    Journal,
     columns_of,
+    facts_done,
     facts_in,
     interval,
     name_of,
-    read_journal,
     shown,
     timed,
 )
@@ -37,6 +36,7 @@ import ffedit
 from ffedit import EditConfig, Fact
 from ffedit.cli.bench import exchanged
 from ffedit.cli.options import parse_layers
+from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "seconds")
 WAYS = ("ffedit", "published", "plain")
@@ -129,7 +129,7 @@ def main(
 
     for i, fact in enumerate(facts):
         for way, journal in journals.items():
-            if name_of(fact) in journal.done:
+            if name_of(fact) in facts_done(journal):
                 continue
             with timed(spent := {}):
                 edit = edited(way, fact)
@@ -141,7 +141,7 @@ def main(
         name = f"ffedit, {together} at once"
         journals[name] = Journal(out / f"{name}.jsonl", {**settings, "way": name, **own, "together": together})
         for group in (facts[i : i + together] for i in range(0, len(facts), together)):
-            if {name_of(fact) for fact in group} <= journals[name].done:
+            if {name_of(fact) for fact in group} <= facts_done(journals[name]):
                 continue
             with timed(spent := {}):
                 edit = write(group, layers=where, stats=stats)
@@ -149,7 +149,7 @@ def main(
             for fact, (before, after, says) in zip(group, examiner.scores(group, edit.updates), strict=True):
                 journals[name].add({"fact": name_of(fact), "before": before, "after": after, "says": says, **each})
             examiner.forget()
-    found = {path.stem: read_journal(path)[1] for path in sorted(out.glob("*.jsonl"))}
+    found = {path.stem: read_journal(path)[1:] for path in sorted(out.glob("*.jsonl"))}
     text_of, summary = report(found)
     heading = f"{model}, {data.name}{f' ({split})' if split else ''}, layer {at}, {own['method']}"
     costs = "".join(f"- {name}: {seconds:.1f} s\n" for name, seconds in once.items())

@@ -5,7 +5,6 @@ alike. The scores before are asked once for a fact. Intervals are over facts, as
 (`ffedit.evaluator.intervals`); what is compared is compared on the same facts and the same draws.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from ffedit.editor.job import restored
 from ffedit.evaluator import Evaluation, Scores
 from ffedit.evaluator.intervals import interval as shares
 from ffedit.evaluator.intervals import paired
+from ffedit.files.resuming import Journal
 
 # Shares per fact; the harmonic mean is that of the means of `FOUR`.
 FOUR = ("efficacy", "paraphrase", "specificity", "same_subject")
@@ -90,49 +90,9 @@ def timed(into: dict[str, float]) -> Iterator[None]:
     into |= {"seconds": time.perf_counter() - clock, "processor_seconds": time.process_time() - processor}
 
 
-class Journal:
-    """A file of JSON lines that a run which was stopped goes on with: first its settings, then one line a fact."""
-
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open or begin it.
-
-        Raises:
-            ffedit.FFEditError: it was begun with other settings.
-        """
-        self.path, plain = path, json.loads(json.dumps(settings))
-        if not path.exists() or not path.read_text(encoding="utf-8"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"settings": plain})
-        there, self.lines = read_journal(path)
-        if there != plain:
-            other = sorted(name for name in {*there, *plain} if there.get(name) != plain.get(name))
-            raise ffedit.FFEditError(f"{path}: begun with other {', '.join(other)}; delete it, or name another folder")
-
-    @property
-    def done(self) -> set[str]:
-        """The facts that are in it."""
-        return {line["fact"] for line in self.lines}
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Append the results of one fact."""
-        self._append(line)
-        self.lines.append(json.loads(json.dumps(line)))
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        cut = self.path.exists() and self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n")
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if cut else "") + json.dumps(line) + "\n")
-
-
-def read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The settings of a journal and its lines; a last line that was cut off is none."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found[0]["settings"], found[1:]
+def facts_done(journal: Journal) -> set[str]:
+    """The facts that are in a journal."""
+    return {line["fact"] for line in journal.lines}
 
 
 def name_of(fact: Fact) -> str:

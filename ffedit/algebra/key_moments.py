@@ -33,6 +33,7 @@ of the sum.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,18 @@ class KeyMomentsFitter:
     def count(self) -> int:
         """Number of tokens seen."""
         return sum(self.counts)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and numbers collected so far, from which `restore_` goes on with the same bits."""
+        tensors = {f"half {i}": half.cpu() for i, half in enumerate(self.halves)}
+        tensors |= {} if self.probes is None else {"probes": self.probes.cpu()}
+        return tensors, {name: value for name, value in vars(self).items() if name not in ("halves", "probes")}
+
+    def restore_(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Set what `state` returned."""
+        self.halves = [tensors[name] for name in ("half 0", "half 1") if name in tensors]
+        self.probes = tensors.get("probes")
+        vars(self).update(numbers)
 
     def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
         """Add keys [n, d_ff], all of them or, where memory fails, none.

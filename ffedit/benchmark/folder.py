@@ -17,7 +17,7 @@ from ffedit.benchmark.journal import merge
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
-from ffedit.files.lock import LOCK
+from ffedit.files.resuming import LOCK, differences, leaves
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
 WAYS_OUT = "name another folder, or replace these results with --force"
@@ -80,12 +80,10 @@ def opened(
 
 def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise an `EditError` if a setting that is in both differs; methods may be added, and names are not compared."""
-    old, new = _flat(there), _flat(here)
-    names = [name for name in new if name in old and old[name] != new[name] and not name.endswith(".name")]
-    if names:
-        told = [f"{name} {_brief(old[name])} there, {_brief(new[name])} now" for name in names[:4]]
-        more = f", and {len(names) - 4} more" if len(names) > 4 else ""
-        raise EditError(f"{folder}: results of {what} ({'; '.join(told)}{more}); {WAYS_OUT}")
+    old, new = leaves(there), leaves(here)
+    both = [name for name in new if name in old and not name.endswith(".name")]
+    if other := differences({name: old[name] for name in both}, {name: new[name] for name in both}):
+        raise EditError(f"{folder}: results of {what} ({other}); {WAYS_OUT}")
 
 
 def _clear(folder: Path) -> None:
@@ -112,16 +110,3 @@ def _other(folder: Path, own: Sequence[Path] = ()) -> str | None:
 def _released(made_by: Mapping[str, str]) -> dict[str, str]:
     """Strip the local part of versions, which names the build's hardware: torch 2.9.1+cpu becomes 2.9.1."""
     return {name: str(version).partition("+")[0] for name, version in made_by.items()}
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries by their dotted names."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
-    return leaves
-
-
-def _brief(value: Any) -> str:
-    shown = str(value)
-    return shown if len(shown) <= 40 else f"{shown[:37]}…"

@@ -11,15 +11,15 @@ merged in a fixed order.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ffedit.errors import EditError
-from ffedit.files.atomic import write_text
-from ffedit.files.finite_json import finite
+from ffedit.files import resuming
+from ffedit.files.atomic import finite, write_text
 
 RESULTS = "results.jsonl"
 # method, moment, chunk, index of the fact
@@ -51,19 +51,19 @@ class Line:
         """The identity of the line: of two lines with one key, one is kept."""
         return self.method, self.when, self.chunk, self.fact
 
-    def to_json(self) -> str:
-        """Return the line as JSON text; numbers that are not finite become null, and `finite` is false then."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as plain JSON; numbers that are not finite become null, and `finite` is false then."""
         found = finite(self.found)
         words = {"method": self.method or None, "when": self.when, "chunk": self.chunk}
         words["fact"] = None if self.fact == WHOLE else self.fact
-        return json.dumps({**words, **found, **({} if found == self.found else {"finite": False})}, ensure_ascii=False)
+        return {**words, **found, **({} if found == self.found else {"finite": False})}
 
     @classmethod
-    def from_json(cls, text: str) -> Line:
-        """Parse a line that `to_json` wrote."""
-        found = json.loads(text)
+    def from_dict(cls, line: Mapping[str, Any]) -> Line:
+        """Return the line that `to_dict` was called on."""
+        found = dict(line)
         method, when, chunk, fact = (found.pop(name) for name in ("method", "when", "chunk", "fact"))
-        return cls(method or UNEDITED, str(when), int(chunk), WHOLE if fact is None else int(fact), found)
+        return cls(method or UNEDITED, when, chunk, WHOLE if fact is None else fact, found)
 
 
 class Journal:
@@ -79,13 +79,9 @@ class Journal:
     """
 
     def __init__(self, folder: Path, process: int | None = None, writes: bool = True) -> None:
-        self._folder, self._writes = folder, writes
-        self._own = folder / (RESULTS if process is None else f"results-{process}.jsonl")
-        self.lines: dict[Key, Line] = {}
-        for path in _files(folder):
-            self.lines |= {line.key: line for line in _read(path)}
-        if writes:
-            _cut(self._own)
+        own = folder / (RESULTS if process is None else f"results-{process}.jsonl")
+        self.lines = {line.key: line for path in _files(folder) for line in _read(path)}
+        self._file = resuming.Journal(own) if writes else None
 
     def done(self, method: str, when: str, chunk: int) -> bool:
         """Check whether a group is complete."""
@@ -102,15 +98,12 @@ class Journal:
         Raises:
             OSError: they cannot be written.
         """
-        new = [line for line in lines if line.key not in self.lines]
-        texts = [line.to_json() for line in new]
-        if self._writes:
-            with self._own.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{text}\n" for text in texts))
-                file.flush()
-                os.fsync(file.fileno())
+        new = {line.key: line.to_dict() for line in lines if line.key not in self.lines}
+        if self._file is not None:
+            with needed():
+                self._file.add(*new.values())
         # Parsed back from the text, so that a run that continues reports the same.
-        self.lines |= {line.key: Line.from_json(text) for line, text in zip(new, texts, strict=True)}
+        self.lines |= {key: Line.from_dict(json.loads(json.dumps(line))) for key, line in new.items()}
 
 
 def merge(folder: Path) -> None:
@@ -121,7 +114,7 @@ def merge(folder: Path) -> None:
     lines = {line.key: line for line in _read(folder / RESULTS)}
     found = {line.key: line for path in parts for line in _read(path)}
     lines |= {key: found[key] for key in sorted(found, key=lambda key: (key[2], key[:2], key[3])) if key not in lines}
-    write_text(folder / RESULTS, "".join(f"{line.to_json()}\n" for line in lines.values()))
+    write_text(folder / RESULTS, resuming.json_lines(line.to_dict() for line in lines.values()))
     for path in parts:
         path.unlink()
 
@@ -133,20 +126,17 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Line]:
-    """Read the lines of a file, without a half-written last one."""
-    if not path.exists():
-        return []
-    lines, texts = [], path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    for number, text in enumerate(texts, 1):
-        try:
-            lines.append(Line.from_json(text))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EditError(f"{path}, line {number}: damaged; start over with --force, or delete the line") from error
-    return lines
+    return [Line.from_dict(line) for line in resuming.read_journal(path)]
 
 
-def _cut(path: Path) -> None:
-    """Cut a half-written last line off."""
-    if path.exists():
-        content = path.read_bytes()
-        os.truncate(path, content.rfind(b"\n") + 1)
+@contextmanager
+def needed() -> Iterator[None]:
+    """Turn an `EditError` inside the block into an `OSError`: a full disk ends the run and is not a failed edit.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    try:
+        yield
+    except EditError as error:
+        raise OSError(str(error)) from error

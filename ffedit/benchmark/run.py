@@ -22,9 +22,8 @@ from ffedit.benchmark.task import Task, by_first
 from ffedit.editor import Corpus, EditConfig
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import write_text
-from ffedit.files.finite_json import finite
-from ffedit.files.lock import claimed
+from ffedit.files.atomic import finite, write_text
+from ffedit.files.resuming import claimed
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

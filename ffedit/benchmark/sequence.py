@@ -16,18 +16,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 import ffedit
 from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS
+from ffedit.benchmark.journal import needed
 from ffedit.benchmark.plan import checkpoints
-from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept, needed
+from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
-from ffedit.files.atomic import placed
+from ffedit.files.resuming import load_state, save_state
 from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
@@ -74,18 +75,16 @@ class Weights:
         pairs = [(double(memory.value), double(self.originals[memory.address])) for memory in self._memories]
         return max(float((now - first).norm() / first.norm()) for now, first in pairs)
 
-    def save(self, path: Path, about: Mapping[str, str]) -> None:
-        """Write the current matrices with `about` as metadata, atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def save(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Write the current matrices and `values`, atomically."""
         tensors = {str(memory.address): memory.value.contiguous().cpu() for memory in self._memories}
-        with needed(), placed(path) as made:
-            save_file(tensors, made, metadata=dict(about))
+        with needed():
+            save_state(path, tensors, values)
 
-    def load_(self, path: Path) -> None:
-        """Load the matrices that `save` wrote into the model."""
-        with safe_open(path, framework="pt") as file:
-            for memory in self._memories:
-                memory.set_(file.get_tensor(str(memory.address)))
+    def load_(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the matrices to those of a state that `save` wrote."""
+        for memory in self._memories:
+            memory.set_(tensors[str(memory.address)])
 
 
 @contextmanager
@@ -160,13 +159,13 @@ class Run:
             task.editable.memories[at].write_(delta)
         if method in KEEPING:
             task.editable.history.edits[edit.fingerprint()] = edit
-        self._weights.save(self._file, {"chunk": str(chunk), "seconds": str(seconds)})
+        self._weights.save(self._file, {"chunk": chunk, "seconds": seconds})
         return seconds
 
     def _catch_up(self, chunk: int) -> None:
         """Load the weights after a chunk that the first process saved; in that process, do nothing."""
         if chunk >= 0 and not self._task.process_group.first:
-            self._weights.load_(self._file)
+            self._weights.load_(load_state(self._file, "cannot be read")[0])
 
     def _measure(self, some: Sequence[int], when: str, chunk: int, **about: object) -> None:
         ratio = self._weights.norm_ratio
@@ -180,20 +179,19 @@ class Run:
         task, method, stops, edited = self._task, self._method, checkpoints(self._chunks), 0
         journal = task.journal
         try:
-            with safe_open(self._file, framework="pt") as file:
-                about = file.metadata()
-            last, seconds = int(about["chunk"]), float(about["seconds"])
+            tensors, state = load_state(self._file, "nothing to resume from")
+            last = state["chunk"]
             for chunk in range(last):
                 edited += 0 if journal.failed(method, chunk) else len(self._chunks[chunk])
                 whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
                 if not (whole and journal.done(method, "after", chunk)):
-                    raise ValueError("measurements are missing")
+                    raise EditError("measurements are missing")
             written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
             edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if method in KEEPING]
             task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
-            self._weights.load_(self._file)
-            return last, seconds
-        except (OSError, SafetensorError, EditError, KeyError, TypeError, ValueError):  # nothing to resume from
+            self._weights.load_(tensors)
+            return last, state["seconds"]
+        except EditError:  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)
             self._weights.restore_()
             task.editable.history.edits = {}

@@ -6,14 +6,13 @@ of scores; it is counted and listed in the report, and the run continues.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
+from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line, needed
 from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.running import Running
 from ffedit.editor import METHODS, Edit, EditConfig
@@ -240,16 +239,3 @@ def kept(path: Path, make: Callable[[], Edit]) -> Edit:
     with needed():
         edit.save(path, force=True)
     return edit
-
-
-@contextmanager
-def needed() -> Iterator[None]:
-    """Turn an `EditError` inside the block into an `OSError`: a full disk ends the run and is not a failed edit.
-
-    Raises:
-        OSError: something cannot be written.
-    """
-    try:
-        yield
-    except EditError as error:
-        raise OSError(str(error)) from error

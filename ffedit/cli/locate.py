@@ -24,7 +24,7 @@ from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file
 from ffedit.layer_choice import choose
 from ffedit.locator import TraceSet, aggregate, subject_routes
-from ffedit.locator.corruption import Corruption, Sigma, takes_others
+from ffedit.locator.corruption import Corruption, Sigma
 from ffedit.locator.trace import resolve_window
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
@@ -187,7 +187,7 @@ def agreements(
     """Compare the estimates with exact effects on the first few facts, in words."""
     lines = []
     # A corruption that takes other facts' subjects would be a different one with fewer facts.
-    sample = facts if takes_others(Corruption.parse(settings["corruption"])) else facts[:COMPARED]
+    sample = facts if Corruption.parse(settings["corruption"]).depends_on_others else facts[:COMPARED]
     for traces in measured:
         one = traces.traces[0]
         exact, guess = (

@@ -21,8 +21,7 @@ from ffedit.display.terminal.render import Commands
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
-from ffedit.files.atomic import check_file, text_ready
-from ffedit.files.finite_json import finite
+from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.loading.load import NAMED
 
 LOADING = (

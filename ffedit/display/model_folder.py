@@ -10,7 +10,7 @@ from ffedit.display.figures import model
 from ffedit.display.terminal import model_view
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
-from ffedit.files.lock import LOCK, claimed
+from ffedit.files.resuming import LOCK, claimed
 from ffedit.inspector.corpus_pass.memory_pass import FILE
 from ffedit.inspector.views.report import ModelReport
 

@@ -45,10 +45,7 @@ def save(edit: Edit, path: str | Path, force: bool = False) -> None:
     }
     manifest["checksum"] = _checksum(manifest)
     with written(Path(path), force) as folder:
-        try:
-            save_file({name: _own(tensor) for name, tensor in _tensors(edit)}, folder / TENSORS)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+        save_file({name: _own(tensor) for name, tensor in _tensors(edit)}, folder / TENSORS)
         text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
         (folder / MANIFEST).write_text(text, encoding="utf-8")
 

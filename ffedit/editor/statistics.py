@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,10 +29,9 @@ from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.editor.job import unedited
-from ffedit.editor.statistics_resume import resume_statistics, save_partial_statistics
 from ffedit.errors import EditError
 from ffedit.files import cache
-from ffedit.files.interrupts import delay_interrupt
+from ffedit.files.resuming import delay_interrupt, load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.neutral import WORDS, neutral
@@ -246,7 +245,7 @@ def _pass(
     # Even a short text is split into two batches, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: KeyMomentsFitter() for memory in memories}
-    started = time.perf_counter() - resume_statistics(unfinished, fitters)
+    started = time.perf_counter() - _resume(unfinished, fitters)
     one = fitters[memories[0].address]
     try:
         while one.count < len(ids) and not _converged(fitters.values(), tolerance):
@@ -261,11 +260,32 @@ def _pass(
                     )
             progress("collecting key statistics", one.count, len(ids))
             if one.batches % SAVED_EVERY == 0:
-                save_partial_statistics(unfinished, fitters, time.perf_counter() - started)
+                _save(unfinished, fitters, time.perf_counter() - started)
     except KeyboardInterrupt:
-        save_partial_statistics(unfinished, fitters, time.perf_counter() - started)
+        _save(unfinished, fitters, time.perf_counter() - started)
         raise
     return fitters, time.perf_counter() - started
+
+
+def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds: float) -> None:
+    """Save the sums so far; do nothing if the cache cannot be written."""
+    tensors, numbers = dict[str, Tensor](), {}
+    for address, fitter in fitters.items():
+        sums, numbers[str(address)] = fitter.state()
+        tensors |= {f"{address}/{name}": tensor for name, tensor in sums.items()}
+    with suppress(EditError):
+        save_state(unfinished, tensors, {"fitters": numbers, "seconds": seconds})
+
+
+def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
+    """Restore what `_save` saved, if anything; return the seconds spent on it."""
+    if not unfinished.exists():
+        return 0.0
+    tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
+    for address, fitter in fitters.items():
+        sums = {name.removeprefix(f"{address}/"): t for name, t in tensors.items() if name.startswith(f"{address}/")}
+        fitter.restore_(sums, values["fitters"][str(address)])
+    return float(values["seconds"])
 
 
 def _batch(

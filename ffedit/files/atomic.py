@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ffedit.errors import EditError
+from safetensors import SafetensorError
+
+from ffedit.errors import EditError, brief
+
+
+@contextmanager
+def named_errors(target: Path) -> Iterator[None]:
+    """Raise an error that names the file or folder where an operation failed.
+
+    Raises:
+        EditError: it failed with an OSError, or safetensors' own error for a full disk.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise EditError(f"{target}: cannot be written ({getattr(error, 'strerror', '') or brief(error)})") from error
 
 
 def check_free(target: Path, force: bool) -> None:
@@ -18,7 +35,7 @@ def check_free(target: Path, force: bool) -> None:
     Raises:
         EditError: the target exists, is not an empty folder, and `force` is not set; or its path cannot be written.
     """
-    with _told(target):
+    with named_errors(target):
         if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
             raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
         above = next(folder for folder in target.absolute().parents if folder.exists())
@@ -31,7 +48,7 @@ def check_file(target: Path) -> None:
     Raises:
         EditError: the target is a folder, or its parent folder does not exist or cannot be written.
     """
-    with _told(target):
+    with named_errors(target):
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
         if not target.exists():
@@ -55,23 +72,21 @@ def text_ready(target: Path, text: str) -> Iterator[None]:
     """Write as `write_text` does, but move the complete file to `target` only when the block ends without an error."""
     if target.exists() and not target.is_file():
         yield
-        with _told(target):
+        with named_errors(target):
             target.write_text(text, encoding="utf-8")
         return
     with ready(target, lambda made: made.write_text(text, encoding="utf-8")):
         yield
 
 
-@contextmanager
-def placed(target: Path) -> Iterator[Path]:
-    """Yield a temporary file that becomes `target` when the block ends without an error, and is deleted otherwise.
+def write_file(target: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file at a temporary path, and move it to `target`.
 
     Raises:
         EditError: it cannot be written.
     """
-    with _beside(target) as made, _told(target):
-        yield made
-        _take_place(made, target)
+    with ready(target, write):
+        pass
 
 
 @contextmanager
@@ -81,41 +96,18 @@ def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     Raises:
         EditError: it cannot be written.
     """
-    with _beside(target) as made:
-        with _told(target):
+    with named_errors(target):
+        folder = Path(tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}."))
+    try:
+        made = folder / f"made{target.suffix}"
+        with named_errors(target):
             write(made)
         yield
-        with _told(target):
-            _take_place(made, target)
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """Yield a name for a temporary file in the folder of `target`."""
-    with _told(target):
-        folder = tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}.")
-    try:
-        yield Path(folder) / f"made{target.suffix}"
+        with named_errors(target):
+            _set_permissions(folder)
+            os.replace(made, target.resolve())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _take_place(made: Path, target: Path) -> None:
-    _open_up(made.parent)
-    os.replace(made, target.resolve())
-
-
-@contextmanager
-def _told(target: Path) -> Iterator[None]:
-    """Raise an error that names the file or folder where an operation failed.
-
-    Raises:
-        EditError: it failed with an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise EditError(f"{target}: cannot be written ({error.strerror or error})") from error
 
 
 @contextmanager
@@ -126,19 +118,19 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
         EditError: the target exists, or cannot be written.
     """
     check_free(target, force)
-    with _told(target):
+    with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
     try:
-        with _told(target):
+        with named_errors(target):
             yield temporary
-            _open_up(temporary)
+            _set_permissions(temporary)
             _move(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _open_up(folder: Path) -> None:
+def _set_permissions(folder: Path) -> None:
     """Give a folder and its files the permissions of new ones: some writers make theirs for the owner alone."""
     mask = os.umask(0)
     os.umask(mask)
@@ -151,15 +143,24 @@ def _open_up(folder: Path) -> None:
 
 def _move(temporary: Path, target: Path) -> None:
     """Move `temporary` to `target`; an existing target is deleted only after the new one is there."""
-    if target.exists():
-        old = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}.")) / "old"
-        os.replace(target, old)
-        try:
-            os.replace(temporary, target)
-        except OSError:
-            os.replace(old, target)
-            raise
-        finally:
-            shutil.rmtree(old.parent, ignore_errors=True)
-    else:
+    if not target.exists():
         os.replace(temporary, target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}.")) / "old"
+    os.replace(target, old)
+    try:
+        os.replace(temporary, target)
+    except OSError:
+        os.replace(old, target)
+        raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def finite(value: Any) -> Any:
+    """Replace each NaN and infinity in `value`, which strict JSON does not have, by None, and tuples by lists."""
+    if isinstance(value, Mapping):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

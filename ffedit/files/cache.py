@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
+from platformdirs import user_cache_path
+
+from ffedit.errors import EditError
+from ffedit.files.atomic import write_file
 
 
 def folder() -> Path:
     """Return `FFEDIT_CACHE`, or `ffedit` in the platform's cache folder."""
-    if given := os.environ.get("FFEDIT_CACHE"):
-        return Path(given)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "ffedit"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "ffedit"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ffedit"
+    return Path(os.environ.get("FFEDIT_CACHE") or user_cache_path("ffedit", appauthor=False))
 
 
 def path(kind: str, key: str, suffix: str) -> Path:
@@ -31,22 +28,14 @@ def path(kind: str, key: str, suffix: str) -> Path:
     return folder() / kind / f"{key}{suffix}"
 
 
-def write(target: Path, save: Callable[[Path], None]) -> None:
-    """Let `save` write a file that is then moved to `target`; a cache that cannot be written is ignored."""
-    temporary: Path | None = None
-    try:
+def write(target: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write a file that is then moved to `target`; a cache that cannot be written is ignored.
+
+    A full or read-only disk costs the next run some seconds, and must not cost this one its result.
+    """
+    with suppress(EditError, OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=target.suffix)
-        os.close(handle)
-        temporary = Path(name)
-        save(temporary)
-        os.replace(temporary, target)
-    except (OSError, SafetensorError):  # safetensors raises its own error for a full disk
-        # A full or read-only disk costs the next run some seconds, and must not cost this one its result.
-        pass
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        write_file(target, save)
 
 
 def entries() -> list[Path]:
@@ -56,14 +45,14 @@ def entries() -> list[Path]:
 
 def sizes() -> dict[Path, int]:
     """Return the bytes of every entry; leave out one that another process deletes meanwhile."""
-    found = {}
+    bytes_of = {}
     for entry in entries():
         try:
-            parts = entry.rglob("*") if entry.is_dir() else [entry]
-            found[entry] = sum(part.stat().st_size for part in parts if not part.is_dir())
+            files = entry.rglob("*") if entry.is_dir() else [entry]
+            bytes_of[entry] = sum(file.stat().st_size for file in files if not file.is_dir())
         except FileNotFoundError:
             continue
-    return found
+    return bytes_of
 
 
 def clear() -> int:
@@ -72,17 +61,13 @@ def clear() -> int:
     for entry, size in sizes().items():
         try:
             if entry.is_dir():
-                _delete(entry)
+                # Moved away first, so that no other process sees it half deleted.
+                away = Path(tempfile.mkdtemp(dir=entry.parent, prefix="."))
+                os.replace(entry, away / entry.name)
+                shutil.rmtree(away)
             else:
                 entry.unlink()
         except FileNotFoundError:
             continue
         freed += size
     return freed
-
-
-def _delete(entry: Path) -> None:
-    """Delete a folder so that no other process sees it half deleted."""
-    away = Path(tempfile.mkdtemp(dir=entry.parent, prefix=".")) / entry.name
-    os.replace(entry, away)
-    shutil.rmtree(away.parent)

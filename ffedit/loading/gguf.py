@@ -24,13 +24,12 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import written
-from ffedit.files.lock import claimed
+from ffedit.files.resuming import claimed
 from ffedit.loading.gguf_header import Header, read_header
 from ffedit.progress import Progress, silent
 
@@ -191,10 +190,7 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
     with written(folder, force=True) as made, _without_bars():
-        try:
-            model.save_pretrained(made)
-        except SafetensorError as error:
-            raise OSError(brief(error)) from error
+        model.save_pretrained(made)
         tokenizer.save_pretrained(made)
         _write(made / SOURCE, about)
         if _mark(file) != known["mark"]:

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike
 from ffedit.algebra import bootstrap
 from ffedit.algebra.bootstrap import Interval, percentile_interval
 from ffedit.errors import FactError
-from ffedit.files.atomic import placed
-from ffedit.locator.result import Effects, Kind, Metric, Part, Trace, TraceSet
+from ffedit.locator.result import Effects, Kind, Metric, Part, Trace, TraceSet, save_arrays
 
 ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
 
@@ -75,9 +74,7 @@ class Aggregate:
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects`, `low` and `high`."""
         values = {**self.to_dict(), "total": [self.total.mean, self.total.low, self.total.high]}
-        arrays: dict[str, Any] = {name: v for name, v in values.items() if v is not None}
-        with placed(Path(path)) as file, file.open("wb") as stream:
-            np.savez(stream, axes=np.array(["role", "layer"]), **arrays)
+        save_arrays(Path(path), ("role", "layer"), values)
 
 
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:

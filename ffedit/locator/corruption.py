@@ -68,6 +68,11 @@ class Corruption:
         except ValueError as error:
             raise FactError(f"corruption {text!r}: {scale!r} is no number of σ") from error
 
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether the corruption of one subject depends on the other facts."""
+        return self.name == "replacement" or self.sigma == "subjects"
+
     def __str__(self) -> str:
         if self.name == "replacement":
             return "another subject in its place"
@@ -77,11 +82,6 @@ class Corruption:
             "uniform": "uniform noise",
         }
         return f"{shape[self.name]} of {self.scale:g} σ of the {self.sigma}"
-
-
-def takes_others(corruption: Corruption) -> bool:
-    """Return True if the corruption of one subject depends on the other facts."""
-    return corruption.name == "replacement" or corruption.sigma == "subjects"
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ffedit.files.atomic import placed
+from ffedit.files.atomic import write_file
 from ffedit.model.tokenization import FactToken
 
 Part: TypeAlias = Literal["feed_forward", "attention"]
@@ -120,9 +120,17 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects` and `errors`."""
-        arrays: dict[str, Any] = {n: v for n, v in self.to_dict().items() if v is not None}
-        with placed(Path(path)) as file, file.open("wb") as stream:
-            np.savez(stream, axes=np.array(["layer", "token"]), **arrays)
+        save_arrays(Path(path), ("layer", "token"), self.to_dict())
+
+
+def save_arrays(path: Path, axes: tuple[str, str], arrays: Mapping[str, Any]) -> None:
+    """Write those of `arrays` that are not None as `.npz`, with the names of their `axes`."""
+
+    def write(made: Path) -> None:
+        with made.open("wb") as stream:  # a path that does not end with .npz would be changed
+            np.savez(stream, axes=np.array(axes), **{name: v for name, v in arrays.items() if v is not None})
+
+    write_file(path, write)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,24 +19,30 @@ alone. A restoration changes nothing below its layer and nothing left of its tok
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TypeAlias, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffedit.errors import FactError
+from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
+from ffedit.files import cache
+from ffedit.files.resuming import Journal
 from ffedit.locator.attribution import estimate
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
-from ffedit.locator.journal import Journal
 from ffedit.locator.restore import restore
 from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
 from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import FactToken, decode
 from ffedit.progress import Progress, silent
+from ffedit.version import __version__
 
 Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -143,14 +149,31 @@ def locate(
         layers=None if layers is None else resolve_layers(len(editable.layers), layers),
         token=token,
     )
-    journal = Journal(editable, run, some) if resume else None
-    traces = {i: kept for i, fact in enumerate(some) if journal and (kept := journal.find(fact))}
+    journal = _journal(editable, run, some) if resume else None
+    cached = {line["fact"]: line["trace"] for line in journal.lines} if journal else {}
+    keys = [json.dumps([fact.text, fact.span, fact.previous, fact.target]) for fact in some]
+    traces = {i: Trace.from_dict(cached[key]) for i, key in enumerate(keys) if key in cached}
     missing = [i for i in range(len(some)) if i not in traces]
     for number, trace in trace_all(editable, some, run, missing, progress):
         traces[number] = trace
-        if journal:
-            journal.add(some[number], trace)
+        try:
+            if journal:
+                journal.add({"fact": keys[number], "trace": trace.to_dict()})
+        except EditError:  # a full disk costs the next run some time, and not this one its result
+            journal = None
     return traces[0] if isinstance(facts, Fact) else TraceSet(tuple(traces[i] for i in range(len(some))))
+
+
+def _journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal | None:
+    """Return the cached traces of this model under these settings, by fact; None where the cache cannot be used."""
+    # Replacements, and σ over the subjects, depend on the subjects of all facts.
+    others = sorted({fact.subject for fact in facts}) if run.corruption.depends_on_others else []
+    settings = {"run": asdict(run), "others": others, "model": [__version__, fingerprint(editable), editable.chat]}
+    name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
+    try:
+        return Journal(cache.path("traces", name, ".jsonl"), settings)
+    except EditError:
+        return None
 
 
 def resolve_window(depth: int, kind: Kind, window: int | None) -> int:

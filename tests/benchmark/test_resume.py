@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import zoo
@@ -18,8 +18,7 @@ from shell import disk, process, shell
 import ffedit
 from ffedit import Edit, EditError
 from ffedit.benchmark import sequence
-from ffedit.files import lock
-from ffedit.files.lock import claimed
+from ffedit.files.resuming import claimed
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
 
@@ -185,7 +184,7 @@ def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> Non
 @contextmanager
 def holding(out: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that works on a folder."""
-    code = "from pathlib import Path\nfrom ffedit.files.lock import claimed\n"
+    code = "from pathlib import Path\nfrom ffedit.files.resuming import claimed\n"
     code += f"with claimed(Path({str(out)!r})):\n    print('held', flush=True)\n    input()\n"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -210,21 +209,6 @@ def test_nothing_is_left_of_the_lock_when_the_work_is_done(editable: Editable, t
     with pytest.raises(EditError, match="layers 0 to"):
         run(editable, tmp_path / "out", methods=["ft"], layers=[99])
     assert disk(tmp_path) == {"out": "folder"}
-
-
-def test_a_locked_file_that_another_run_deleted_locks_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, locking, calls = tmp_path / ".lock", lock._lock, iter([True])
-
-    def ended_meanwhile(file: IO[str]) -> None:
-        if next(calls, False):
-            path.unlink()
-        locking(file)
-
-    monkeypatch.setattr(lock, "_lock", ended_meanwhile)
-    with claimed(tmp_path), pytest.raises(EditError, match="another run"), claimed(tmp_path):
-        pass
 
 
 def test_a_folder_that_cannot_be_written(editable: Editable, tmp_path: Path) -> None:

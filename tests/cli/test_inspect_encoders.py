@@ -16,7 +16,7 @@ from shell import shell
 
 import ffedit
 from ffedit import Corpus, EditError, ModelError
-from ffedit.files.lock import claimed
+from ffedit.files.resuming import claimed
 from ffedit.inspector.corpus_pass.memory_pass import Settings
 
 

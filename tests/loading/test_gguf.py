@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from writing import write
 import ffedit
 from ffedit import EditError, ModelError
 from ffedit.files import cache
-from ffedit.files.lock import claimed
+from ffedit.files.resuming import claimed
 from ffedit.loading import gguf as gguf_files
 
 
@@ -175,16 +177,22 @@ def test_the_rest_of_a_conversion_that_was_killed_goes_with_the_next(file: Path)
 
 
 def test_a_second_process_waits_for_the_first(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    lock = claimed(cache.path("gguf", "", ""))
-    lock.__enter__()
+    order: list[str] = []
+    held = threading.Event()
 
-    def release(seconds: float) -> None:
-        waits.append(seconds)
-        lock.__exit__(None, None, None)
+    def hold() -> None:
+        with claimed(cache.path("gguf", "", "")):
+            held.set()
+            time.sleep(0.3)
+            order.append("released")
 
-    monkeypatch.setattr("ffedit.files.lock.time.sleep", release)
-    assert ffedit.load(file).source is not None and len(waits) == 1
+    convert = gguf_files._convert
+    monkeypatch.setattr(gguf_files, "_convert", lambda *given: (order.append("converted"), convert(*given)))
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    assert ffedit.load(file).source is not None and order == ["released", "converted"]
+    other.join()
 
 
 def test_a_cache_that_cannot_be_written_is_told(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyP
             locate(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
         assert seen == [1, 1]
     (journal,) = cache_folder.glob("traces/*.jsonl")
-    lines = journal.read_text().split()
+    lines = journal.read_text().splitlines()
     journal.write_text(journal.read_text() + lines[-1][: len(lines[-1]) // 2])  # torn by a kill
     seen = counted(monkeypatch)
     for missing in (3, 0):

@@ -27,7 +27,7 @@ from ffedit.inference import generation
 from ffedit.layer_choice import calibrate
 from ffedit.locator.cases import Run
 from ffedit.locator.corruption import Corruption
-from ffedit.locator.journal import Journal
+from ffedit.locator.trace import _journal
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import Encoded, decode, encode
@@ -239,7 +239,8 @@ def test_what_is_kept_knows_the_chat() -> None:
     plain.chat = False
     assert fingerprint(plain) == fingerprint(chat)
     run = Run("state", Corruption(), 1, 1, None, "probability", 0)
-    assert Journal(plain, run, [FACT]).path != Journal(chat, run, [FACT]).path
+    journals = [_journal(editable, run, [FACT]) for editable in (plain, chat)]
+    assert journals[0] and journals[1] and journals[0].path != journals[1].path
     assert ffedit.choose_layer(chat) == calibrate.remembered(chat) and calibrate.remembered(plain) is None
     with pytest.raises(EditError, match="load both alike"):
         ffedit.evaluate(plain, [FACT], edited=chat)

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from ffedit.benchmark.lm_harness import Figure, Measured
 from ffedit.display.terminal.model_table import plain_table
-from ffedit.files.atomic import written
-from ffedit.files.finite_json import finite
+from ffedit.files.atomic import finite, written
 
 HEADINGS = ("task", "metric", "before", "after", "change", "stderr", "examples")
 

@@ -12,7 +12,6 @@ continues from there to the same result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.files.atomic import placed
-from ffedit.files.interrupts import delay_interrupt
+from ffedit.files.resuming import delay_interrupt, differences, load_state, save_state
 from ffedit.inspector.analyses.activity import ACTIVE
 from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, pair_hash
 from ffedit.inspector.corpus_pass.reading import Reading
@@ -107,9 +103,7 @@ class Pass:
         for layer, triggers in self.triggers.items():
             tensors |= triggers.tensors(f"triggers/{layer}")
         counts = {name: getattr(self, name) for name in ("rows", "tokens", "complete")}
-        about = {"pass": json.dumps({"about": self.about, "layers": list(self.triggers), **counts})}
-        with placed(folder / FILE) as made:
-            save_file(tensors, made, metadata=about)
+        save_state(folder / FILE, tensors, {"about": self.about, "layers": list(self.triggers), **counts})
 
     @classmethod
     def load(cls, folder: Path) -> Pass:
@@ -118,18 +112,12 @@ class Pass:
         Raises:
             EditError: the file is missing or damaged.
         """
-        try:
-            with safe_open(folder / FILE, framework="pt") as file:
-                found = json.loads(file.metadata()["pass"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            triggers = {layer: Triggers.of(tensors, f"triggers/{layer}") for layer in found.pop("layers")}
-            about = found.pop("about")
-            sample = Sample.of(tensors, Settings(**about["settings"]).positions)
-            return cls(about, triggers, sample, tensors["unigrams"], tensors["pairs"], **found)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise EditError(
-                f"{folder}: no pass of `ffedit inspect model` ({error}); inspect anew with --force"
-            ) from error
+        refusal = "no pass of `ffedit inspect model`; name its folder, or inspect anew with --force"
+        tensors, counts = load_state(folder / FILE, refusal)
+        triggers = {layer: Triggers.of(tensors, f"triggers/{layer}") for layer in counts.pop("layers")}
+        about = counts.pop("about")
+        sample = Sample.of(tensors, Settings(**about["settings"]).positions)
+        return cls(about, triggers, sample, tensors["unigrams"], tensors["pairs"], **counts)
 
 
 def started(stack: Stack, about: dict[str, Any]) -> Pass:
@@ -155,9 +143,8 @@ def resumed(stack: Stack, folder: Path, about: dict[str, Any]) -> Pass:
     if not (folder / FILE).exists():
         return started(stack, about)
     state = Pass.load(folder)
-    for name, value in about.items():
-        if (other := state.about.get(name)) != value:
-            raise EditError(f"{folder}: holds a pass with {name} {other}, not {value}; name another folder, or --force")
+    if other := differences(state.about, about):
+        raise EditError(f"{folder}: holds another pass ({other}); name another folder, or --force")
     return state
 
 

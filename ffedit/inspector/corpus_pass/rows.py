@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.files.atomic import placed
+from ffedit.files.atomic import write_file
 from ffedit.inference.text import ROW_TOKENS, Corpus, identity, sampled, texts
 from ffedit.inspector.corpus_pass.reading import CAUSAL, Context, Reading
 from ffedit.model.editable import Editable, Stack
@@ -132,8 +132,7 @@ class RowStore:
         ids = torch.full((len(rows), WIDTH + 1), NOTHING, dtype=torch.int32)
         for row, own in zip(ids, rows, strict=True):
             row[: len(own)] = torch.tensor(own, dtype=torch.int32)
-        with placed(self._path(self.count // CHUNK)) as made:
-            save_file({"ids": ids}, made)
+        write_file(self._path(self.count // CHUNK), lambda made: save_file({"ids": ids}, made))
         self._shard.cache_clear()
         self.count += len(rows)
 

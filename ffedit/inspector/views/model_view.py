@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffedit.files.lock import claimed
+from ffedit.files.resuming import claimed
 from ffedit.inference.text import Corpus
 from ffedit.inspector.analyses import shallow
 from ffedit.inspector.analyses.agreement import Surest, Values, read_values, surest
