@@ -10,7 +10,7 @@ COMMANDS = {
     "memory": "One memory: what its value says, what fires its key.",
     "prompt": "The memories that a prompt fires, and where its answer is made; turn some of them.",
     "model": "All memories of a model, as the paper of Geva et al. measures them.",
-    "edit": "What an edit changes in memory terms, and the memory that it adds.",
+    "edit": "The memory that an edit amounts to, and what a text reads differently.",
 }
 
 

@@ -14,7 +14,6 @@ from ffedit.display.html import save_page
 from ffedit.display.terminal import render
 from ffedit.display.terminal.edit_view import edited_view
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.inspector.views.cards import cards_of
 from ffedit.model.editable import Editable
 
 
@@ -33,7 +32,7 @@ def edit(
     html: Path | None,
     surface: Surface,
 ) -> None:
-    """Show which values EDIT_DIR changes, the memory that it adds, and which texts read it."""
+    """Show the memories that EDIT_DIR adds, and which texts read them."""
     found = ffedit.Edit.load(edit_from)
     editable = load_model(found.provenance["model"])
     surface.show(render.model_line(editable))
@@ -41,5 +40,5 @@ def edit(
         view = ffedit.inspect_edit(editable, found, corpus, top, progress)
     surface.show(edited_view(view))
     if html is not None:
-        save_page(html, view, cards=cards_of(editable, *view.layers))
+        save_page(html, view)
     surface.write_json(view.to_dict())

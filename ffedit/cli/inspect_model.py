@@ -17,7 +17,6 @@ from ffedit.display.terminal import model_view, render
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.inspector.corpus_pass import merging
 from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.views.cards import report_cards
 from ffedit.inspector.views.model_view import Removing, analyse, inspect_model
 from ffedit.model.editable import Stack
 
@@ -73,7 +72,6 @@ def model(
     written = write_report(out, report)
     surface.show(model_view.model_view(report))
     if html is not None:
-        cards = report_cards(stack, report, *merging.load_pass(stack, out))
-        save_page(html, report, cards=cards)
+        save_page(html, report)
     surface.show(Text(f"Wrote {', '.join(path.name for path in written)} to {out}"))
     surface.write_json(report.to_dict())

@@ -15,7 +15,6 @@ from ffedit.display.html import save_page
 from ffedit.display.terminal import render
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.prompt_view import compared, prompt_view
-from ffedit.inspector.views.cards import cards_of
 from ffedit.inspector.views.slots import parse_scalings
 from ffedit.model.editable import Editable
 
@@ -49,8 +48,7 @@ def prompt(
     before = ffedit.inspect_prompt(editable, text, scaled, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), progress_bars(surface.quiet) as progress:
         view = ffedit.inspect_prompt(editable, text, scaled, promote, top, progress)
-        cards = cards_of(editable, view) if html is not None else ()
     surface.show(compared(before, view) if before is not None else None, prompt_view(view))
     if html is not None:
-        save_page(html, view, cards=cards, before=before)
+        save_page(html, view, before)
     surface.write_json(view.to_dict() | ({"before": before.to_dict()} if before is not None else {}))

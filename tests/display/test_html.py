@@ -1,4 +1,4 @@
-"""Pages: whole without a network, linked within, and deaf to whatever a corpus, a tokenizer or a prompt holds."""
+"""Pages: whole without a network, and deaf to whatever a corpus, a tokenizer or a prompt holds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from shell import TEXT, shell
 from ffedit import Corpus, Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt, load, load_stacks
 from ffedit.display.html import page
 from ffedit.display.html.charts import Line, lines, stacked
-from ffedit.inspector.corpus_pass import merging
 from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.views.cards import MemoryCard, cards_of, report_cards
 from ffedit.inspector.views.model_view import Removing
 from ffedit.inspector.views.view import View
 
@@ -34,12 +32,11 @@ VOID = {"meta", "link", "line", "path", "circle", "rect", "input"}
 # What stands in a view by its own right: names of memories, measures, cases.
 OURS = {"slot", "address", "name", "memory", "case", "stack", "settings"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-Views = tuple[tuple[View, ...], tuple[MemoryCard, ...]]
 
 
 @pytest.fixture(scope="module")
-def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Views]:
-    """One page of each kind, and one of all."""
+def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
+    """One view of each kind, and both of an encoder."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "text.txt").write_text(TEXT * 3)
     corpus, editable = Corpus(folder / "text.txt"), zoo.shared("gpt2")
@@ -47,19 +44,17 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Views]:
     prompt = inspect_prompt(editable, PROMPT, {"1.7": 0.0}, "Rome", top=2)
     edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus, top=3)
     report = inspect_model(editable, corpus, folder / "pass", Settings(5, None, 20, 0), Removing(2, 2))
-    cards = report_cards(editable, report, *merging.load_pass(editable, folder / "pass"))
     encoder = load_stacks((halves.model("bert"), zoo.words()))[0]
     (folder / "texts.jsonl").write_text(f'{{"text": "{PROMPT} Paris"}}\n' * 3)
     texts = Corpus(folder / "texts.jsonl")
     around = inspect_model(encoder, texts, folder / "around", Settings(5, None, 20, 0), Removing(2, 2))
-    found = report_cards(encoder, around, *merging.load_pass(encoder, folder / "around"))
     return {
-        "encoder": ((inspect_memory(encoder, "1.7", texts, top=3), around), found),
-        "memory": ((memory,), ()),
-        "prompt": ((prompt,), cards_of(editable, prompt)),
-        "edit": ((edit,), cards_of(editable, *edit.layers)),
-        "model": ((report,), cards),
-        "all": ((report, prompt, memory, edit), (*cards, *cards_of(editable, prompt))[: len(cards)]),
+        "encoder": around,
+        "encoder_memory": inspect_memory(encoder, "1.7", texts, top=3),
+        "memory": memory,
+        "prompt": prompt,
+        "edit": edit,
+        "model": report,
     }
 
 
@@ -67,7 +62,6 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Views]:
 class Read(HTMLParser):
     """What a page is made of; fails where a tag is left open."""
 
-    ids: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
@@ -79,7 +73,6 @@ class Read(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.tags.append(tag)
-        self.ids += [found["id"] or ""] if "id" in found else []
         if tag == "a":
             self.links.append(found["href"] or "")
         self.fetched += [v or "" for k, v in attrs if k in ("src", "href", "srcset", "action", "data") and tag != "a"]
@@ -110,46 +103,41 @@ def poisoned(value: Any) -> Any:
     return value
 
 
-KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit", "model", "encoder", "all"])
+KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit", "model", "encoder", "encoder_memory"])
 
 
 @KINDS
-def test_a_page_needs_nothing_else_and_its_links_lead_somewhere(kind: str, views: dict[str, Views]) -> None:
-    several, cards = views[kind]
-    text = page(*several, cards=cards)
+def test_a_page_needs_nothing_else(kind: str, views: dict[str, View]) -> None:
+    text = page(views[kind])
     found = read(text)
-    assert len(set(found.ids)) == len(found.ids) and {link.removeprefix("#") for link in found.links} <= set(found.ids)
-    assert all(link.startswith("#") for link in found.links)
+    assert not found.links
     assert found.fetched == ["data:,"] and not re.search(r"@import|url\(|https?:", text)
     assert "script" not in found.tags and found.tags.count("h1") == 1 and found.tags.count("main") == 1
     assert 'name="viewport"' in text and "prefers-color-scheme: dark" in text
     levels = [int(tag[1]) for tag in found.tags if re.fullmatch(r"h\d", tag)]
     assert all(after <= before + 1 for before, after in pairwise(levels))
-    if kind != "memory":
-        assert any(link.startswith("#memory-") for link in found.links)
-    if kind in ("model", "all"):
-        assert found.tags.count("svg") >= len(several[0].groups())  # type: ignore[attr-defined]
+    if kind == "model":
+        assert found.tags.count("svg") >= len(views[kind].groups())  # type: ignore[attr-defined]
 
 
 @KINDS
-def test_what_a_text_holds_is_shown_and_does_nothing(kind: str, views: dict[str, Views]) -> None:
-    several, cards = views[kind]
-    text = page(*map(poisoned, several), cards=poisoned(cards))
+def test_what_a_text_holds_is_shown_and_does_nothing(kind: str, views: dict[str, View]) -> None:
+    text = page(poisoned(views[kind]))
     found = read(text)
     assert "script" not in found.tags and "<script" not in text and "alert(1)" in text
     assert not [c for c in text if not c.isprintable() and c not in "\n"]
-    plain = read(page(*several, cards=cards))
-    assert found.tags == plain.tags and found.ids == plain.ids
+    plain = read(page(views[kind]))
+    assert found.tags == plain.tags
     text.encode()
 
 
-def test_a_page_says_what_its_view_says(views: dict[str, Views]) -> None:
+def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
     def said(kind: str) -> str:
-        text = page(*views[kind][0], cards=views[kind][1])
+        text = page(views[kind])
         return " ".join(unescape(re.sub(r"<style>.*</style>|<[^>]*>", " ", text, flags=re.DOTALL)).split())
 
     assert said("encoder").count("Not measured.") == 3
-    (memory,), (prompt,), (report,) = (views[kind][0] for kind in ("memory", "prompt", "model"))
+    memory, prompt, report = (views[kind] for kind in ("memory", "prompt", "model"))
     shown = said("memory")
     assert "Memory 1.7 of" in shown
     for one in memory.triggers:  # type: ignore[attr-defined]
@@ -200,7 +188,7 @@ def test_a_report_and_a_prompt_before_and_after_an_edit(
     small = ("--top", "4", "--positions", "10", "--removing", "2", "2", "--corpus", "text.txt", "--out", "out")
     ran = shell(capsys, "inspect", "model", "--model", model, *small, "--quiet", "--html", "model.html")
     assert (ran.code, ran.err) == (0, "")
-    assert any(link.startswith("#memory-") for link in read(Path("model.html").read_text()).links)
+    assert "ffedit inspect model" in Path("model.html").read_text()
     made(load(model), {1: 1}, size=0.3).save("edit")
     ran = shell(capsys, "inspect", "prompt", PROMPT, "--edit", "edit", "--quiet", "--html", "both.html")
     assert (ran.code, ran.err) == (0, "") and "Before the edit" in Path("both.html").read_text()
@@ -240,9 +228,7 @@ return [width, page.documentElement.scrollWidth <= width, ...wide].join(' ')
 """
 
 
-def test_a_page_fits_a_phone(browser: Callable[[str, str], str], views: dict[str, Views]) -> None:
-    several, cards = views["all"]
-    pages = page(*several, cards=cards), page(*map(poisoned, several), cards=poisoned(cards))
-    for text in pages:
+def test_a_page_fits_a_phone(browser: Callable[[str, str], str], views: dict[str, View]) -> None:
+    for text in (page(shown) for view in views.values() for shown in (view, poisoned(view))):
         frame = f'<!doctype html><iframe width="390" height="800" style="border:0" srcdoc="{escape(text)}"></iframe>'
         assert browser(frame, WIDE) == "390 true"

@@ -79,7 +79,6 @@ def test_all_numbers_are_those_of_the_family_s_own_formula(family: str) -> None:
 def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str) -> None:
     view = inspect_prompt(zoo.shared(family), PROMPT, top=1000)
     assert view.layers[-1].after.final == pytest.approx(view.prediction.max_probability, abs=1e-5)
-    assert view.gated is True and view.parallel is False
     for layer in view.layers:
         assert sum(one.share for one in layer.firing) + layer.activity.bias_share == pytest.approx(1, abs=1e-3)
         assert len(layer.firing) == layer.activity.memories
@@ -243,13 +242,11 @@ def test_an_edit_of_experts_is_what_two_plain_passes_find(family: str, corpus: C
         assert one.change == pytest.approx(float(largest[at]), rel=1e-3, abs=1e-6)
     for layer in view.layers:
         delta, memory = edit.updates[layer.address].dense, editable.memories[layer.address]
-        assert layer.memories == memory.d_ff and len(layer.added) == places[layer.address]
-        assert [one.slot.index for one in layer.most] == delta.norm(dim=0).topk(4).indices.tolist()
-        assert {one.slot.address for one in layer.most} == {layer.address}
+        assert layer.relative == pytest.approx(float(delta.norm() / memory.value.norm()), rel=1e-5)
+        assert len(layer.added) == places[layer.address]
         for one in layer.added:
             assert all(trigger.coefficient is not None and trigger.coefficient > 0 for trigger in one.triggers)
     text = shown(edited_view(view))
-    assert "Expert 3 of layer 1: the values that changed most" in text
     assert "memory that expert 3 of layer 1 gets" in " ".join(text.split())
 
 

@@ -18,7 +18,7 @@ from ffedit.display.terminal.prompt_view import prompt_view
 from ffedit.errors import FactError, FFEditError
 from ffedit.inspector.analyses.activity import contributions
 from ffedit.inspector.interventions import coefficient_scaling
-from ffedit.inspector.views.prompt_view import first_and_for_good, inspect_prompt, side_by_side
+from ffedit.inspector.views.prompt_view import first_and_for_good, inspect_prompt
 from ffedit.inspector.views.slots import turned
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
@@ -119,23 +119,6 @@ def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str
         shares = sum(one.share for one in layer.firing) + layer.activity.bias_share
         assert shares == pytest.approx(1, abs=1e-3)
         assert layer.activity.bias_share == 0 or editable.memories[layer.address].bias is not None
-    assert view.gated is (editable.memories[0].key_rows.gated)
-
-
-@pytest.mark.parametrize(
-    ("family", "parallel"),
-    [("gptj", True), ("gpt_neox", True), ("falcon", True), ("falcon_alibi", False), ("gpt2", False), ("llama", False)],
-)
-def test_blocks_whose_attention_the_feed_forward_layer_does_not_see_are_told(family: str, parallel: bool) -> None:
-    view = inspect_prompt(zoo.shared(family), PROMPT, top=1)
-    assert view.parallel is parallel
-    assert ("side by side" in shown(prompt_view(view))) is parallel
-
-
-def test_attention_that_is_not_recognised_says_nothing_about_its_place() -> None:
-    editable = zoo.build("gpt2")
-    editable.attention = []
-    assert side_by_side(editable, torch.tensor([[3, 4]])) is None
 
 
 def test_the_effective_number_counts_equally_strong_memories() -> None:
@@ -270,7 +253,7 @@ def test_a_model_without_a_final_norm_is_read_through_the_unembedding_alone() ->
 def test_a_view_fits_the_terminal_with_all_its_columns(width: int) -> None:
     view = inspect_prompt(zoo.shared("llama"), PROMPT, {"0.1": 0}, promoted="Rome", top=2)
     text = shown(prompt_view(view), width)
-    for words in ("without it", "bias's share", "promotes", "then says", "as it is", "gated layers"):
+    for words in ("without it", "bias's share", "promotes", "then says", "as it is", "behind a gate"):
         assert words in text
     assert "…" not in text
     assert view.layers[0].address == Address(0) and ffedit.inspect_prompt is inspect_prompt

@@ -9,64 +9,38 @@ from rich.table import Table
 from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
-from ffedit.display.terminal.prompt_view import Bar, compared, ends, named, notes, placed, prefixed, share, title
+from ffedit.display.terminal.prompt_view import compared, ends, named, notes, placed, prefixed, share, title
 from ffedit.facts.text import number
 from ffedit.inspector.interventions.rereading import Passage
 from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
 
 
 def edited_view(view: EditView) -> Group:
-    """Render an edit: changed values, the memories that Δ amounts to, changed predictions, prompts before and after."""
+    """Render an edit: the memories that Δ amounts to, changed predictions, prompts before and after."""
     parts: list[RenderableType] = [Text(f"Edit {view.edit} of {view.model}", style="bold")]
     for layer in view.layers:
-        parts += [Text(""), changed_values(layer)]
-        for place, one in enumerate(layer.added, 1):
-            parts += [Text(""), added_memory(layer, one, place)]
+        for part, memory in enumerate(layer.added, 1):
+            parts += [Text(""), added_memory(layer, memory, part)]
     parts += [Text(""), reread_passages(view)]
     for before, after in view.prompts:
         parts += [Text(""), compared(before, after)]
     return Group(*parts)
 
 
-def changed_values(layer: LayerChange) -> Group:
-    """Render the values that changed most, with their top tokens before and after."""
-    table = plain_table()
-    table.add_column("memory", no_wrap=True)
-    solved = any(one.coefficient is not None for one in layer.most)
-    for heading in ("‖Δv‖", "of ‖v‖", *(["at the fact"] if solved else []), "moved"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("", "said", "says"):
-        table.add_column(heading, no_wrap=True)
-    for one in layer.most:
-        at_fact = [] if one.coefficient is None else [number(one.coefficient)]
-        numbers = (number(one.norm), f"{one.relative:.1%}", *at_fact, f"{one.moved:.0%}")
-        table.add_row(
-            *map(Text, (str(one.slot), *numbers)),
-            Bar(one.moved, 5),
-            _said(named(one.before), one.before.probability),
-            _said(named(one.after), one.after.probability, one.after.id != one.before.id),
-        )
-    where = placed(layer.address)
-    above = title(f"{where[0].upper()}{where[1:]}: the values that changed most").append(
-        f"  ‖Δ‖ {number(layer.norm)}, {layer.relative:.2%} of ‖W‖", style="not bold"
-    )
-    lines = ["moved: how much of what the value says is elsewhere now, of 100% (total variation)"]
-    if solved:
-        lines.insert(0, "at the fact: the memory's coefficient in the keys that were written, their mean")
-    return Group(above, table, notes(lines))
-
-
-def added_memory(layer: LayerChange, one: AddedMemory, place: int) -> Group:
+def added_memory(layer: LayerChange, memory: AddedMemory, part: int) -> Group:
     """Render one memory that the change amounts to: its value's distribution and its key's triggers."""
-    which = f"The memory that {placed(layer.address)} gets" + (f", part {place}" if len(layer.added) > 1 else "")
-    heading = title(which).append(f"  {share(one.share)} of ‖Δ‖²" if len(layer.added) > 1 else "", style="not bold")
-    unit = "1 is the fact's own" if one.written else "its key has norm 1"
+    size = f"  ‖Δ‖ {number(layer.norm)}, {layer.relative:.2%} of ‖W‖"
+    which = f"The memory that {placed(layer.address)} gets"
+    if len(layer.added) > 1:
+        which, size = f"{which}, part {part}", f"{size}; {share(memory.share)} of ‖Δ‖²"
+    heading = title(which).append(size, style="not bold")
+    unit = "1 is the fact's own" if memory.written else "its key has norm 1"
     return Group(
         heading,
-        ends(one.value),
+        ends(memory.value),
         Text(""),
         Text(f"What fires it (coefficient; {unit}), and what the model says there", style="dim"),
-        passages(one.triggers),
+        passages(memory.triggers),
     )
 
 

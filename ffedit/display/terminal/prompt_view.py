@@ -139,11 +139,7 @@ def readings(view: PromptView) -> Group:
         lines = [f"{quoted(final.token)} comes first after the last layer only"]
     norm = f"the final norm ({view.norm})" if view.norm else "no final norm, which this model does not have,"
     lines.append(f"each read through {norm} and the unembedding; P: of the stream with the layer")
-    if view.parallel:
-        lines.append(
-            "attention and feed-forward run side by side in a block: without it is what the block would leave behind "
-            "without its feed-forward layer, the attention's output included, which that layer has not seen"
-        )
+    lines.append("without it: what the block leaves behind without its feed-forward layer, attention included")
     return Group(title("Where the prediction is made"), table, notes(lines))
 
 
@@ -165,9 +161,8 @@ def at_work(view: PromptView) -> Group:
     lines = [
         f"m > 0: with a positive coefficient; ≥ {ACTIVE:.0%} of ‖o‖: |m| ‖v‖ is at least so much of the output's norm",
         "effective: (Σ s²)² / Σ s⁴ of the strengths s = |m| ‖v‖, n where n are equally strong and the others silent",
+        "behind a gate a coefficient may be negative and strong, so the norm tells more than the sign",
     ]
-    if view.gated:
-        lines.append("gated layers: a coefficient may be negative and strong, so the norm tells more than the sign")
     return Group(title("Memories at work"), table, notes(lines))
 
 

@@ -10,7 +10,7 @@ layer's output at the fact, and c the multiple of v that it adds on another text
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -106,20 +106,3 @@ def _singular(update: Update) -> tuple[Tensor, Tensor, Tensor]:
     (q, r), (p, s) = (torch.linalg.qr(double(side)) for side in (update.left, update.right.T))
     left, sizes, right = torch.linalg.svd(r @ s.T, full_matrices=False)
     return q @ left, sizes, right @ p.T
-
-
-def column_norms(update: Update) -> Tensor:
-    """Return ‖Δ_i‖ of every value column, [d_ff], without the dense matrix where Δ is `LowRank`."""
-    if not isinstance(update, LowRank):
-        norms: Tensor = torch.linalg.vector_norm(double(update.dense), dim=0)
-        return norms
-    left, right = double(update.left), double(update.right)
-    squared: Tensor = ((left.T @ left @ right) * right).sum(0)
-    return squared.clamp(min=0).sqrt()
-
-
-def columns(update: Update, indices: Sequence[int]) -> Tensor:
-    """Return Δ_i of the value columns `indices`, [n, d_model], float64."""
-    if isinstance(update, LowRank):
-        return (double(update.left) @ double(update.right[:, list(indices)])).T
-    return double(update.dense[:, list(indices)]).T

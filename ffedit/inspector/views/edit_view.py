@@ -1,4 +1,4 @@
-"""An edit in terms of memories: the values that changed, the memories that it adds, and the text that activates them.
+"""An edit in terms of memories: the memories that it adds, and the text that activates them.
 
 The text of a corpus goes through the model twice, without and with the edit. The first pass gives the coefficients of
 the added memories at every position (`edit_as_memory`): the prefixes with the largest are its triggers. Both give the
@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from ffedit.algebra.low_rank import Update
 from ffedit.inference.text import Corpus
-from ffedit.inspector.analyses.distributions import Distribution, Said, distribution, log_probabilities, said
-from ffedit.inspector.interventions.edit_as_memory import Added, Change, added_memories, column_norms, columns
+from ffedit.inspector.analyses.distributions import Distribution, distribution, log_probabilities
+from ffedit.inspector.interventions.edit_as_memory import Added, Change, added_memories
 from ffedit.inspector.interventions.rereading import Passage, Reread, passage, reread
 from ffedit.inspector.views.prompt_view import PromptView, inspect_prompt
-from ffedit.inspector.views.slots import Slot
 from ffedit.inspector.views.view import View
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.memory import Address
@@ -31,29 +28,6 @@ MOST_ADDED = 3
 MOST_FACTS = 3
 # Tokens of the corpus, by default.
 READ_TOKENS = 2**13
-
-
-@dataclass(frozen=True)
-class ChangedValue(View):
-    """A value column that changed.
-
-    Attributes:
-        slot: the memory of the value.
-        norm: ‖Δ_i‖.
-        relative: ‖Δ_i‖ / ‖v_i‖.
-        coefficient: mean coefficient of this memory in the keys that were solved for; None without any.
-        moved: total variation distance between the value's distributions before and after, 0 to 1.
-        before: the value's top token.
-        after: the edited value's top token.
-    """
-
-    slot: Slot
-    norm: float
-    relative: float
-    coefficient: float | None
-    moved: float
-    before: Said
-    after: Said
 
 
 @dataclass(frozen=True)
@@ -81,16 +55,12 @@ class LayerChange(View):
         address: the layer, and the expert.
         norm: ‖Δ‖.
         relative: ‖Δ‖ / ‖W‖.
-        memories: number of its values.
-        most: the values that changed most, by norm.
         added: the memories that the update adds.
     """
 
     address: Address
     norm: float
     relative: float
-    memories: int
-    most: tuple[ChangedValue, ...]
     added: tuple[AddedMemory, ...]
 
 
@@ -126,13 +96,13 @@ def inspect_edit(
     top: int = 5,
     progress: Progress = silent,
 ) -> EditView:
-    """Return an edit as the memories that it changes and the memories that it adds. The model is left unchanged.
+    """Return an edit as the memories that it adds. The model is left unchanged.
 
     Args:
         editable: the model that the edit was computed on, without it.
         edit: the edit.
         corpus: the text to read; by default text that the model samples.
-        top: number of values, triggers, passages and tokens that are shown, each.
+        top: number of triggers, passages and tokens that are shown, each.
         progress: progress callback.
 
     Raises:
@@ -165,38 +135,12 @@ def inspect_edit(
 def _layer(
     stack: Stack, edit: Change, address: Address, added: Sequence[Added], found: Reread, top: int
 ) -> LayerChange:
-    memory = stack.memories[address]
-    update, value = edit.updates[address].cpu(), memory.value
+    update, value = edit.updates[address].cpu(), stack.memories[address].value
     return LayerChange(
         address=address,
         norm=update.norm(),
         relative=update.norm() / float(torch.linalg.matrix_norm(value.float())),
-        memories=memory.d_ff,
-        most=_most(stack, memory_value=value, update=update, keys=edit.keys[address], address=address, top=top),
         added=tuple(_added(stack, one, found, top) for one in added),
-    )
-
-
-def _most(
-    stack: Stack, memory_value: Tensor, update: Update, keys: Tensor, address: Address, top: int
-) -> tuple[ChangedValue, ...]:
-    """Return the value columns that changed most, with their top tokens before and after."""
-    norms = column_norms(update)
-    most = norms.topk(min(top, len(norms))).indices.tolist()
-    old = memory_value[:, most].T.cpu().double()
-    before, after = (log_probabilities(stack, some.float()) for some in (old, old + columns(update, most)))
-    moved = (before.exp() - after.exp()).abs().sum(1) / 2
-    return tuple(
-        ChangedValue(
-            slot=Slot(address, i),
-            norm=float(norms[i]),
-            relative=float(norms[i] / torch.linalg.vector_norm(old[n])),
-            coefficient=float(keys[i].mean()) if keys.shape[1] else None,
-            moved=float(moved[n]),
-            before=said(stack.tokenizer, before[n]),
-            after=said(stack.tokenizer, after[n]),
-        )
-        for n, i in enumerate(most)
     )
 
 

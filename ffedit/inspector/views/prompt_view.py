@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffedit.errors import EditError, ModelError
-from ffedit.inference import replay
+from ffedit.errors import EditError
 from ffedit.inspector.analyses.activity import Activity, contributions
 from ffedit.inspector.analyses.distributions import Distribution, Said, distribution, log_probabilities, rank, said
 from ffedit.inspector.interventions.coefficient_scaling import Promotion, next_log_probs, promote, token_after
@@ -30,7 +29,6 @@ from ffedit.inspector.views.slots import Slot, check_scalings, turned
 from ffedit.inspector.views.view import View
 from ffedit.model.editable import Editable, Seen, Stack
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import capture, replace_output
 from ffedit.model.memory import Address
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
@@ -125,8 +123,6 @@ class PromptView(View):
         appears: the first layer after which the stream's top token is the prediction.
         settles: the first layer from which on it is so after every layer.
         norm: path of the final norm; None where the model has none.
-        parallel: whether attention and feed-forward of a block run in parallel; None where it is not known.
-        gated: whether the coefficients are products with a gate; None where the keys are not recognised.
         promotion: memories to scale for the token `promoted`; None without one.
     """
 
@@ -140,8 +136,6 @@ class PromptView(View):
     appears: int
     settles: int
     norm: str | None
-    parallel: bool | None
-    gated: bool | None
     promotion: Promotion | None
 
 
@@ -194,8 +188,6 @@ def inspect_prompt(
         appears=appears,
         settles=settles,
         norm=editable.norm or None,
-        parallel=side_by_side(editable, ids),
-        gated=_gated(editable),
         promotion=None if wanted is None else promote(editable, ids, wanted, turns, 2 * top, progress),
     )
 
@@ -263,30 +255,3 @@ def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[Exper
 def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
     """Return the first layer where `says` is True, and the layer from which on all are; the last one is."""
     return says.index(True), len(says) - [*says[::-1], False].index(False)
-
-
-def _gated(stack: Stack) -> bool | None:
-    """Return whether the first layer is gated; None where its keys, needed by nothing else here, are not recognised."""
-    try:
-        return next(iter(stack.memories.values())).key_rows.gated
-    except ModelError:
-        return None
-
-
-@torch.no_grad()
-def side_by_side(editable: Editable, ids: Tensor) -> bool | None:
-    """Return whether the first feed-forward layer's input is independent of its block's attention output.
-
-    Tested by replacing the attention's output by zeros. None where the attention was not recognised.
-    """
-    if not editable.attention:
-        return None
-    keys = []
-    for silence in (False, True):
-        with (
-            replace_output(editable.attention[0], torch.zeros_like if silence else lambda given: given),
-            capture({0: editable.feed_forward[0].module}, inputs=True) as seen,
-        ):
-            replay.run_to(editable, ids, 0)
-        keys.append(seen[0])
-    return torch.equal(*keys)
