@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from ffedit.algebra.low_rank import LowRank
     from ffedit.api import edit, load, stats
     from ffedit.benchmark import BenchReport, bench
-    from ffedit.editor import Corpus, Edit, EditConfig, combine, load_stats, merge_stats, save_stats
+    from ffedit.editor import (
+        Corpus,
+        Edit,
+        EditConfig,
+        KeyConfig,
+        PromptConfig,
+        ValueConfig,
+        combine,
+        load_stats,
+        merge_stats,
+        save_stats,
+    )
     from ffedit.errors import CheckError, EditError, FactError, FFEditError, ModelError
     from ffedit.evaluator import Report, Scores
     from ffedit.evaluator.evaluate import evaluate
@@ -44,7 +55,18 @@ _HOMES = {
     "benchmark": ("BenchReport", "bench"),
     "layer_choice.calibrate": ("Choice", "LayerScore", "choose_layer"),
     "exporter.diff": ("Diff", "diff"),
-    "editor": ("Corpus", "Edit", "EditConfig", "combine", "load_stats", "merge_stats", "save_stats"),
+    "editor": (
+        "Corpus",
+        "Edit",
+        "EditConfig",
+        "KeyConfig",
+        "PromptConfig",
+        "ValueConfig",
+        "combine",
+        "load_stats",
+        "merge_stats",
+        "save_stats",
+    ),
     "errors": ("CheckError", "EditError", "FFEditError", "FactError", "ModelError"),
     "evaluator": ("Report", "Scores", "evaluate"),
     "facts.fact": ("Fact", "Probe"),
@@ -73,17 +95,20 @@ __all__ = [
     "FFEditError",
     "Fact",
     "FactError",
+    "KeyConfig",
     "KeyMoments",
     "KeyValueMemory",
     "LayerScore",
     "LowRank",
     "ModelError",
     "Probe",
+    "PromptConfig",
     "Report",
     "Scores",
     "Slot",
     "Trace",
     "TraceSet",
+    "ValueConfig",
     "__version__",
     "bench",
     "choose_layer",

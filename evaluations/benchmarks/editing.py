@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.editor.config import EditConfig
+from ffedit.editor.config import ValueConfig
 from ffedit.editor.key import read
 from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value import choose_values
@@ -43,13 +43,13 @@ from ffedit.model.tokenization import Encoded
 
 LAYER, SEED = 4, 0
 CONTEXTS, CONTEXT, PROMPT, SUBJECT, ESSENCE = 10, 10, 12, (3, 7), 6
-CONFIG = EditConfig(contexts=CONTEXTS, context_tokens=(CONTEXT,), steps=20, target_probability=2.0)
+CONFIG = ValueConfig(steps=20, target_probability=2.0)
 # Two float32 paths through 20 steps, of which each divides the gradient by its length.
 TOLERANCE = 1e-3
 
 
 # Everything that depends on the editor's interface is here.
-def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: EditConfig) -> list[Tensor]:
+def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: ValueConfig) -> list[Tensor]:
     """v* of each of `prompt_sets`, as `ffedit.edit` finds it: k* first, then all values together."""
     place = editable.feed_forward[LAYER]
     readings = [read(editable, place, prompt_set) for prompt_set in prompt_sets]
@@ -58,7 +58,7 @@ def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: Ed
     return [value.v for value in choose_values(editable, place, prompt_sets, keys, lengths, config)]
 
 
-def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: EditConfig) -> PlainValue:
+def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: ValueConfig) -> PlainValue:
     """The reference's v* for the same texts and numbers."""
     memory = editable.memories[LAYER]
     return plain_value(
@@ -152,7 +152,7 @@ def peak_memory(side: str, facts: int, threads: int) -> tuple[int, int]:
     return baseline, measuring.peak()
 
 
-def compare(facts: int, rounds: int, config: EditConfig) -> list[dict[str, Any]]:
+def compare(facts: int, rounds: int, config: ValueConfig) -> list[dict[str, Any]]:
     """Time one fact and a batch, and hold both against the two limits."""
     editable = measuring.random_gpt2(GPT2Config(), 12, SEED)
     prompt_sets = worded(editable.model.config.vocab_size, facts)

@@ -35,7 +35,7 @@ from ffedit.cli.options import parse_layers
 from ffedit.exporter import ship
 
 FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
-CONFIG = ffedit.EditConfig(steps=5)
+CONFIG = ffedit.EditConfig(value=ffedit.ValueConfig(steps=5))
 FACTOR, BESIDE = 1.25, 1.5e9
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 

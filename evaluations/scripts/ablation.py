@@ -11,7 +11,7 @@ differences from its reference.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from one_by_one import RATES, Examiner, columns_of, facts_done, facts_in, interv
 
 import ffedit
 from ffedit import Editable, EditConfig, Fact
-from ffedit.editor import preset
+from ffedit.editor import preset, set_number
 from ffedit.files.resuming import Journal, read_journal
 
 # What all others are held against: a method with the numbers of a preset.
@@ -28,36 +28,36 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "default": {"method": "memit", "preset": ("default", "memit")},
     "published": {"method": "rome", "preset": ("paper", "memit")},
 }
-# Of which reference, and what is exchanged: numbers of EditConfig, or "method", "preset", "layer", "weighting" of the
+# Of which reference, and what is exchanged: dotted names of numbers, "method", "preset", "layer", "weighting" of the
 # statistics ("types", "tokens"), "together" (facts in one edit) or "sequence" (one after another, scored at the end).
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {"of": "default"},
     # one left out
-    "default - contexts": {"of": "default", "contexts": 0},
-    "default - context_weight": {"of": "default", "context_weight": 0.0},
-    "default - kl_weight": {"of": "default", "kl_weight": 0.0},
-    "default - weight_decay": {"of": "default", "weight_decay": 0.0},
-    "default - penalty_decay": {"of": "default", "penalty_decay": 1.0},
-    "default - target_probability": {"of": "default", "target_probability": 2.0},
+    "default - contexts": {"of": "default", "prompts.contexts": 0},
+    "default - context_weight": {"of": "default", "key.context_weight": 0.0},
+    "default - kl_weight": {"of": "default", "value.kl_weight": 0.0},
+    "default - weight_decay": {"of": "default", "value.weight_decay": 0.0},
+    "default - penalty_decay": {"of": "default", "value.penalty_decay": 1.0},
+    "default - target_probability": {"of": "default", "value.target_probability": 2.0},
     "default - gradient steps": {
         "of": "default",
-        "optimizer": "adam",
-        "step_size": 0.5,
-        "weight_decay": 0.5,
-        "penalty_decay": 1.0,
+        "value.optimizer": "adam",
+        "value.step_size": 0.5,
+        "value.weight_decay": 0.5,
+        "value.penalty_decay": 1.0,
     },
-    "default - memit_ridge": {"of": "default", "memit_ridge": 0.0},
+    "default - memit_ridge": {"of": "default", "memit.ridge": 0.0},
     # one added
-    "default + essence prompts": {"of": "default", "essence_prompts": ["{} is a", "{}", "{} is known for"]},
+    "default + essence prompts": {"of": "default", "prompts.essence_prompts": ["{} is a", "{}", "{} is known for"]},
     "default + types": {"of": "default", "weighting": "types"},
-    "default + contexts": {"of": "default", "contexts": 20},
+    "default + contexts": {"of": "default", "prompts.contexts": 20},
     "published": {"of": "published"},
     # what only several facts show: all at once, and one after another
     "default, together": {"of": "default", "together": 1000},
-    "default, together - memit_ridge": {"of": "default, together", "memit_ridge": 0.0},
-    "default, together - context_weight": {"of": "default, together", "context_weight": 0.0},
+    "default, together - memit_ridge": {"of": "default, together", "memit.ridge": 0.0},
+    "default, together - context_weight": {"of": "default, together", "key.context_weight": 0.0},
     "default, sequence": {"of": "default", "method": "alphaedit", "sequence": True},
-    "default, sequence - alphaedit_ridge": {"of": "default, sequence", "alphaedit_ridge": 0.0},
+    "default, sequence - alphaedit_ridge": {"of": "default, sequence", "alphaedit.ridge": 0.0},
 }
 # Mechanisms that were measured and did not pay, so that EditConfig has them no more. They can be run at commit 1bc1e1a,
 # whose `VARIANTS` held them, in its names (there, "fall" is penalty_decay).
@@ -77,7 +77,7 @@ REMOVED: dict[str, dict[str, Any]] = {
     "default, sequence + unburdened": {"of": "default, sequence", "unburdened": True},
     "default, sequence + surroundings": {"of": "default, sequence", "surround": True},
 }
-OTHER = ("method", "preset", "layer", "weighting", "together", "sequence")
+OTHER = {"method", "preset", "layer", "weighting", "together", "sequence"}
 SHOWN = (*RATES, "harmonic", "seconds")
 
 
@@ -94,16 +94,17 @@ def resolved(name: str, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     own = {key: value for key, value in variants[name].items() if key != "of"}
     of = variants[name]["of"]
     base = REFERENCES[of] if of == name else resolved(of, variants)
-    numbers = {field.name for field in fields(EditConfig)}
-    if unknown := [key for key in own if key not in numbers and key not in OTHER]:
-        raise ffedit.FFEditError(f"variant {name!r}: EditConfig has no {', '.join(unknown)}")
-    return {**base, **own}
+    said = {**base, **own}
+    config_of(said)
+    return said
 
 
 def config_of(said: Mapping[str, Any]) -> EditConfig:
     """The numbers of a variant."""
-    exchanged = {key: tuple(v) if isinstance(v, list) else v for key, v in said.items() if key not in OTHER}
-    return replace(preset(*said["preset"]), **exchanged)
+    config = preset(*said["preset"])
+    for name in said.keys() - OTHER:
+        config = set_number(config, name, said[name])
+    return config
 
 
 @click.group(help=__doc__)
@@ -121,7 +122,7 @@ def main() -> None:
 @click.option("--layer", type=int, required=True)
 @click.option("--corpus", help="Text for the key statistics; default: what the model samples.")
 @click.option("--tokens", type=int, help="How much of it.")
-@click.option("--add", "more", multiple=True, help='A further variant: NAME={"of": "default", "steps": 10}.')
+@click.option("--add", "more", multiple=True, help='A further variant: NAME={"of": "default", "value.steps": 10}.')
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def run(
     names: tuple[str, ...],
@@ -145,7 +146,7 @@ def run(
     for name in names or (*added,) or one_by_one:
         said = {"layer": layer, "weighting": ffedit.Corpus().weighting, **resolved(name, variants)}
         settings = {"variant": name, "of": variants[name]["of"], "model": editable.name, "data": data.name}
-        settings |= {"corpus": corpus, "tokens": tokens, "split": split, **said, "config": asdict(config_of(said))}
+        settings |= {"corpus": corpus, "tokens": tokens, "split": split, **said, "config": config_of(said).to_dict()}
         journal = Journal(out / f"{name}.jsonl", settings)
         text = ffedit.Corpus(corpus, weighting=said["weighting"])
         text = text if tokens is None else replace(text, tokens=tokens)

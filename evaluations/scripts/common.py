@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ffedit
-from ffedit.cli.bench import exchanged
+from ffedit.editor import set_numbers
 from ffedit.evaluator import Scores
 from ffedit.facts.formats import parse_record
 
@@ -24,8 +24,8 @@ def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ff
 
 
 def configured(settings: Iterable[str]) -> ffedit.EditConfig:
-    """The default configuration with NAME=VALUE exchanged."""
-    return exchanged(ffedit.EditConfig(), settings)
+    """The default configuration with other numbers, each as NAME=VALUE."""
+    return set_numbers(ffedit.EditConfig(), settings)
 
 
 def number(value: float | None) -> str:

@@ -34,8 +34,8 @@ from rivals import FEW, PUBLISHED, plain_rank_one, published_rome, sampled_prefi
 
 import ffedit
 from ffedit import EditConfig, Fact
-from ffedit.cli.bench import exchanged
 from ffedit.cli.options import parse_layers
+from ffedit.editor import set_numbers
 from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "seconds")
@@ -52,7 +52,7 @@ EQUAL = "published, equal seconds"
 @click.option("--layer", default="auto", show_default=True, help="Where all write; auto: where ffedit does first.")
 @click.option("--layers", help="Where ffedit writes, if not there alone: 1-3.")
 @click.option("--method", help="Of ffedit; default: its own.")
-@click.option("--set", "numbers", multiple=True, help="NAME=VALUE of EditConfig.")
+@click.option("--set", "numbers", multiple=True, help="Another number: value.steps=20.")
 @click.option("--corpus", help="Text for the key statistics; default: ffedit's own.")
 @click.option("--tokens", type=int, help="How much of it.")
 @click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), default=WAYS, show_default=True)
@@ -82,7 +82,7 @@ def main(
 ) -> None:
     """Edit each fact in each way."""
     editable, facts = ffedit.load(model), facts_in(data, split, limit, probed)
-    config, examiner = exchanged(EditConfig(), numbers), Examiner(editable)
+    config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
     text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
     write = partial(ffedit.edit, editable, config=config, **({} if method is None else {"method": method}))
     once: dict[str, float] = {}

@@ -9,7 +9,6 @@ facts; a second run goes on where the first stopped.
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
@@ -31,7 +30,7 @@ KEPT_EVERY = 10
 @click.option("--layer", default="auto", show_default=True)
 @click.option("--method", default="memit", show_default=True)
 @click.option("--corpus", help="Text for the key statistics.")
-@click.option("--set", "settings", multiple=True, help="NAME=VALUE of EditConfig.")
+@click.option("--set", "settings", multiple=True, help="Another number: value.steps=20.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Report, without suffix.")
 def main(
     model: str,
@@ -48,7 +47,7 @@ def main(
     editable, config = ffedit.load(model), configured(settings)
     facts, place = facts_of(split, limit, data or DATA_FOLDER / f"{model}-counterfact.json"), out.with_suffix(".json")
     asked = {"model": model, "split": split, "method": method, "layer": layer, "corpus": corpus}
-    asked = json.loads(json.dumps({**asked, "config": asdict(config)}))
+    asked = json.loads(json.dumps({**asked, "config": config.to_dict()}))
     report = json.loads(place.read_text()) if place.exists() else {}
     if {name: report.get(name) for name in asked} != asked:
         report = {**asked, "versions": versions(), "cases": []}

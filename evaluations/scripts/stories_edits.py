@@ -9,7 +9,6 @@ again; then each is traced, edited, measured before and after as by `ffedit appl
 
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
@@ -29,7 +28,7 @@ from ffedit.safety.guardrails import breaches
 @click.option("--data", default=DATA, type=click.Path(path_type=Path))
 @click.option("--layer", default="auto", show_default=True)
 @click.option("--method", default="memit", show_default=True)
-@click.option("--set", "settings", multiple=True, help="NAME=VALUE of EditConfig.")
+@click.option("--set", "settings", multiple=True, help="Another number: value.steps=20.")
 @click.option(
     "--out", default=REPORTS / "stories-edits", type=click.Path(path_type=Path), help="Report, without suffix."
 )
@@ -71,7 +70,7 @@ def main(model: str, data: Path, layer: str, method: str, settings: tuple[str, .
     report = {
         "model": Path(model).name,
         "method": method,
-        "config": asdict(config),
+        "config": config.to_dict(),
         "versions": versions(),
         "edits": len(cases),
         "stable": fmean(case["stable"] for case in cases),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
@@ -103,7 +103,7 @@ class Chunk:
         if config in self._no_values:
             raise self._no_values[config]
         task = self._task
-        numbers = sha256(json.dumps(asdict(config)).encode()).hexdigest()[:8]
+        numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
 
         def choose() -> Edit:
             started = time.perf_counter()

@@ -19,7 +19,7 @@ from ffedit.benchmark.running import Running
 from ffedit.benchmark.sequence import edit_in_sequence
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import Task, by_first
-from ffedit.editor import Corpus, EditConfig
+from ffedit.editor import Corpus, EditConfig, config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import finite, write_text
@@ -91,7 +91,7 @@ def bench(
         there, machines = by_first(process_group, lambda: folder.earlier(place, run, force))
         here = by_first(process_group, lambda: hardware(editable.device, process_group.size))
         machines += [here] if here not in machines else []
-        configs = {name: EditConfig.from_dict(of) for name, of in there.get("config", {}).items()} | configs
+        configs = {name: config_from_dict(of) for name, of in there.get("config", {}).items()} | configs
         if layers is None:
             seed = next(iter(configs.values())).seed
             layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, process_group, progress)

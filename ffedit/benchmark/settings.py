@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,9 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
 
 def numbers_of(configs: Mapping[str, EditConfig]) -> dict[str, Any]:
     """Return the hyperparameters by method as plain JSON."""
-    found: dict[str, Any] = json.loads(json.dumps({method: asdict(config) for method, config in configs.items()}))
+    found: dict[str, Any] = json.loads(
+        json.dumps({name: METHODS[name].complete(config).to_dict() for name, config in configs.items()})
+    )
     return found
 
 

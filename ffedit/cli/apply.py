@@ -82,10 +82,8 @@ def apply(
     **places: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
-    requirements, config = (
-        parse_requirements(require),
-        replace(preset(numbers, method), seed=seed, fact_token=fact_token),
-    )
+    requirements, config = parse_requirements(require), preset(numbers, method)
+    config = replace(config, seed=seed, key=replace(config.key, fact_token=fact_token))
     place = Destinations(**places, json_to=surface.json_to)
     text = ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     in_full = any(requirement.name in FULL for requirement in requirements)

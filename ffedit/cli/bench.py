@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from ffedit.cli.options import FILE, SEED, Surface, asking_options, output_optio
 from ffedit.display.terminal import render
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor import METHODS, EditConfig, check_method, preset, preset_names, tokens_for
+from ffedit.editor import METHODS, check_method, preset, preset_names, set_numbers, tokens_for
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.layer_choice.choose import spread_below
@@ -42,7 +40,9 @@ ALONE = (
 @click.option("--layers", "--layer", default="auto", show_default=True, help="auto, or one layer (4).")
 @click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
 @click.option("--preset", "numbers", default="default", show_default=True, type=click.Choice(preset_names()))
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of `EditConfig`.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number: value.steps=20, memit.ridge=0.01."
+)
 @click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]")
 @click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected.")
 @click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
@@ -73,7 +73,9 @@ def bench(
     names, workers = [name.strip() for name in methods.split(",")], process_group()
     if left_alone() and not click.get_current_context().params["quiet"]:
         click.echo(ALONE, err=True)
-    configs = {name: exchanged(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
+    configs = {
+        name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names
+    }
     name, _, value = (where or "").partition("=")
     wanted = None if where is None else (name, value)
     found = sift_facts(source, together=Mode.parse(mode).name != "single", where=wanted)
@@ -109,24 +111,6 @@ def bench(
     surface.show(scores(report), f"{out / 'report.md'} has all tables{reasons}")
     surface.write_json(report.to_dict())
     workers.disband()
-
-
-def exchanged(config: EditConfig, settings: Iterable[str]) -> EditConfig:
-    """Replace hyperparameters of a configuration, each given as NAME=VALUE."""
-    known = {field.name: type(getattr(config, field.name)) for field in fields(config)}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        if name not in known:
-            raise EditError(f"--set {setting!r}: there is no such number; there is {', '.join(known)}")
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise EditError(f"--set {setting!r}: not a number, true, false or a [list]; give one of these") from error
-        kind = known[name]
-        if type(value) is not {tuple: list}.get(kind, kind) and not (kind is float and type(value) is int):
-            raise EditError(f"--set {setting!r}: found {type(value).__name__}, expected {kind.__name__}")
-        config = replace(config, **{name: kind(value)})
-    return config
 
 
 def named_layers(text: str, spread: int, depth: int) -> list[int] | None:

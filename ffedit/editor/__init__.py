@@ -1,11 +1,12 @@
 """Write facts: compute keys and values, solve for the smallest change, return it as an `Edit`."""
 
 from ffedit.editor.combine import combine
-from ffedit.editor.config import EditConfig
+from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.key import LayerKeys, read
 from ffedit.editor.methods import METHODS, Method, broken_methods, check_method, preset, preset_names
 from ffedit.editor.prompts import PromptSet, build_prompts
+from ffedit.editor.set_numbers import config_from_dict, set_number, set_numbers
 from ffedit.editor.solve import Problem
 from ffedit.editor.statistics import collect, collect_moments
 from ffedit.editor.statistics_folder import load_stats, merge_stats, save_stats
@@ -19,11 +20,14 @@ __all__ = [
     "Corpus",
     "Edit",
     "EditConfig",
+    "KeyConfig",
     "LayerKeys",
     "Method",
     "Problem",
+    "PromptConfig",
     "PromptSet",
     "Value",
+    "ValueConfig",
     "applied_edits",
     "broken_methods",
     "build_prompts",
@@ -33,12 +37,15 @@ __all__ = [
     "collect",
     "collect_moments",
     "combine",
+    "config_from_dict",
     "load_stats",
     "merge_stats",
     "preset",
     "preset_names",
     "read",
     "save_stats",
+    "set_number",
+    "set_numbers",
     "tokens_for",
     "write",
 ]

@@ -26,6 +26,7 @@ from ffedit.editor.key import without_sinks
 from ffedit.editor.methods import METHODS
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record
+from ffedit.editor.set_numbers import config_from_dict
 from ffedit.editor.solve import Problem, note, read_all
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
@@ -64,7 +65,8 @@ def combine(
     solvers = {name: known.solver for name, known in METHODS.items() if known.solver is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} solves no batch from keys and values; there is {', '.join(solvers)}")
-    config, facts = config or METHODS[method].preset("default"), [fact for edit in edits for fact in edit.facts]
+    config = METHODS[method].complete(config or METHODS[method].preset("default"))
+    facts = [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     for edit in edits:
         edit.check(editable)
@@ -94,7 +96,7 @@ def combine(
             V = torch.cat([values for _, _, values in parts], 1).to(W)
             some = [without_sinks(editable, ff, prompt_sets[subject]) for subject in subjects]
             check_routes(editable, ff, subjects, some)
-            again, own, _ = read_all(editable, ff, some, config.context_weight)
+            again, own, _ = read_all(editable, ff, some, config.key.context_weight)
             if i:
                 V, K = W @ again + V - W @ K, again
             moments = [stats[part.address] for part in ff.parts]
@@ -129,7 +131,7 @@ def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptS
         groups = {group[0].subject: group for group in by_subject(edit.facts)}
         for solved, numbers in _solutions(edit):
             subject = solved["subject"]
-            alike.setdefault(EditConfig.from_dict(numbers), {})[subject] = groups[subject]
+            alike.setdefault(config_from_dict(numbers), {})[subject] = groups[subject]
     found: dict[str, PromptSet] = {}
     for config, some in alike.items():
         found.update(zip(some, build_prompts(editable, list(some.values()), config), strict=True))

@@ -58,8 +58,9 @@ class PromptSet:
 
 def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
     """Sample short texts from the model, as contexts before a prompt."""
-    rows = own_text(editable, config.contexts, max(config.context_tokens, default=1), config.seed)
-    lengths = [config.context_tokens[i % len(config.context_tokens)] for i in range(len(rows))]
+    tokens = config.prompts.context_tokens
+    rows = own_text(editable, config.prompts.contexts, max(tokens, default=1), config.seed)
+    lengths = [tokens[i % len(tokens)] for i in range(len(rows))]
     texts = [
         decode(editable.tokenizer, row[:length], special=False).strip()
         for row, length in zip(rows, lengths, strict=True)
@@ -79,14 +80,14 @@ def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
     """
-    leads = prefixes(editable, config) if config.contexts else ()
+    leads = prefixes(editable, config) if config.prompts.contexts else ()
     return [_word(editable, facts, leads, config) for facts in groups]
 
 
 def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
     limit, subject = editable.max_tokens, facts[0].subject
     # The bare prompts come first, so that an error in a fact is raised on its own prompt.
-    at = config.fact_token
+    at = config.key.fact_token
     bare = [replace(editable.encode(fact.text, fact.new_object, fact.span, limit), fact_token=at) for fact in facts]
     prompts: list[Encoded] = []
     fact_of: list[int] = []
@@ -97,7 +98,7 @@ def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], con
         prompts += fitting
         fact_of += [i] * len(fitting)
     essence = []
-    for form in config.essence_prompts if config.kl_weight else ():
+    for form in config.prompts.essence_prompts if config.value.kl_weight else ():
         start = form.index("{}")
         text = editable.encode(form.replace("{}", subject), span=(start, start + len(subject)))
         if len(text.ids) <= limit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -61,7 +60,7 @@ class Record:
             "norms": {str(memory.address): float(double(memory.value).norm()) for memory in memories},
             "subjects": {},
             "division": {},
-            "config": asdict(job.config),
+            "config": job.config.to_dict(),
             "statistics": {
                 str(memory.address): _statistics(job.stats[memory.address])
                 for memory in memories

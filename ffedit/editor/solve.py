@@ -51,7 +51,7 @@ class Problem:
         own: weighted second moment of the spread of the facts' keys over their contexts
             (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff].
         kept: keys of earlier edits, [Σ d_ff, p].
-        config: weights.
+        config: all numbers; the method's own are `config.of(name, kind)`.
     """
 
     W: Tensor
@@ -67,12 +67,6 @@ class Problem:
         """Metric C of the norm ‖Δ‖_C: moments of other text plus `own`, [Σ d_ff, Σ d_ff]."""
         pairs = zip(self.moments, blocks_of(self.own), strict=True)
         return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is a new tensor each time
-
-    @cached_property
-    def unused(self) -> Moment:
-        """Basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
-        found = [moments.unused(self.config.null_share).to(self.W.device) for moments in self.moments]
-        return diagonal(found)
 
 
 @dataclass(frozen=True)
@@ -108,12 +102,12 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     last, spread = ff_layers[-1], len(ff_layers) > 1
     prompt_sets = [without_sinks(editable, last, prompt_set) for prompt_set in build_prompts(editable, groups, config)]
     # A single layer needs its keys read only once, since nothing below it changes.
-    K, own, lengths = read_all(editable, last, prompt_sets, 0.0 if spread else config.context_weight)
+    K, own, lengths = read_all(editable, last, prompt_sets, 0.0 if spread else config.key.context_weight)
     gain = _gain(editable, last, prompt_sets[0], last.matrix @ K[:, 0]) if spread else 1.0
     for ff in ff_layers if solver.exact else ():
         keys = K if ff is last else read_all(editable, ff, prompt_sets, 0.0)[0]
         check_exact(keys, record.kept[ff.layer].to(keys.device))
-    values = choose_values(editable, last, prompt_sets, K, lengths, config, job.progress)
+    values = choose_values(editable, last, prompt_sets, K, lengths, config.value, job.progress)
     before = _streams(editable, last, prompt_sets) if spread else None
     V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
@@ -121,7 +115,7 @@ def write_batch(solver: Solver, job: Job) -> Edit:
             W = ff.matrix
             if before is not None:
                 check_routes(editable, ff, subjects, prompt_sets)
-                K, own, _ = read_all(editable, ff, prompt_sets, config.context_weight)
+                K, own, _ = read_all(editable, ff, prompt_sets, config.key.context_weight)
                 reached = (_streams(editable, last, prompt_sets) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(W)
             kept = record.kept[ff.layer].to(W.device)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.editor.config import EditConfig
+from ffedit.editor.config import ValueConfig
 from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value_loss import ROOM, SHARES, Objective, size
 from ffedit.errors import EditError
@@ -69,7 +69,7 @@ def choose_values(
     prompt_sets: Sequence[PromptSet],
     keys: Tensor,
     lengths: Tensor,
-    config: EditConfig,
+    config: ValueConfig,
     progress: Progress = silent,
 ) -> list[Value]:
     """Find v* for each of `prompt_sets`.
@@ -98,7 +98,7 @@ def choose_values(
                 progress(stage, first * total + done * count, len(prompt_sets) * total)
 
             def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
-                one = Objective(editable, ff, [prompt_sets[i] for i in some], config)
+                one = Objective(editable, ff, [prompt_sets[i] for i in some], config.kl_weight)
                 return _optimise(one, current[list(some)], units[list(some)], config, advance)
 
             values += [value for part in split_on_oom(choose, range(first, last), refusal) for value in part]
@@ -118,7 +118,7 @@ def _groups(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet
 
 
 def _optimise(
-    objective: Objective, current: Tensor, lengths: Tensor, config: EditConfig, progress: Progress
+    objective: Objective, current: Tensor, lengths: Tensor, config: ValueConfig, progress: Progress
 ) -> list[Value]:
     """Minimise each loss; `current` is W k* of each value, [n, d_model], float64, and `lengths` the unit of δ, [n]."""
     device, n = objective.editable.device, len(current)
@@ -161,7 +161,7 @@ def _optimise(
     ]
 
 
-def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
+def _gradient_steps(config: ValueConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function of steps along the gradient, [n, d_model].
 
     To first order a step gains the missing log-probability; its length is at most `step_size`.
@@ -175,7 +175,7 @@ def _gradient_steps(config: EditConfig) -> Callable[[Tensor, Tensor], Tensor]:
     return step_of
 
 
-def _adam_steps(config: EditConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function of Adam's steps, each value on its own, in units of `unit` [n, 1].
 
     As published, Adam works on δ itself, whose entries move alike.

@@ -17,7 +17,6 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from ffedit.editor.config import EditConfig
 from ffedit.editor.prompts import PromptSet
 from ffedit.inference import replay
 from ffedit.inference.batching import batch_budget
@@ -66,13 +65,11 @@ class Objective:
         editable: the model.
         ff: the layer that δ is added to.
         prompt_sets: one for each value, n in all.
-        config: weights.
+        kl_weight: of the KL divergence at each essence prompt.
     """
 
-    def __init__(
-        self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], config: EditConfig
-    ) -> None:
-        self.editable, self.ff, self.config, self.n = editable, ff, config, len(prompt_sets)
+    def __init__(self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], kl_weight: float) -> None:
+        self.editable, self.ff, self.n = editable, ff, len(prompt_sets)
         self._ragged = editable.resumable and editable.ragged
         self._texts: list[Encoded] = []
         owners: list[int] = []
@@ -86,7 +83,7 @@ class Objective:
         self._at = torch.tensor([text.site for text in self._texts])
         self._end = torch.tensor([_end(text) for text in self._texts])
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
-        self._answers, self._kept = self._weights()
+        self._answers, self._kept = self._weights(kl_weight)
         self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
 
     def _cut(self) -> Iterator[Tensor]:
@@ -142,9 +139,9 @@ class Objective:
         said_at = torch.tensor(said, dtype=torch.long).reshape(-1, 3)
         return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
 
-    def _weights(self) -> tuple[Tensor, Tensor]:
+    def _weights(self, kl_weight: float) -> tuple[Tensor, Tensor]:
         """Compute the weights of each text's −log P(answer) and KL term, [texts]; a fact's contexts sum to 1."""
-        answers, kept = torch.zeros(len(self._texts)), torch.full((len(self._texts),), self.config.kl_weight)
+        answers, kept = torch.zeros(len(self._texts)), torch.full((len(self._texts),), kl_weight)
         contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
         for owner, fact, row in self._prompts:
             answers[row] = 1 / contexts[owner, fact]

@@ -85,7 +85,7 @@ def write(
     for layer in layers:
         if not 0 <= layer < depth:
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
-    config, groups = config or chosen.preset("default"), by_subject(facts)
+    config, groups = chosen.complete(config or chosen.preset("default")), by_subject(facts)
     mixed = bool(set(layers) & set(mixtures(editable)))
     prompt_sets = build_prompts(editable, groups, config) if mixed else []
     where = find_ff_layers(editable, sorted(layers), prompt_sets)

@@ -229,7 +229,7 @@ def _calibrate(
         return Choice(None, method, len(asked), len(known))
     some = in_turn(known)
     traces = locate(
-        editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token=config.fact_token, progress=progress
+        editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token=config.key.fact_token, progress=progress
     )
     row = published(editable.model.config.get_text_config())
     prior = None if row is None else row.layer(method)
@@ -337,7 +337,7 @@ def _place(editable: Editable, method: str, facts: Sequence[Fact], config: EditC
         __version__,
         editable.chat,
         method,
-        asdict(config),
+        config.to_dict(),
         str(stats),
         numbers,
         [fact.to_dict() for fact in facts],

@@ -159,8 +159,9 @@ def layer_for(
 
 
 def _usual(method: str, config: EditConfig) -> EditConfig:
-    """Return the method's default config with `fact_token` of `config`."""
-    return replace(preset("default", method), fact_token=config.fact_token)
+    """Return the method's default config with `key.fact_token` of `config`."""
+    usual = preset("default", method)
+    return replace(usual, key=replace(usual.key, fact_token=config.key.fact_token))
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:

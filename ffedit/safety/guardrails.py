@@ -134,7 +134,7 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
                 "norm_ratio",
                 ratio,
                 f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
-                "will suffer; try another layer, or more weight_decay",
+                "will suffer; try another layer, or more value.weight_decay",
             )
         lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
         if not lost <= limits.rounding:

@@ -140,9 +140,8 @@ def _advice(edit: Edit | None, steps: bool = True) -> str:
     if edit is None:
         return "Try another layer (--layers N)."
     layers = ", ".join(map(str, edit.layers))
-    config = edit.provenance.get("config")
-    tried = config.get("steps") if steps and isinstance(config, dict) else None
-    more = f" or, from Python, more than {tried} steps (EditConfig.steps)" if tried else ""
+    tried = edit.provenance.get("config", {}).get("value", {}).get("steps") if steps else None
+    more = f" or, from Python, more than {tried} steps (EditConfig.value.steps)" if tried else ""
     return f"Try another layer than {layers} (--layers N){more}."
 
 

@@ -15,8 +15,9 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import projector
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import equality, least_squares, null_space, rank_one
-from ffedit.editor import EditConfig
+from ffedit.editor import EditConfig, KeyConfig
 from ffedit.editor.methods import memit
+from ffedit.editor.methods.memit import MemitConfig
 from ffedit.errors import EditError
 
 SHARE = 0.05
@@ -325,13 +326,13 @@ def test_a_share_that_leaves_nothing_or_everything_is_refused() -> None:
 
 def test_a_fact_gives_up_as_much_among_many_as_alone() -> None:
     """MEMIT's λ is relative to C, however many facts' contexts stand in it, here themselves like ordinary text."""
-    p, config = problem(0, kept=0), EditConfig(context_weight=0.05)
+    p, config = problem(0, kept=0), EditConfig(key=KeyConfig(context_weight=0.05))
     moments = KeyMoments(p.C, 1, "text", "model")
     C, shares = moments.C, []
     for count in (1, 2, 4):
         K, V = p.K[:, :count], p.V[:, :count]
         delta = memit.solve(
-            editor.Problem(p.W, K, V, [moments], config.context_weight * count * C, p.kept, config)
+            editor.Problem(p.W, K, V, [moments], config.key.context_weight * count * C, p.kept, config)
         ).dense
         # (V − (W + Δ) K) Kᵀ = λ Δ C', and C' is a multiple of C.
         left, right = (V - p.W @ K - delta @ K) @ K.T, delta @ C
@@ -339,4 +340,4 @@ def test_a_fact_gives_up_as_much_among_many_as_alone() -> None:
         torch.testing.assert_close(left, weight * right, rtol=1e-6, atol=1e-9)
         energy = float((K * torch.linalg.solve(C, K)).sum(0).mean())
         shares.append(weight / energy)
-    assert shares == pytest.approx([config.memit_ridge] * 3)
+    assert shares == pytest.approx([MemitConfig().ridge] * 3)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import zoo
-from benching import CONFIG, facts, lines, run, same, timeless
+from benching import facts, lines, run, same, timeless
 from shell import disk, process, shell
+from writing import quick
 
 import ffedit
 from ffedit import Edit, EditError
@@ -120,7 +121,7 @@ def test_methods_may_be_added_and_find_the_values(
         ({"some": facts(4)}, r"facts.count 5 there, 4 now"),
         ({"mode": "batch:2"}, r"mode single there, batch:2 now"),
         ({"layers": [0]}, r"layers \[1\] there, \[0\] now"),
-        ({"config": CONFIG.__class__(steps=7)}, r"config.ft.\w+ .* there, .* now"),
+        ({"config": quick(steps=7)}, r"config.ft.value.steps 8 there, .* now"),
         ({"full": True}, r"full False there, True now"),
         ({"text": __file__}, r"text.fingerprint None there, \w+ now"),
         ({"layers": None, "spread": 2}, r"spread 1 there, 2 now"),
@@ -218,7 +219,7 @@ def test_a_folder_that_cannot_be_written(editable: Editable, tmp_path: Path) -> 
 
 
 WORDS = ["--mode", "batch:2", "--methods", "memit,ft", "--layers", "1", "--no-full"]
-NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]
+NUMBERS = ["prompts.contexts=0", "value.steps=2", "ft.steps=1"]
 SET = [word for number in NUMBERS for word in ("--set", number)]
 
 
@@ -234,7 +235,7 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
     found = json.loads((empty / "found.json").read_text())
     assert found["before"]["facts"] == 3 and found["unusable"][0]["record"] == 5, "its number in the source"
     assert "1 could not be measured" in ran.out
-    assert found["run"]["config"]["memit"]["steps"] == 2
+    assert found["run"]["config"]["memit"]["value"]["steps"] == 2
     again = shell(capsys, *words, "--out", "out", "--where", "part=one", "--quiet")
     assert (again.code, again.out, again.err) == (0, "", "")
     other = shell(capsys, *words, "--out", "out", "--limit", "2")
@@ -242,9 +243,9 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
     for wrong, told in (
         (["--methods", "rmoe"], "method 'rmoe'"),
         (["--mode", "batch"], "mode 'batch'"),
-        (["--set", "stepps=3"], "there is no such number"),
-        (["--set", "steps=2.5"], "expected int"),
-        (["--set", "steps=x"], "not a number"),
+        (["--set", "value.stepps=3"], "there is no such number"),
+        (["--set", "value.steps=2.5"], "expected int"),
+        (["--set", "value.steps=x"], "expected int"),
         (["--layers", "0-1"], "auto or one"),
         (["--layers", "0", "--spread", "2"], "spread less"),
         (["--where", "part=three"], "no record"),

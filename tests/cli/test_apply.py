@@ -45,7 +45,9 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
 
 
 def test_an_edit_that_did_not_take_is_said_loudly(apply: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: ffedit.EditConfig(max_delta_norm=1e-6))
+    monkeypatch.setattr(
+        "ffedit.cli.apply.preset", lambda *_: ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6))
+    )
     done = apply("bare.json", "--out", "e")
     assert done.code == 0 and "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object" in done.out
 

@@ -96,7 +96,7 @@ def test_done_but_something_broke() -> None:
 
 
 def test_an_edit_that_did_not_take_is_loud() -> None:
-    edit: Any = SimpleNamespace(layers=[2], provenance={"config": {"steps": 25}})
+    edit: Any = SimpleNamespace(layers=[2], provenance={"config": {"value": {"steps": 25}}})
     text = words(render.verdict(report(Scores(efficacy=0.0, generation=0.0), "Paris [b]"), edit))
     assert text.startswith("THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object")
     assert "“Paris [b]”" in text and "another layer than 2" in text and "more than 25 steps" in text

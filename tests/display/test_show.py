@@ -29,7 +29,7 @@ def made(layers: tuple[int, ...] = (1,), facts: int = 1, dense: bool = False, **
         "dtype": "bfloat16",
         "layers": list(layers),
         "norms": {str(at): 60.0 for at in addresses},
-        "config": {"seed": 42, "steps": 25, "context_tokens": [5, 10]},
+        "config": {"seed": 42, "prompts": {"context_tokens": [5, 10]}, "value": {"steps": 25}},
         "statistics": {
             str(at): {"corpus": "the model's own text", "tokens": 30_000, "fingerprint": "feedc0de"} for at in addresses
         },
@@ -67,7 +67,7 @@ def test_everything_is_told(show: Callable[..., Ran]) -> None:
         "3: 6.00 (10.00% of ‖W‖)",
         "some/model, fingerprint 0123456789abcdef, bfloat16",
         "seed 42",
-        "context_tokens 5/10",
+        "prompts.context_tokens 5/10",
         "Therefore, I | Because",
         "30,000 tokens of the model's own text; fingerprint feedc0de",
         "ffedit 9.9",

@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 from torch import Tensor
-from writing import CORPUS, FACT, SECOND, quick
+from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
 from ffedit import Edit, EditConfig, EditError, Fact, editor
 from ffedit.algebra.key_moments import KeyMoments
@@ -92,7 +92,7 @@ def test_in_a_real_forward_pass_the_facts_are_said_and_the_model_is_left_alone()
 @pytest.mark.parametrize("method", ["memit", "alphaedit"])
 def test_by_least_squares_it_is_closer_than_the_sum(method: str) -> None:
     editable = zoo.trained("gpt2", True)
-    config = dataclasses.replace(CONFIG, null_share=0.3)
+    config = with_numbers(CONFIG, alphaedit_null_share=0.3)
     parts = [write(editable, facts, method, config=config) for facts in ([FACT], [SECOND, THIRD])]
     both = combine(editable, parts, method, stats(editable), config)
     assert sum(missed(editable, parts, both)) < 0.7 * sum(missed(editable, parts, parts[0] + parts[1]))
@@ -123,7 +123,7 @@ def test_keys_are_read_again_in_the_texts_that_the_edits_were_worded_in() -> Non
     editable = zoo.trained("gpt2", True, torch.float64)
     parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
     moments = stats(editable, 0, 1)
-    other = dataclasses.replace(CONFIG, contexts=0, seed=9)
+    other = with_numbers(CONFIG, contexts=0, seed=9)
     found, expected = (combine(editable, parts, "emmet", moments, config) for config in (other, CONFIG))
     torch.testing.assert_close(found.keys[AT], expected.keys[AT], rtol=1e-9, atol=1e-12)
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
     first, moments = write(editable, [FACT]), stats(editable)
     again = write(editable, [Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris")])
     contrary = write(editable, [dataclasses.replace(FACT, target="Madrid")])
-    tuned = editor.write(editable, [SECOND], "ft", [1], quick(tune_steps=1))
+    tuned = editor.write(editable, [SECOND], "ft", [1], quick(ft_steps=1))
     other = write(zoo.trained("llama", True), [SECOND])
     cases: list[tuple[list[Edit], str, str]] = [
         ([first, again], "emmet", "'Eiffel tower' is edited twice"),
@@ -180,9 +180,9 @@ def test_a_sum_can_be_solved_again() -> None:
 
 def test_an_edit_that_was_solved_again_still_knows_the_texts_of_each_value() -> None:
     editable = zoo.trained("gpt2", True)
-    parts = [write(editable, [FACT]), write(editable, [SECOND], config=dataclasses.replace(CONFIG, contexts=1))]
+    parts = [write(editable, [FACT]), write(editable, [SECOND], config=with_numbers(CONFIG, contexts=1))]
     both = combine(editable, parts, "emmet", stats(editable), CONFIG)
-    assert {name: numbers["contexts"] for name, numbers in both.provenance["configs"].items()} == {
+    assert {name: numbers["prompts"]["contexts"] for name, numbers in both.provenance["configs"].items()} == {
         parts[0].fingerprint(): 2,
         parts[1].fingerprint(): 1,
     }

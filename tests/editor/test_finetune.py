@@ -16,7 +16,7 @@ from ffedit.editor.methods import finetune
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_fine_tuning_lowers_the_loss_and_its_bound_holds_entry_by_entry(family: str) -> None:
     editable = zoo.trained(family, True)
-    memory, config = editable.memories[1], quick(tune_steps=30)
+    memory, config = editable.memories[1], quick(ft_steps=30)
     scale = float(memory.value.square().mean().sqrt())
     free, bounded = (editor.write(editable, FACTS, name, [1], config) for name in ("ft", "ft-l"))
     for edit in (free, bounded):
@@ -25,12 +25,12 @@ def test_fine_tuning_lowers_the_loss_and_its_bound_holds_entry_by_entry(family: 
         assert edit.keys[memory.address].shape == (memory.d_ff, 0) and edit.provenance["statistics"] == {}
         assert edit.facts == FACTS and edit.updates[memory.address].shape == memory.value.shape
     most = [float(edit.updates[memory.address].dense.abs().max()) for edit in (free, bounded)]
-    assert most[1] <= config.tune_bound * scale * (1 + 1e-6) < most[0]
+    assert most[1] <= config.methods["ft-l"].bound * scale * (1 + 1e-6) < most[0]
     assert bounded.norms()[memory.address] < free.norms()[memory.address]
 
 
 def test_fine_tuning_takes_the_gradient_of_the_mean_loss_over_the_prompts() -> None:
-    editable, config = zoo.trained("gpt2", True), quick(tune_steps=1, tune_rate=1e-3)
+    editable, config = zoo.trained("gpt2", True), quick(ft_steps=1, ft_rate=1e-3)
     memory = editable.memories[1]
     texts = [text for prompt_set in build_prompts(editable, by_subject(FACTS), quick()) for text in prompt_set.prompts]
     loss = torch.zeros(())
@@ -51,7 +51,7 @@ def test_fine_tuning_ends_where_the_loss_is_low_enough(monkeypatch: pytest.Monke
     """At 1e-2, as published, whatever the numbers of the other methods say."""
     assert finetune.STOP == 1e-2
     editable = zoo.trained("gpt2", True)
-    (whole,) = write(editable, [FACT], "ft", tune_steps=8, target_loss=1e9).provenance["solved"]
+    (whole,) = write(editable, [FACT], "ft", ft_steps=8, target_loss=1e9).provenance["solved"]
     monkeypatch.setattr(finetune, "STOP", whole["loss"][4] * 1.0001)
-    (solved,) = write(editable, [FACT], "ft", tune_steps=8).provenance["solved"]
+    (solved,) = write(editable, [FACT], "ft", ft_steps=8).provenance["solved"]
     assert len(whole["loss"]) == 8 and solved["loss"] == whole["loss"][:5]

@@ -13,6 +13,8 @@ from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import EditError, Fact, editor
 from ffedit.editor import METHODS, collect
+from ffedit.editor.methods.alphaedit import AlphaEditConfig
+from ffedit.editor.methods.memit import MemitConfig
 from ffedit.model.memory import Address
 
 
@@ -32,12 +34,14 @@ def test_emmet_gives_every_subject_its_mean_value_exactly(family: str, numbers: 
 def test_memit_and_alphaedit_give_it_but_for_the_share_that_they_give_up(family: str, method: str) -> None:
     editable, left = zoo.trained(family, True), []
     for give_up in (0.01, 0.0001):
-        edit = write(editable, FACTS, method, **BARE, memit_ridge=give_up, alphaedit_ridge=give_up, null_share=0.3)
+        edit = write(
+            editable, FACTS, method, **BARE, memit_ridge=give_up, alphaedit_ridge=give_up, alphaedit_null_share=0.3
+        )
         left.append(float(missed(editable, edit, quick(**BARE)).max()))
     assert 0.3 > left[0] > 3 * left[1] > 0
     alone = write(editable, [FACT], method, **BARE, context_weight=0.0)
     config = quick(**BARE)
-    share = config.memit_ridge if method == "memit" else config.alphaedit_ridge
+    share = (MemitConfig if method == "memit" else AlphaEditConfig)().ridge
     assert float(missed(editable, alone, config)) == pytest.approx(share / (1 + share), rel=1e-2)
 
 
@@ -45,7 +49,7 @@ def test_memit_and_alphaedit_give_it_but_for_the_share_that_they_give_up(family:
 def test_alphaedit_may_give_up_nothing_to_the_size_of_its_change(family: str) -> None:
     """The end that smaller and smaller shares lead to, with contexts in fewer directions than there are."""
     editable = zoo.trained(family, True)
-    numbers = {"contexts": 3, "context_weight": 1.0, "null_share": 0.3}
+    numbers = {"contexts": 3, "context_weight": 1.0, "alphaedit_null_share": 0.3}
     found = [write(editable, FACTS, "alphaedit", **numbers, alphaedit_ridge=share) for share in (0.01, 1e-9, 0.0)]
     dense = [torch.cat([delta.dense for delta in edit.updates.values()], 1) for edit in found]
     sizes = [float(delta.norm()) for delta in dense]
@@ -107,7 +111,7 @@ def test_keys_that_no_exact_value_can_be_given_are_refused_before_values_are_cho
 def test_the_model_is_as_before_also_when_interrupted_or_failing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True)
     layers, before, calls = [0, 1] if METHODS[method].layers else [1], zoo.snapshot(editable), []
-    config = quick(**BARE, steps=2, tune_steps=3)
+    config = quick(**BARE, steps=2, ft_steps=3)
     stats = collect(editable, [editable.memories[layer] for layer in layers], CORPUS)
 
     def run(fails_at: int | None, error: BaseException) -> None:

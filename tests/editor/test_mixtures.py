@@ -10,12 +10,13 @@ import pytest
 import torch
 import zoo
 from torch import Tensor
+from writing import quick, with_numbers
 
 import ffedit
 from ffedit import Fact
 from ffedit.algebra import updates
 from ffedit.algebra.block_diagonal import Blocks
-from ffedit.editor import Corpus, EditConfig, build_prompts, by_subject, collect, read, write
+from ffedit.editor import Corpus, build_prompts, by_subject, collect, read, write
 from ffedit.editor.target_layers import check_routes, find_ff_layers
 from ffedit.errors import EditError
 from ffedit.exporter.adapter import WEIGHTS, read_factors, write_adapter
@@ -29,14 +30,14 @@ from ffedit.model.tokenization import pad
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
 SECOND = Fact("Leo Tolstoy", "{} stands in", "France", "Germany")
-BARE = EditConfig(contexts=0, kl_weight=0.0, steps=4, context_weight=0.0)
+BARE = quick(contexts=0, kl_weight=0.0, steps=4, context_weight=0.0)
 TEXT = Corpus(tokens=1024)
 FAMILIES = list(zoo.MIXTURES)
 METHODS = ("rome", "emmet", "memit", "alphaedit")
 
 
 def edited(editable: Editable, method: str = "rome", facts: tuple[Fact, ...] = (FACT,), **numbers: Any) -> ffedit.Edit:
-    config = dataclasses.replace(BARE, null_share=0.5, memit_ridge=1e-9, alphaedit_ridge=1e-9, **numbers)
+    config = with_numbers(BARE, alphaedit_null_share=0.5, memit_ridge=1e-9, alphaedit_ridge=1e-9, **numbers)
     return write(editable, facts, method, [len(editable.layers) - 2], config, TEXT)
 
 
@@ -164,7 +165,7 @@ def test_layers_and_baselines_work_on_mixtures(method: str) -> None:
     editable = zoo.build("qwen2_moe")
     before = zoo.snapshot(editable)
     layers = [1] if method == "ft" else [0, 1]
-    edit = write(editable, [FACT, SECOND], method, layers, dataclasses.replace(BARE, tune_steps=2), TEXT)
+    edit = write(editable, [FACT, SECOND], method, layers, with_numbers(BARE, ft_steps=2), TEXT)
     assert {at.layer for at in edit.updates} == set(layers) and zoo.unchanged(editable, before)
     with edit.applied(editable):
         assert not zoo.unchanged(editable, before)

@@ -73,7 +73,7 @@ def test_what_earlier_edits_stored_is_kept(family: str, method: str) -> None:
     moved = []
     # A share of the directions that leaves something in both edits' keys.
     for after in ((), (first,)):
-        edit = write(editable, [THIRD], method, after=after, **BARE, null_share=0.3)
+        edit = write(editable, [THIRD], method, after=after, **BARE, alphaedit_null_share=0.3)
         assert edit.provenance["after"] == [one.fingerprint() for one in after]
         with edit.applied(editable):
             now = outputs(editable, 1, prompt_sets)
@@ -91,7 +91,7 @@ def test_but_not_of_a_subject_that_is_written_anew(method: str) -> None:
     first = write(editable, [FACT, SECOND], method, **BARE)
     first.apply_(editable)
     other = dataclasses.replace(FACT, target="Madrid", previous="Rome")
-    edit = write(editable, [other], method, after=[first], **BARE, context_weight=0.0, null_share=0.3)
+    edit = write(editable, [other], method, after=[first], **BARE, context_weight=0.0, alphaedit_null_share=0.3)
     own, kept = ((edit.updates[at] @ first.keys[at][:, i]).norm() for i in range(2))
     asked = (edit.values[at] - editable.memories[at].value.double() @ edit.keys[at]).norm()
     assert float(own) > 0.5 * float(asked), "the first edit's key of this subject is free to give another value"
@@ -113,10 +113,10 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     editable, at = zoo.trained("llama", True), Address(1)
-    first = write(editable, [FACT, SECOND], "alphaedit", **BARE, null_share=0.3)
+    first = write(editable, [FACT, SECOND], "alphaedit", **BARE, alphaedit_null_share=0.3)
     assert first.provenance["guarantee"]["1"]["kept"] == {"keys": 0, "moved": 0.0, "bound": 0.0}
     first.apply_(editable)
-    edit = write(editable, [THIRD], "alphaedit", after=[first], **BARE, null_share=0.3)
+    edit = write(editable, [THIRD], "alphaedit", after=[first], **BARE, alphaedit_null_share=0.3)
     (told,) = edit.provenance["guarantee"].values()
     C, delta, kept = collect(editable, [editable.memories[1]], CORPUS)[at].C, edit.updates[at].dense, first.keys[at]
     eigenvalues, U = torch.linalg.eigh(C)
@@ -139,7 +139,7 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
 
 def test_what_was_fine_tuned_has_nothing_to_keep() -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
-    mixed = write(editable, [FACT], "ft", tune_steps=2) + write(editable, [SECOND], "memit", **BARE)
+    mixed = write(editable, [FACT], "ft", ft_steps=2) + write(editable, [SECOND], "memit", **BARE)
     with mixed.applied(editable):
         assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
 

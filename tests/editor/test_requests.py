@@ -10,10 +10,10 @@ import pytest
 import zoo
 from shell import shell
 from storing import BARE, BATCH, FACTS, SOLVING, clean
-from writing import CORPUS, FACT, SECOND, quick
+from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, EditError, Fact, editor
-from ffedit.editor import METHODS, build_prompts, by_subject, collect, preset
+from ffedit.editor import METHODS, build_prompts, by_subject, collect, config_from_dict, preset, set_numbers
 from ffedit.editor.methods.memit import PAPER_MEMIT
 from ffedit.editor.methods.rome import PAPER
 
@@ -47,15 +47,20 @@ def test_texts_stay_within_what_the_model_takes() -> None:
 
 
 MEANINGLESS: list[tuple[dict[str, Any], str]] = [
-    ({"steps": 0}, "steps is 0; at least 1"),
-    ({"tune_steps": 0}, "tune_steps is 0; at least 1"),
-    *(({name: 0.0}, f"{name} is 0.0; a number above 0") for name in ("max_delta_norm", "step_size", "penalty_decay")),
+    ({"steps": 0}, "value.steps is 0; at least 1"),
+    ({"ft_steps": 0}, "ft.steps is 0; at least 1"),
+    *(
+        ({name: 0.0}, f"value.{name} is 0.0; a number above 0")
+        for name in ("max_delta_norm", "step_size", "penalty_decay")
+    ),
     ({"target_probability": float("nan")}, "target_probability is nan; a number above 0"),
     *(({name: -1.0}, f"{name} is -1.0; 0 or more") for name in ("kl_weight", "weight_decay", "context_weight")),
-    *(({name: -0.1}, f"{name} is -0.1; 0 or more") for name in ("memit_ridge", "alphaedit_ridge", "null_share")),
-    ({"contexts": -1}, "contexts is -1; 0 or more"),
-    ({"optimizer": "sgd"}, "optimizer is 'sgd'; gradient or adam"),
-    ({"essence_prompts": ("it is a",)}, "essence prompt 'it is a' .* place of the subject"),
+    ({"memit_ridge": -0.1}, "memit.ridge is -0.1; 0 or more"),
+    ({"alphaedit_ridge": -0.1}, "alphaedit.ridge is -0.1; 0 or more"),
+    ({"alphaedit_null_share": -0.1}, "alphaedit.null_share is -0.1; 0 or more"),
+    ({"contexts": -1}, "prompts.contexts is -1; 0 or more"),
+    ({"optimizer": "sgd"}, "value.optimizer is 'sgd'; gradient or adam"),
+    ({"essence_prompts": ("it is a",)}, "prompts.essence_prompts: 'it is a' has no {} where the subject"),
 ]
 
 
@@ -103,7 +108,7 @@ def test_statistics_are_given_or_collected() -> None:
     assert given.fingerprint() == collected.fingerprint()
     with pytest.raises(EditError, match=r"no statistics of layer 0 were given"):
         editor.write(editable, [FACT], "memit", [0, 1], quick(), stats)
-    assert editor.write(editable, [FACT], "ft", [1], quick(tune_steps=1), {}).rank == zoo.WIDTH
+    assert editor.write(editable, [FACT], "ft", [1], quick(ft_steps=1), {}).rank == zoo.WIDTH
 
 
 def test_the_registry_names_every_method_and_the_command_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,12 +128,13 @@ def test_the_presets_of_the_papers_have_the_published_numbers() -> None:
 
     MEMIT for GPT-J: 25 steps, five contexts of 10 tokens, the rest the same.
     """
-    assert (PAPER.steps, PAPER.step_size, PAPER.optimizer) == (20, 0.5, "adam")
-    assert (PAPER.weight_decay, PAPER.kl_weight, PAPER.essence_prompts) == (0.5, 0.0625, ("{} is a",))
-    assert (PAPER.max_delta_norm, PAPER.contexts, PAPER.context_tokens) == (4.0, 20, (5, 10))
-    assert (PAPER.target_loss, PAPER.penalty_decay, PAPER.context_weight) == (0.05, 1.0, 0.0)
-    assert PAPER.target_probability > 1, "the loss alone ends it"
-    assert dataclasses.replace(PAPER, contexts=5, context_tokens=(10,), steps=25) == PAPER_MEMIT
+    value, prompts = PAPER.value, PAPER.prompts
+    assert (value.steps, value.step_size, value.optimizer) == (20, 0.5, "adam")
+    assert (value.weight_decay, value.kl_weight, prompts.essence_prompts) == (0.5, 0.0625, ("{} is a",))
+    assert (value.max_delta_norm, prompts.contexts, prompts.context_tokens) == (4.0, 20, (5, 10))
+    assert (value.target_loss, value.penalty_decay, PAPER.key.context_weight) == (0.05, 1.0, 0.0)
+    assert value.target_probability > 1, "the loss alone ends it"
+    assert with_numbers(PAPER, contexts=5, context_tokens=(10,), steps=25) == PAPER_MEMIT
 
 
 def test_a_preset_is_that_of_the_method() -> None:
@@ -141,6 +147,29 @@ def test_a_preset_is_that_of_the_method() -> None:
 
 
 def test_numbers_come_back_from_a_manifest_as_they_were() -> None:
-    config = EditConfig(seed=3, context_tokens=(7,), essence_prompts=("{} is",))
-    assert EditConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(config)))) == config
-    assert EditConfig.from_dict({"seed": 3, "of another version": 1}) == EditConfig(seed=3)
+    config = quick(seed=3, context_tokens=(7,), essence_prompts=("{} is",), alphaedit_ridge=0.01)
+    assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    of_another_version = {"seed": 3, "of another version": 1, "value": {"gone": 1}, "gone": {"ridge": 0.1}}
+    assert config_from_dict(of_another_version) == EditConfig(seed=3)
+
+
+def test_numbers_are_set_by_their_dotted_names() -> None:
+    settings = ["seed=2", "value.steps=20", "memit.ridge=1", "prompts.context_tokens=[7]", "key.fact_token=last"]
+    found = set_numbers(EditConfig(), settings)
+    expected = quick(seed=2, steps=20, memit_ridge=1.0, context_tokens=(7,), fact_token="last")
+    assert found == expected and type(found.methods["memit"].ridge) is float
+    with pytest.raises(
+        EditError, match=r"^steps: there is no such number; there is seed, prompts.contexts, .*ft-l.bound$"
+    ):
+        set_numbers(EditConfig(), ["steps=3"])
+    with pytest.raises(EditError, match=r"value.optimizer is 'sgd'; gradient or adam"):
+        set_numbers(EditConfig(), ["value.optimizer=sgd"])
+
+
+@pytest.mark.parametrize("method", ["rome", "memit", "ft-l"])
+def test_an_edit_records_the_numbers_of_its_own_method_alone(method: str) -> None:
+    config = quick(ft_steps=1, memit_ridge=0.1, alphaedit_ridge=0.1)
+    edit = editor.write(zoo.trained("gpt2", True), [FACT], method, [1], config, CORPUS)
+    own = {"rome": {}, "memit": {"memit": {"ridge": 0.1}}, "ft-l": {"ft-l": {"steps": 1, "rate": 0.02, "bound": 0.05}}}
+    numbers = edit.provenance["config"]
+    assert {name: numbers[name] for name in numbers if name not in ("seed", "prompts", "key", "value")} == own[method]

@@ -22,7 +22,7 @@ from ffedit.model.memory import Address
 def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     """The residual stream behind the last layer reaches its target, and the first layer alone does not get it there."""
     editable, last = zoo.trained(family, True), 1
-    numbers: dict[str, Any] = {"contexts": 1, "null_share": 0.5}
+    numbers: dict[str, Any] = {"contexts": 1, "alphaedit_null_share": 0.5}
     edit = write(editable, FACTS, method, [1, 0], **numbers)
     assert edit.layers == [0, 1] and edit.provenance["layers"] == [0, 1]
     place = editable.feed_forward[last]
@@ -33,7 +33,7 @@ def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
         return torch.stack([read(editable, place, prompt_set).stream for prompt_set in prompt_sets], 1)
 
     keys, before = torch.stack([read(editable, place, w).k for w in prompt_sets], 1), streams()
-    values = choose_values(editable, place, prompt_sets, keys, before.norm(dim=0), config)
+    values = choose_values(editable, place, prompt_sets, keys, before.norm(dim=0), config.value)
     deltas = torch.stack([value.delta for value in values], 1)
     lower = editable.memories[0]
     asked = edit.values[lower.address] - lower.value.double() @ edit.keys[lower.address]

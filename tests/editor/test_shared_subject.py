@@ -8,9 +8,10 @@ import pytest
 import torch
 import zoo
 from choosing import FOUR, FULL, choose, probability
+from writing import with_numbers
 
 import ffedit
-from ffedit import EditConfig, Fact
+from ffedit import EditConfig, Fact, PromptConfig
 from ffedit.editor import PromptSet, build_prompts, by_subject
 from ffedit.editor.value_loss import Objective
 from ffedit.inference.generation import answer_log_probs
@@ -25,7 +26,7 @@ def test_two_facts_of_one_subject_share_a_value_that_says_both(previous: str) ->
         Fact("Oscar Wilde", "{} followed the professional calling of", "architect", previous),
     )
     other = Fact("Arthur Miller", "The mother of {} gave birth in the city of", "Philadelphia", "New York")
-    config = EditConfig(contexts=0)
+    config = EditConfig(prompts=PromptConfig(contexts=0))
     values = choose(editable, [both[0], other, both[1]], config, layer=0)
     assert len(values) == 2, "a column for each subject"
     assert len(values[0].probabilities) == 2 and min(values[0].probabilities) > 0.3
@@ -39,7 +40,7 @@ def test_each_fact_of_a_subject_counts_as_much_as_one_alone() -> None:
     """However many contexts each has: −log P is a mean over those of a fact and a sum over facts."""
     editable = zoo.trained("gpt2", True, torch.float64)
     facts = [FOUR[0], Fact(FOUR[0].subject, "the city of {} is", "Berlin", "Paris")]
-    config = dataclasses.replace(FULL, kl_weight=0.0)
+    config = with_numbers(FULL, kl_weight=0.0)
     (both,), alone = (
         build_prompts(editable, [facts], config),
         build_prompts(editable, [[fact] for fact in facts], config),
@@ -48,7 +49,7 @@ def test_each_fact_of_a_subject_counts_as_much_as_one_alone() -> None:
     delta = 0.3 * torch.randn(1, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def loss(prompt_set: PromptSet) -> float:
-        one = Objective(editable, editable.feed_forward[0], [prompt_set], config)
+        one = Objective(editable, editable.feed_forward[0], [prompt_set], config.value.kl_weight)
         return float(one.loss_and_gradient(delta, torch.ones(1, dtype=torch.bool))[0])
 
     assert both.facts == 2 and loss(both) == pytest.approx(sum(loss(one) for one in alone), rel=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 import zoo
 from choosing import FOUR, FULL, choose, probability, said, same
-from writing import FACT, SECOND
+from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
 from ffedit.editor import Value, build_prompts, read
@@ -30,7 +29,7 @@ FAMILIES = ("gpt2", "gpt_neo", "gptj", "opt", "bloom", "gemma2", "olmo2")
 # Parts of these compute in float32 whatever the model's precision.
 COARSE = ("bloom", "gpt_neo", "gptj", "gemma2", "olmo2")
 # Four prompts and weights that are sums of powers of two: their means are exact in every precision.
-PLAIN = EditConfig(
+PLAIN = quick(
     contexts=3,
     steps=20,
     step_size=0.125,
@@ -40,7 +39,7 @@ PLAIN = EditConfig(
     penalty_decay=0.5,
     target_probability=2.0,
 )
-AS_PUBLISHED = dataclasses.replace(
+AS_PUBLISHED = with_numbers(
     PLAIN, optimizer="adam", step_size=0.05, penalty_decay=1.0, target_probability=2.0, max_delta_norm=8.0
 )
 WAYS = {"default": PLAIN, "as published": AS_PUBLISHED}
@@ -63,7 +62,7 @@ def plain(editable: Editable, fact: Fact, config: EditConfig, layer: int = 0) ->
         memory.value,
         texts(prompt_set.prompts),
         texts(prompt_set.essence),
-        **{name: getattr(config, name) for name in same_there},
+        **{name: getattr(config.value, name) for name in same_there},
     )
 
 
@@ -110,24 +109,24 @@ def test_in_single_precision_the_loss_runs_along_the_same_curve(family: str, way
     ids=lambda changed: next(iter(changed)),
 )
 def test_every_setting_means_what_it_means_there(changed: dict[str, Any], way: str) -> None:
-    usual, config = WAYS[way], dataclasses.replace(WAYS[way], **changed)
+    usual, config = WAYS[way], with_numbers(WAYS[way], **changed)
     editable = zoo.trained("gpt2", True, torch.float64)
     (value,), expected = choose(editable, [FACT], config), plain(editable, FACT, config)
     assert far(value, expected) <= 1e-10
     ends = "target_loss" in changed or "target_probability" in changed
     assert len(value.losses) == len(expected.losses)
-    assert 1 < len(value.losses) <= config.steps if ends else len(value.losses) == config.steps + 1
+    assert 1 < len(value.losses) <= config.value.steps if ends else len(value.losses) == config.value.steps + 1
     assert far(value, plain(editable, FACT, usual)) > 1e-3, "the setting matters"
 
 
 def test_by_default_lengths_are_those_of_the_residual_stream_and_as_published_of_the_output() -> None:
     editable, bounded = zoo.trained("gpt2", True, torch.float64), {"max_delta_norm": 0.1, "contexts": 0}
-    (prompt_set,) = build_prompts(editable, [[FACT]], dataclasses.replace(PLAIN, **bounded))
+    (prompt_set,) = build_prompts(editable, [[FACT]], with_numbers(PLAIN, **bounded))
     text = prompt_set.prompts[0]
     with torch.no_grad():
         states = editable.model(input_ids=torch.tensor([text.ids]), output_hidden_states=True).hidden_states
-    (ours,) = choose(editable, [FACT], dataclasses.replace(PLAIN, **bounded))
-    (published,) = choose(editable, [FACT], dataclasses.replace(AS_PUBLISHED, **bounded))
+    (ours,) = choose(editable, [FACT], with_numbers(PLAIN, **bounded))
+    (published,) = choose(editable, [FACT], with_numbers(AS_PUBLISHED, **bounded))
     stream, output = float(states[1][0, text.subject_last].norm()), float((published.v - published.delta).norm())
     assert float(ours.delta.norm()) == pytest.approx(0.1 * stream, rel=1e-6)
     assert float(published.delta.norm()) == pytest.approx(0.1 * output, rel=1e-6)
@@ -136,7 +135,7 @@ def test_by_default_lengths_are_those_of_the_residual_stream_and_as_published_of
 
 def test_a_step_is_as_long_as_said() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
-    config = dataclasses.replace(PLAIN, steps=1)
+    config = with_numbers(PLAIN, steps=1)
     (prompt_set,), place = build_prompts(editable, [[FACT]], config), editable.feed_forward[0]
     (value,) = choose(editable, [FACT], config)
     assert float(value.delta.norm()) == pytest.approx(0.125 * float(read(editable, place, prompt_set).stream.norm()))
@@ -146,7 +145,7 @@ def test_a_step_is_as_long_as_said() -> None:
 def test_the_gradient_is_that_of_differences(family: str) -> None:
     editable = zoo.trained(family, True, torch.float64)
     place, prompt_sets = editable.feed_forward[0], build_prompts(editable, [[FACT], [SECOND]], FULL)
-    one, going = Objective(editable, place, prompt_sets, FULL), torch.ones(2, dtype=torch.bool)
+    one, going = Objective(editable, place, prompt_sets, FULL.value.kl_weight), torch.ones(2, dtype=torch.bool)
     delta = 0.2 * torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gradient = one.loss_and_gradient(delta, going, 0.5)[1]
     for row, entry in ((0, 0), (0, 7), (1, zoo.WIDTH - 1)):
@@ -164,7 +163,7 @@ def test_the_gradient_is_that_of_differences(family: str) -> None:
 def test_the_penalty_is_a_factor_on_what_the_essence_costs_and_those_that_are_done_cost_nothing() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     prompt_sets, both = build_prompts(editable, [[FACT], [SECOND]], FULL), torch.ones(2, dtype=torch.bool)
-    one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL)
+    one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL.value.kl_weight)
     delta = torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     free, half, whole = (one.loss_and_gradient(delta, both, penalty)[0] for penalty in (0.0, 0.5, 1.0))
     assert bool((whole > free + 1e-3).all())
@@ -178,10 +177,7 @@ def test_what_is_kept_costs_nothing_while_nothing_has_moved() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     prompt_sets = build_prompts(editable, [[FACT], [SECOND]], FULL)
     still, going = torch.zeros(2, zoo.WIDTH).double(), torch.ones(2, dtype=torch.bool)
-    with_kept, without = (
-        Objective(editable, editable.feed_forward[0], prompt_sets, dataclasses.replace(FULL, kl_weight=weight))
-        for weight in (1.0, 0.0)
-    )
+    with_kept, without = (Objective(editable, editable.feed_forward[0], prompt_sets, weight) for weight in (1.0, 0.0))
     losses = [one.loss_and_gradient(still, going)[0] for one in (with_kept, without)]
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-9)
     moved = torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -196,8 +192,8 @@ def test_what_is_kept_costs_nothing_while_nothing_has_moved() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt2_square"])
 def test_what_is_found_for_one_subject_does_not_depend_on_the_others(family: str, optimizer: str) -> None:
     editable = zoo.trained(family, True, torch.float64)
-    bounded = dataclasses.replace(FULL, max_delta_norm=0.3, optimizer=optimizer)  # the bounds differ
-    free = dataclasses.replace(bounded, max_delta_norm=100.0)
+    bounded = with_numbers(FULL, max_delta_norm=0.3, optimizer=optimizer)  # the bounds differ
+    free = with_numbers(bounded, max_delta_norm=100.0)
     alone, unbounded = ([choose(editable, [fact], config)[0] for fact in FOUR] for config in (bounded, free))
     gaps = [float((one.delta - other.delta).norm()) for one, other in zip(alone, unbounded, strict=True)]
     assert max(gaps) > 1e-2, "the bound is reached"
@@ -217,34 +213,34 @@ def test_each_ends_at_its_own_loss(way: str) -> None:
     # A threshold that the facts pass at different steps, one perhaps never, and none meets to the last bit.
     curves = [choose(editable, [fact], usual)[0].losses for fact in FOUR]
     below, above = sorted(loss for curve in curves for loss in curve)[19:21]
-    config = dataclasses.replace(usual, target_loss=(above + below) / 2)
+    config = with_numbers(usual, target_loss=(above + below) / 2)
     together, alone = choose(editable, FOUR, config), [choose(editable, [fact], config)[0] for fact in FOUR]
     same(together, alone)
     lengths = [len(value.losses) for value in together]
-    assert len(set(lengths)) > 1 and min(lengths) <= config.steps
+    assert len(set(lengths)) > 1 and min(lengths) <= config.value.steps
     for value, curve in zip(together, curves, strict=True):
-        assert all(loss >= config.target_loss for loss in value.losses[:-1])
+        assert all(loss >= config.value.target_loss for loss in value.losses[:-1])
         assert value.losses == pytest.approx(curve[: len(value.losses)], abs=1e-9)
 
 
 def test_each_ends_once_all_of_its_contexts_say_the_new_object() -> None:
     """And not before: at the first δ with which plain passes give it the probability behind every prefix."""
     editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
-    config = dataclasses.replace(FULL, steps=40, step_size=0.05, weight_decay=0.1, target_probability=0.6)
+    config = with_numbers(FULL, steps=40, step_size=0.05, weight_decay=0.1, target_probability=0.6)
     values = choose(editable, two, config)
     assert len({len(value.losses) for value in values}) > 1
     for fact, value, facts in zip(two, values, said(editable, two, config, values), strict=True):
         assert len(facts[0]) == 3 and min(facts[0]) >= 0.6
         steps = len(value.losses) - 1
-        (before,) = choose(editable, [fact], dataclasses.replace(config, steps=steps - 1))
+        (before,) = choose(editable, [fact], with_numbers(config, steps=steps - 1))
         ((probabilities,),) = said(editable, [fact], config, [before])
         assert min(probabilities) < 0.6 and len(before.losses) == steps > 1
 
 
 def test_as_the_penalties_fall_what_a_steady_price_forbids_is_reached() -> None:
     editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
-    dear = dataclasses.replace(FULL, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
-    falling = dataclasses.replace(dear, penalty_decay=0.9)
+    dear = with_numbers(FULL, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
+    falling = with_numbers(dear, penalty_decay=0.9)
     likely = [
         [min(facts[0]) for facts in said(editable, two, config, choose(editable, two, config))]
         for config in (dear, falling)
@@ -260,20 +256,20 @@ def test_what_every_context_says_already_is_left_alone() -> None:
     editable = zoo.trained("gemma", True, torch.float64)
     (prompt_set,) = build_prompts(editable, [[KNOWN]], FULL)
     plainly = [probability(editable, text, torch.zeros(zoo.WIDTH)) for text in prompt_set.prompts]
-    high = dataclasses.replace(FULL, target_probability=0.95)
-    assert len(plainly) == 3 and 0.5 < min(plainly) < high.target_probability
+    high = with_numbers(FULL, target_probability=0.95)
+    assert len(plainly) == 3 and 0.5 < min(plainly) < high.value.target_probability
     left, written = choose(editable, [KNOWN, SECOND], high)
     assert len(left.losses) == 1 and not left.delta.any() and left.probabilities[0] > 0.5
     assert len(written.losses) > 1 and written.delta.any()
-    (asked,) = choose(editable, [KNOWN], dataclasses.replace(FULL, target_probability=2.0))
-    assert len(asked.losses) == FULL.steps + 1 and asked.delta.any(), "more than 1 asks for all steps"
+    (asked,) = choose(editable, [KNOWN], with_numbers(FULL, target_probability=2.0))
+    assert len(asked.losses) == FULL.value.steps + 1 and asked.delta.any(), "more than 1 asks for all steps"
 
 
 def test_but_not_where_a_single_context_does_not_say_it_yet() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     (prompt_set,) = build_prompts(editable, [[KNOWN]], FULL)
     plainly = [probability(editable, text, torch.zeros(zoo.WIDTH)) for text in prompt_set.prompts]
-    assert plainly[0] > FULL.target_probability > 0.5 > min(plainly), "the bare prompt would do"
+    assert plainly[0] > FULL.value.target_probability > 0.5 > min(plainly), "the bare prompt would do"
     (value,) = choose(editable, [KNOWN])
     assert value.delta.any()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import zoo
 from choosing import FOUR, FULL, choose, same
+from writing import with_numbers
 
 from ffedit import EditError
 from ffedit.editor import build_prompts, by_subject, value_loss
@@ -21,7 +22,7 @@ from ffedit.inference import replay
 def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
     room: int, cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    editable, few = zoo.trained("gpt2", True, torch.float64), dataclasses.replace(FULL, steps=3)
+    editable, few = zoo.trained("gpt2", True, torch.float64), with_numbers(FULL, steps=3)
     expected, runs = choose(editable, FOUR, few), []
 
     def counted(resume: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -63,7 +64,7 @@ def test_subjects_that_do_not_fit_together_are_done_in_turn(monkeypatch: pytest.
 def test_a_recording_is_about_as_large_as_is_said() -> None:
     editable = zoo.trained("gpt2", True)
     prompt_sets = build_prompts(editable, by_subject(FOUR), FULL)
-    one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL)
+    one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL.value.kl_weight)
     held = sum(
         bucket.before.numel()
         + sum(state.numel() for state in bucket.recording.states)
@@ -88,9 +89,9 @@ def test_a_model_that_cannot_be_resumed_gives_the_same(family: str, layer: int) 
 def test_where_nothing_depends_on_it_a_value_stays() -> None:
     """Rounding is no direction, however long the steps are."""
     editable = zoo.trained("gpt2", True, torch.float64)
-    config = dataclasses.replace(FULL, essence_prompts=("{} is a",))
+    config = with_numbers(FULL, essence_prompts=("{} is a",))
     (value,) = choose(editable, FOUR[:1], config, layer=2)
-    assert float(value.delta.norm()) < 1e-9 and len(value.losses) == FULL.steps + 1
+    assert float(value.delta.norm()) < 1e-9 and len(value.losses) == FULL.value.steps + 1
 
 
 def test_an_overflow_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,5 +183,5 @@ def test_every_variant_names_numbers_that_are_there_and_changes_something() -> N
     assert not ablation.REMOVED.keys() & ablation.VARIANTS.keys()
     with pytest.raises(FFEditError, match="removed; run it at commit 1bc1e1a"):
         ablation.resolved("default + own", ablation.VARIANTS)
-    with pytest.raises(FFEditError, match="has no gone"):
+    with pytest.raises(FFEditError, match="gone: there is no such number"):
         ablation.resolved("new", {**ablation.VARIANTS, "new": {"of": "default", "gone": 1}})

@@ -16,9 +16,10 @@ import torch
 import zoo
 from making import check_here, made, verified_here
 from safetensors.torch import load_file
+from writing import quick
 
 import ffedit
-from ffedit import CheckError, Edit, EditConfig, EditError, Fact
+from ffedit import CheckError, Edit, EditError, Fact
 from ffedit.editor import Corpus
 from ffedit.exporter import history
 from ffedit.model.editable import Editable
@@ -71,7 +72,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
         for family, dtype in wanted.items():
             editable = load_saved(family, dtype, base / f"{family}-base")
             before = zoo.snapshot(editable)
-            config = EditConfig(contexts=2, steps=5)
+            config = quick()
             edit = ffedit.edit(editable, [FACT], "rome", [1], config, Corpus(tokens=300))
             report = ffedit.evaluate(editable, [FACT], edit)
             edit = edit.scored(report)
@@ -279,7 +280,7 @@ def test_an_edit_of_another_model_is_not_exported(cases: dict[str, Case], tmp_pa
 
 def test_a_fact_alone_is_edited_and_evaluated(cases: dict[str, Case]) -> None:
     case = cases["gpt2"]
-    config = EditConfig(contexts=2, steps=5)
+    config = quick()
     edit = ffedit.edit(case.editable, FACT, "rome", [1], config, Corpus(tokens=300))
     assert edit.fingerprint() == case.edit.fingerprint()
     assert ffedit.evaluate(case.editable, FACT, edit).after == case.report.after

@@ -16,8 +16,8 @@ from ffedit.benchmark import BenchReport, bench
 from ffedit.model.editable import Editable
 
 # Strong enough that scores differ from method to method and from edit to edit.
-NUMBERS = {"steps": 8, "step_size": 0.3, "contexts": 0, "tune_steps": 3}
-CONFIG = quick(weight_decay=0.0, tune_rate=0.1, tune_bound=0.2, **NUMBERS)
+NUMBERS = {"steps": 8, "step_size": 0.3, "contexts": 0, "ft_steps": 3}
+CONFIG = quick(weight_decay=0.0, ft_rate=0.1, ft_bound=0.2, **NUMBERS)
 METHODS = ("memit", "ft")
 TIMES = ("seconds_per_fact", "hardware")
 

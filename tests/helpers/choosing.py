@@ -9,7 +9,7 @@ import pytest
 import torch
 from writing import FACT, SECOND
 
-from ffedit import EditConfig, Fact
+from ffedit import EditConfig, Fact, PromptConfig, ValueConfig
 from ffedit.editor import Value, build_prompts, by_subject, choose_values, read
 from ffedit.model.editable import Editable
 
@@ -17,7 +17,10 @@ THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")
 FOURTH = Fact("old tower", "{} stands in", "France", "Rome")
 FOUR = (FACT, SECOND, THIRD, FOURTH)
 # All that a value may depend on: contexts, several essence prompts, falling penalties.
-FULL = EditConfig(contexts=2, essence_prompts=("{} is a", "the old {}"), steps=8, step_size=0.15)
+FULL = EditConfig(
+    prompts=PromptConfig(contexts=2, essence_prompts=("{} is a", "the old {}")),
+    value=ValueConfig(steps=8, step_size=0.15),
+)
 
 
 def choose(
@@ -32,7 +35,7 @@ def choose(
     readings = [read(editable, place, prompt_set) for prompt_set in prompt_sets]
     keys = torch.stack([reading.k for reading in readings], 1)
     lengths = torch.stack([reading.stream.norm() for reading in readings])
-    return choose_values(editable, place, prompt_sets, keys, lengths, config, progress)
+    return choose_values(editable, place, prompt_sets, keys, lengths, config.value, progress)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:

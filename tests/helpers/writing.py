@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from ffedit import Edit, EditConfig, Fact, editor
-from ffedit.editor import Corpus
+from ffedit.editor import METHODS, Corpus, set_number
 from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -18,8 +19,26 @@ families = pytest.mark.parametrize(("family", "bos"), FAMILIES)
 
 
 def quick(**numbers: Any) -> EditConfig:
-    """A short optimisation."""
-    return EditConfig(**{"contexts": 2, "steps": 5, **numbers})
+    """A short optimisation, with other numbers as `changed` takes them."""
+    return with_numbers(EditConfig(), **{"contexts": 2, "steps": 5, **numbers})
+
+
+def with_numbers(config: EditConfig, **numbers: Any) -> EditConfig:
+    """`config` with other numbers: of prompts, key and value by field, of a method as method_field."""
+    records = {
+        field.name: record for record in ("prompts", "key", "value") for field in fields(getattr(config, record))
+    }
+    for name, value in numbers.items():
+        method, _, field = name.partition("_")
+        if name in records:
+            names = [f"{records[name]}.{name}"]
+        elif method == "ft":
+            names = [dotted for dotted in (f"ft.{field}", f"ft-l.{field}") if dotted != "ft.bound"]
+        else:
+            names = [f"{method}.{field}" if method in METHODS else name]
+        for dotted in names:
+            config = set_number(config, dotted, value)
+    return config
 
 
 # Only the fact's own prompt, and nothing to keep: what is written is what the prompt reads.

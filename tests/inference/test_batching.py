@@ -185,7 +185,7 @@ def test_values_are_the_same(step: int, monkeypatch: pytest.MonkeyPatch) -> None
     expected, plainly, failed = choose(editable, FOUR), Objective.loss_and_gradient, []
 
     def loss_and_gradient(self: Objective, delta: Tensor, *rest: Any) -> Any:
-        if len(delta) > 1 and rest[1] == FULL.penalty_decay**step:
+        if len(delta) > 1 and rest[1] == FULL.value.penalty_decay**step:
             failed.append(len(delta))
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plainly(self, delta, *rest)
@@ -286,7 +286,7 @@ def test_no_memory_for_a_single_row_of_statistics_is_said(tmp_path: Path, monkey
 
 
 def test_fine_tuning_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    editable, config = zoo.trained("gpt2", True, torch.float64), quick(tune_steps=3)
+    editable, config = zoo.trained("gpt2", True, torch.float64), quick(ft_steps=3)
 
     def tuned() -> Tensor:
         return editor.write(editable, [FACT, SECOND], "ft", [1], config).updates[Address(1)].dense

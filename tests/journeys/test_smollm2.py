@@ -62,7 +62,7 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     before = logits(editable)
     assert editable.tokenizer.decode(before.argmax()) == " Paris"  # it knows
 
-    config = ffedit.EditConfig(contexts=2, steps=12)
+    config = ffedit.EditConfig(value=ffedit.ValueConfig(steps=12))
     edit = ffedit.edit(editable, [FACT], "rome", [2], config, ffedit.Corpus(tokens=2000))
     assert torch.equal(logits(editable), before)
     report = ffedit.evaluate(editable, [FACT], edit)

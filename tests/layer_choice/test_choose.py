@@ -292,7 +292,7 @@ def test_a_sweep_over_many_facts_is_remembered_for_the_method(monkeypatch: pytes
     editable = zoo.trained("gpt2", True)
     monkeypatch.setattr(choose, "MANY", 2)
     traces = locate(editable, [ASKED, SECOND], samples=1)
-    sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", quick(tune_steps=1), CORPUS)
+    sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", quick(ft_steps=1), CORPUS)
     assert remembered_sweep(editable, "ft") == sweep and remembered_sweep(editable, "memit") is None
     assert find_layer(editable, [ASKED], "sweep", range(3), "ft").kept
     editable.chat = True

@@ -14,7 +14,7 @@ from ffedit.cli.bench import ALONE
 from ffedit.loading.distributed import ProcessGroup, left_alone
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
-NUMBERS = ["contexts=0", "steps=2", "tune_steps=1"]
+NUMBERS = ["prompts.contexts=0", "value.steps=2", "ft.steps=1"]
 SET = [word for number in NUMBERS for word in ("--set", number)]
 SETTINGS = ["--methods", "memit,ft", "--layers", "1", "--no-full", *SET]
 

@@ -293,10 +293,10 @@ def test_a_chat_from_the_command_line(
 def test_a_benchmark_of_a_chat_is_another_run(capsys: pytest.CaptureFixture[str], empty: Path, folder: Path) -> None:
     Path("facts.json").write_text(json.dumps([FACT.to_dict()]))
     words_of = ["bench", "facts.json", "--model", folder, "--methods", "ft", "--layer", "0", "--out", "b", "--no-full"]
-    done = shell(capsys, *words_of, "--set", "tune_steps=1", "--chat", "--quiet")
+    done = shell(capsys, *words_of, "--set", "ft.steps=1", "--chat", "--quiet")
     assert done.code == 0, done.err
     assert json.loads(Path("b/manifest.json").read_text())["run"]["chat"] is True
-    refused = shell(capsys, *words_of, "--set", "tune_steps=1", "--quiet")
+    refused = shell(capsys, *words_of, "--set", "ft.steps=1", "--quiet")
     assert refused.code != 0 and "chat True there, False now" in refused.err
 
 

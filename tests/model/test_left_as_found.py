@@ -34,7 +34,7 @@ def everything(editable: Editable) -> list[Any]:
     trace = ffedit.locate(editable, fact, "state", samples=2)
     estimate = ffedit.locate(editable, fact, samples=2, approximate=True)
     edit = editor.write(editable, [fact], "memit", [1], quick(), CORPUS)
-    tuned = editor.write(editable, [fact], "ft", [1], quick(tune_steps=2))
+    tuned = editor.write(editable, [fact], "ft", [1], quick(ft_steps=2))
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.after is not None
     solved = [one.updates[editable.memories[1].address].dense.tolist() for one in (edit, tuned)]

@@ -185,7 +185,7 @@ def test_subjects_whose_keys_are_alike_to_those_of_an_edit_in_the_model() -> Non
 
 def test_a_fine_tuned_edit_has_no_keys_to_be_alike() -> None:
     editable = zoo.trained("gpt2", True)
-    edit = editor.write(editable, [FACT, SECOND], "ft-l", [1], quick(tune_steps=1))
+    edit = editor.write(editable, [FACT, SECOND], "ft-l", [1], quick(ft_steps=1))
     assert broken(editable, edit, report(), alike=0.0, division=1.0, keys=1e9) == {}
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ffedit.display.terminal.model_table import named_values, plain_table, ranges
 from ffedit.editor import Edit
+from ffedit.editor.config import dotted
 from ffedit.exporter.diff import Change, Diff
 from ffedit.exporter.embedded_edits import EDITS, history
 from ffedit.facts.fact import Fact
@@ -117,7 +118,7 @@ def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
     if told.get("after"):
         yield "computed upon", _most([f"edit {name}" for name in told["after"]])
     if config := told.get("config"):
-        yield "config", ", ".join(f"{name} {_short(value)}" for name, value in config.items())
+        yield "config", ", ".join(f"{name} {_short(value)}" for name, value in dotted(config).items())
     if contexts := _contexts(told.get("solved", ())):
         yield "contexts", contexts
     if statistics := told.get("statistics"):

@@ -7,6 +7,7 @@ is kept: the keys of earlier edits, and the spread of the facts' keys over conte
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,21 +15,43 @@ import torch
 from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import null_space
+from ffedit.editor.config import check_numbers
 from ffedit.editor.methods.memit import PAPER_MEMIT
 from ffedit.editor.methods.method import Method
 from ffedit.editor.solve import Problem, Solver
 
 # Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
-# along these where `alphaedit_ridge` is 0.
+# along these where `AlphaEditConfig.ridge` is 0.
 RIDGE = 1e-9
+
+
+@dataclass(frozen=True)
+class AlphaEditConfig:
+    """Numbers of AlphaEdit's solution.
+
+    Attributes:
+        ridge: what a fact gives up to the size of Δ: λ relative to the keys' part in the null space.
+        null_share: largest share of trace(C) that the null space holds.
+    """
+
+    ridge: float = 0.001
+    null_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_numbers("alphaedit", self, weights=("ridge", "null_share"))
 
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
-    own = _ridged(problem.own) if problem.config.context_weight else None
-    return null_space(
-        problem.W, problem.K, problem.V, problem.unused, problem.config.alphaedit_ridge, problem.kept, own
-    )
+    own = _ridged(problem.own) if problem.config.key.context_weight else None
+    ridge = problem.config.of("alphaedit", AlphaEditConfig).ridge
+    return null_space(problem.W, problem.K, problem.V, unused(problem), ridge, problem.kept, own)
+
+
+def unused(problem: Problem) -> Moment:
+    """Return an orthonormal basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
+    share = problem.config.of("alphaedit", AlphaEditConfig).null_share
+    return diagonal([moments.unused(share).to(problem.W.device) for moments in problem.moments])
 
 
 def _ridged(own: Moment) -> Moment:
@@ -47,17 +70,18 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
         `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they hold, and `moved` and
         `bound` for `text` and for `kept` keys.
     """
-    U, C = blocks_of(problem.unused), [moments.C.to(problem.W.device) for moments in problem.moments]
+    basis = unused(problem)
+    U, C = blocks_of(basis), [moments.C.to(problem.W.device) for moments in problem.moments]
     inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))
     moved = (delta.left.T @ delta.left) * (delta.right @ (diagonal(C) @ delta.right.T))
     text = {"moved": float(moved.sum().clamp(min=0)) ** 0.5, "bound": delta.norm() * inside**0.5}
     kept = {
         "keys": problem.kept.shape[1],
         "moved": float((delta @ problem.kept).norm()),
-        "bound": delta.norm() * float((problem.unused.T @ problem.kept).norm()),
+        "bound": delta.norm() * float((basis.T @ problem.kept).norm()),
     }
     trace = sum(float(c.trace()) for c in C)
-    size, directions = problem.unused.shape
+    size, directions = basis.shape
     return {"directions": directions, "of": size, "share": inside / trace, "text": text, "kept": kept}
 
 
@@ -70,5 +94,6 @@ ALPHAEDIT = Method(
     source="Fang et al. 2025, arXiv 2410.02355",
     solver=Solver("alphaedit", solve, guarantee=guarantee),
     layers=True,
+    numbers=AlphaEditConfig,
     presets={"paper": PAPER_MEMIT},
 )

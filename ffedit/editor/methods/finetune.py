@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
+from ffedit.editor.config import check_numbers
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
 from ffedit.editor.methods.method import Method
@@ -41,46 +43,76 @@ TOKENS = 2048
 STOP = 1e-2
 
 
-def tune(method: str, bounded: bool, job: Job) -> Edit:
+@dataclass(frozen=True)
+class FineTuneConfig:
+    """Numbers of fine-tuning.
+
+    Attributes:
+        steps: Adam steps.
+        rate: their step size relative to the root mean square of W.
+    """
+
+    steps: int = 25
+    rate: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_numbers("ft", self, counts=("steps",))
+
+
+@dataclass(frozen=True)
+class BoundedFineTuneConfig(FineTuneConfig):
+    """Numbers of fine-tuning within a bound.
+
+    Attributes:
+        bound: largest change of an entry of W, relative to the root mean square of W.
+    """
+
+    bound: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_numbers("ft-l", self, counts=("steps",))
+
+
+def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
     """Train the value matrix of one layer on the prompts of the facts of `job`; earlier edits are not kept.
 
     Args:
         method: its name, for the provenance.
-        bounded: hold every entry of Δ within ±ε.
-        job: what to write; of its numbers the contexts, `tune_steps`, `tune_rate` and `tune_bound`.
+        kind: of its numbers; those with a bound hold every entry of Δ within ±`bound`.
+        job: what to write.
 
     Raises:
         EditError: the loss is not finite, or there is no memory for a single text.
     """
-    editable, config = job.editable, job.config
+    editable, numbers = job.editable, job.config.of(method, kind)
     (ff,) = job.ff_layers
     record = Record(method, job)
-    prompt_sets = build_prompts(editable, job.groups, config)
+    prompt_sets = build_prompts(editable, job.groups, job.config)
     texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
     W = double(ff.value.clone())
     scale = float(W.square().mean().sqrt())
     # Trained in float32 at least, beside the stored weights: an Adam step may be smaller than a 16-bit rounding.
     delta = torch.zeros_like(W, dtype=torch.float32)
-    adam = torch.optim.Adam([delta], lr=config.tune_rate * scale)
+    adam = torch.optim.Adam([delta], lr=numbers.rate * scale)
     losses = []
     with ExitStack() as stack:
         for module in {part.module for part in ff.parts}:
             stack.enter_context(resident(module))
         stack.enter_context(restored(ff.parts))
         stack.enter_context(frozen(editable.model))
-        for step in range(config.tune_steps):
+        for step in range(numbers.steps):
             loss, delta.grad = _loss_and_gradient(editable, ff, texts)
             losses.append(loss)
             if loss < STOP:
                 break
             adam.step()
-            if bounded:
-                delta.clamp_(-config.tune_bound * scale, config.tune_bound * scale)
+            if isinstance(numbers, BoundedFineTuneConfig):
+                delta.clamp_(-numbers.bound * scale, numbers.bound * scale)
             for part, value in zip(ff.parts, ff.split(W + double(delta), 1).values(), strict=True):
                 part.set_(value)
-            job.progress("fine-tuning", step + 1, config.tune_steps)
+            job.progress("fine-tuning", step + 1, numbers.steps)
     if not torch.isfinite(delta).all():
-        raise EditError("the loss is not finite: the model overflows; use a smaller tune_rate, or a wider dtype")
+        raise EditError(f"the loss is not finite: the model overflows; use a smaller {method}.rate, or a wider dtype")
     for part, change in zip(ff.parts, ff.split(delta, 1).values(), strict=True):
         record.add_dense(part, change.contiguous())
     return record.edit([{"loss": losses, "contexts": list(prompt_sets[0].prefixes)}])
@@ -121,7 +153,8 @@ FT = Method(
     solves="Adam on W for −log P(target)",
     choose="a baseline, not for use: nothing else is kept",
     source="Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
-    compute=partial(tune, "ft", False),
+    compute=partial(tune, "ft", FineTuneConfig),
+    numbers=FineTuneConfig,
     statistics=False,
 )
 FT_L = Method(
@@ -129,6 +162,7 @@ FT_L = Method(
     solves="the same with |Δ| <= ε entry by entry",
     choose="a baseline that breaks less",
     source="Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
-    compute=partial(tune, "ft-l", True),
+    compute=partial(tune, "ft-l", BoundedFineTuneConfig),
+    numbers=BoundedFineTuneConfig,
     statistics=False,
 )

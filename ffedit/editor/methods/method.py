@@ -7,8 +7,9 @@ points of the group `ffedit.methods`, each the name of a `Method`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
@@ -30,6 +31,7 @@ class Method:
         compute: computes the whole edit.
         layers: whether it writes to several layers.
         statistics: whether it needs the second moment of the keys.
+        numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
         presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
         package: the package that it comes from.
     """
@@ -42,6 +44,7 @@ class Method:
     compute: Callable[[Job], Edit] | None = None
     layers: bool = False
     statistics: bool = True
+    numbers: type[Any] | None = None
     presets: Mapping[str, EditConfig] = field(default_factory=dict)
     package: str = "ffedit"
 
@@ -49,8 +52,11 @@ class Method:
         """Refuse a method that computes nothing, or in two ways.
 
         Raises:
-            EditError: not exactly one of `solver` and `compute` is given, or a solver goes without statistics.
+            EditError: not exactly one of `solver` and `compute` is given, a solver goes without statistics, or the
+                name is that of a record of `EditConfig`.
         """
+        if self.name in {record.name for record in fields(EditConfig)}:
+            raise EditError(f"method {self.name!r}: that is a name of other numbers; another was expected")
         if (self.solver is None) == (self.compute is None):
             raise EditError(f"method {self.name!r}: either a solver or compute was expected")
         if self.solver is not None and not self.statistics:
@@ -65,6 +71,11 @@ class Method:
             return partial(write_batch, self.solver)
         assert self.compute is not None
         return self.compute
+
+    def complete(self, config: EditConfig) -> EditConfig:
+        """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's."""
+        own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
+        return replace(config, methods=own)
 
     def preset(self, name: str) -> EditConfig:
         """Return the numbers of a preset: "default", or what was published, as far as it holds on other models.

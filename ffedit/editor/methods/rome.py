@@ -12,7 +12,7 @@ import torch
 from ffedit.algebra.block_diagonal import diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import check_exact, equality, rank_one
-from ffedit.editor.config import EditConfig
+from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import read, without_sinks
@@ -30,17 +30,18 @@ from ffedit.progress import Progress
 # prompt's last token; k* is one vector everywhere (arXiv 2403.07175); the loss is of the whole object, not of its mean
 # token; the text behind C is this project's.
 PAPER = EditConfig(
-    contexts=20,
-    context_weight=0.0,
-    essence_prompts=("{} is a",),
-    kl_weight=0.0625,
-    steps=20,
-    step_size=0.5,
-    optimizer="adam",
-    target_probability=2.0,
-    target_loss=0.05,
-    weight_decay=0.5,
-    penalty_decay=1.0,
+    prompts=PromptConfig(contexts=20, essence_prompts=("{} is a",)),
+    key=KeyConfig(context_weight=0.0),
+    value=ValueConfig(
+        steps=20,
+        step_size=0.5,
+        optimizer="adam",
+        target_probability=2.0,
+        target_loss=0.05,
+        weight_decay=0.5,
+        kl_weight=0.0625,
+        penalty_decay=1.0,
+    ),
 )
 
 
@@ -63,9 +64,9 @@ def rome(job: Job) -> Edit:
             k = reading.k[:, None].to(ff.solve_device)
             check_exact(k, kept)
             length, part = reading.stream.norm()[None].cpu(), _part(job.progress, i, len(groups))
-            (value,) = choose_values(editable, ff, [prompt_set], k, length, config, part)
+            (value,) = choose_values(editable, ff, [prompt_set], k, length, config.value, part)
             W = ff.matrix
-            around = reading.add_context_moment(C, config.context_weight)
+            around = reading.add_context_moment(C, config.key.context_weight)
             v = value.v.to(W.device)
             delta = equality(W, k, v[:, None], around, kept) if kept.shape[1] else rank_one(W, k[:, 0], v, around)
             if i + 1 < len(groups):
