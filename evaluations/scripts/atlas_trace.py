@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 import ffedit
-from ffedit.display.figures.averages import save_aggregate
+from ffedit.display.figures.trace import average_lines, save_figure
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
 from ffedit.facts.formats import parse_record
@@ -56,7 +56,7 @@ def main(facts: int, samples: int, seed: int) -> None:
         "versions": versions(),
     }
     (HERE / "reports" / "atlas-trace.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    save_aggregate(aggregates, HERE / "reports" / "atlas-trace.png")
+    save_figure(HERE / "reports" / "atlas-trace.png", lambda: average_lines(aggregates))
     for one in aggregates:
         row = one.effects[one.roles.index("last subject")]
         click.echo(f"{one.kind:13} severed {one.sever or '-':13} last subject token: {row.round(3).tolist()}")

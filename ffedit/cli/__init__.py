@@ -106,7 +106,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _show(message: str) -> None:
-    from ffedit.display.terminal.render import error_line
+    from ffedit.display.terminal.messages import error_line
     from ffedit.loading.distributed import launched
 
     if launched() and os.environ["RANK"] != "0":

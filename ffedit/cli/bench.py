@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 import ffedit
-from ffedit.benchmark import BenchReport, Mode
+from ffedit.benchmark import Mode
 from ffedit.benchmark.settings import most_subjects
 from ffedit.benchmark.tables import headline
-from ffedit.cli.options import FILE, SEED, Surface, asking_options, output_options, parse_layers
-from ffedit.display.terminal import render
-from ffedit.display.terminal.model_table import plain_table
-from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor import METHODS, check_method, preset, preset_names, set_numbers, tokens_for
+from ffedit.cli.options import (
+    COUNT,
+    FILE,
+    Surface,
+    asking_options,
+    output_options,
+    parse_layers,
+    solving_options,
+)
+from ffedit.display.terminal.model_table import model_line
+from ffedit.display.terminal.scores import headline_table
+from ffedit.editor import METHODS, check_method, preset, set_numbers, tokens_for
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.layer_choice.choose import spread_below
@@ -35,19 +41,15 @@ ALONE = (
 @click.option("--methods", default=",".join(METHODS), show_default=True, help="Which, with commas.")
 @click.option("--mode", default="single", show_default=True, help="single, batch:N or sequential[:N].")
 @click.option("--out", type=FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many facts, the first ones.")
+@click.option("--limit", type=COUNT, help="Only so many facts, the first ones.")
 @click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
 @click.option("--layers", "--layer", default="auto", show_default=True, help="auto, or one layer (4).")
-@click.option("--spread", default=1, show_default=True, type=click.IntRange(1), help="Layers that share the work.")
-@click.option("--preset", "numbers", default="default", show_default=True, type=click.Choice(preset_names()))
+@solving_options
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number: value.steps=20, memit.ridge=0.01."
 )
-@click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]")
-@click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected.")
 @click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
 @click.option("--full/--no-full", default=True, show_default=True, help="Also what takes longest: sampled text.")
-@click.option("--seed", default=0, show_default=True, type=SEED)
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @asking_options
 @output_options
@@ -70,25 +72,20 @@ def bench(
     **how: Any,
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
-    names, workers = [name.strip() for name in methods.split(",")], process_group()
+    names, workers, parsed = [name.strip() for name in methods.split(",")], process_group(), Mode.parse(mode)
     if left_alone() and not click.get_current_context().params["quiet"]:
         click.echo(ALONE, err=True)
-    configs = {
-        name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names
-    }
-    name, _, value = (where or "").partition("=")
-    wanted = None if where is None else (name, value)
-    found = sift_facts(source, together=Mode.parse(mode).name != "single", where=wanted)
+    configs = {name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
+    field, _, value = (where or "").partition("=")
+    sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
     surface = surface if workers.first else Surface(quiet=True)
     editable = load_model()
-    facts = found.facts[:limit]
-    text = ffedit.Corpus(corpus, tokens_for(most_subjects(facts, Mode.parse(mode))), seed)
+    facts = sifted.facts[:limit]
+    text = ffedit.Corpus(corpus, tokens_for(most_subjects(facts, parsed)), seed)
     text.check()
-    stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
-    surface.show(render.model_line(editable), *found.noted())
-    left_out = [{"record": number, "reason": reason} for number, reason in found.left_out]
+    surface.show(model_line(editable), *sifted.noted())
     try:
-        with progress_bars(surface.quiet) as progress:
+        with surface.progress() as progress:
             report = ffedit.bench(
                 editable,
                 facts,
@@ -98,17 +95,17 @@ def bench(
                 layers=named_layers(layers, spread, len(editable.layers)),
                 spread=spread,
                 config=configs,
-                stats=stats,
+                stats=ffedit.load_stats(stats_from, editable) if stats_from is not None else text,
                 process_group=workers,
                 progress=progress,
-                unusable=left_out,
+                unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],
                 **how,
             )
     except KeyboardInterrupt as interrupt:
         raise click.Abort(f"interrupted: {out} keeps what was measured; the same command goes on") from interrupt
     missing = len(report.failures) + len(report.unusable)
     reasons = f"; {missing} could not be measured, and it says why" if missing else ""
-    surface.show(scores(report), f"{out / 'report.md'} has all tables{reasons}")
+    surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
     surface.write_json(report.to_dict())
     workers.disband()
 
@@ -120,14 +117,3 @@ def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
     if len(layers := parse_layers(text, depth)) > 1 or text in ("sweep", "trace"):
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
     return list(spread_below(layers[0], spread))
-
-
-def scores(report: BenchReport) -> Table:
-    """Render the headline figures, a column for each method."""
-    titles, *rows = headline(report)
-    table = plain_table()
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import join
 
 from rich.console import RenderableType
 from rich.text import Text
 
 import ffedit
-from ffedit.display.figures import trace
-from ffedit.display.terminal import render
+from ffedit.display.figures.trace import check_plot, figure_ready, heat_maps
+from ffedit.display.terminal.messages import Commands
 from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
@@ -46,7 +46,8 @@ class Destinations:
             EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
                 figure cannot be written.
         """
-        for folder in filter(None, (self.out, self.export_to)):
+        folders = [folder for folder in (self.out, self.export_to) if folder is not None]
+        for folder in folders:
             check_free(folder, self.force)
         if self.out is not None and self.export_to is not None:
             out, export_to = self.out.resolve(), self.export_to.resolve()
@@ -55,15 +56,17 @@ class Destinations:
             if out in export_to.parents or export_to in out.parents:
                 raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
-            trace.check_plot(self.plot)
+            check_plot(self.plot)
         for file in [Path(file) for file in (self.plot, self.json_to) if file is not None]:
-            for folder in filter(None, (self.out, self.export_to)):
+            for folder in folders:
                 if folder.resolve() in file.resolve().parents:
                     raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
-    def plot_ready(self, found: Found) -> AbstractContextManager[None]:
+    def plot_ready(self, choice: Found) -> AbstractContextManager[None]:
         """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
-        return nullcontext() if self.plot is None else trace.plot_ready(found.traces, self.plot, found.layer)
+        if self.plot is None:
+            return nullcontext()
+        return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders: first the checkpoint, because its export may be refused."""
@@ -72,13 +75,12 @@ class Destinations:
         if self.out is not None:
             edit.save(self.out, self.force)
 
-    def next_step(self, fact: Fact, chat: bool = False) -> RenderableType:
+    def next_step(self, fact: Fact, chat: bool) -> RenderableType:
         """Suggest the commands to type next."""
-        asked = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
+        ask = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
         if self.export_to is not None:
-            return render.next_steps([shlex.join([*asked, "--model", str(self.export_to)])])
+            return Commands([join([*ask, "--model", str(self.export_to)])])
         if self.out is not None:
-            ask = [*asked, "--edit", str(self.out)]
             export = ["ffedit", "export", str(self.out), "--out", "DIR"]
-            return render.next_steps([shlex.join(ask), shlex.join(export)])
+            return Commands([join([*ask, "--edit", str(self.out)]), join(export)])
         return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from ffedit.cli.options import Surface, model_options
-from ffedit.display.terminal import render
+from ffedit.display.terminal.model_table import environment, memory_table, model_line
 from ffedit.model.editable import Editable
 
 
@@ -23,6 +23,6 @@ def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
         context.forward(doctor, name=None, model=name)
         return
     surface = Surface()
-    surface.show(render.environment())
+    surface.show(environment())
     editable = load_model()
-    surface.show(render.model_line(editable), render.memory_table(editable))
+    surface.show(model_line(editable), memory_table(editable))

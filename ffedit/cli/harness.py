@@ -12,7 +12,7 @@ import click
 import ffedit
 from ffedit.benchmark.lm_harness import Harness, Measured
 from ffedit.cli.evaluate import UNLIKE
-from ffedit.cli.options import FILE, Surface, asking_options, output_options
+from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options
 from ffedit.display.terminal.lm_harness import figures_table, write_report
 from ffedit.editor import Edit
 from ffedit.errors import EditError
@@ -27,8 +27,8 @@ from ffedit.model.editable import Editable
 @click.argument("edited", metavar="EDIT|CHECKPOINT")
 @click.option("--tasks", required=True, help="Names of tasks, groups or tags, or YAML files, with commas.")
 @click.option("--include-path", type=FILE, metavar="DIR", help="A folder with tasks of your own.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many examples of each task.")
-@click.option("--batch-size", default=8, show_default=True, type=click.IntRange(1), help="Examples at once.")
+@click.option("--limit", type=COUNT, help="Only so many examples of each task.")
+@click.option("--batch-size", default=8, show_default=True, type=COUNT, help="Examples at once.")
 @asking_options
 @click.option("--out", type=FILE, metavar="DIR", help="Write report.json and report.md.")
 @click.option("--force", is_flag=True, help="Replace DIR.")
@@ -58,13 +58,13 @@ def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable
     """Run the tasks on the base and on the edited model; of two checkpoints, one is in memory at a time."""
     if (Path(edited) / "edit.safetensors").is_file():
         edit = ffedit.Edit.load(Path(edited))
-        base = load_model(edit.provenance["model"])
+        base = load_model(edit)
         _warn_of_chat([edit], base, surface)
         return prepared.compare(base, edit)
     edits = history(local_folder(edited))
     if not edits and click.get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
-    base = load_model(edits[0].provenance["model"] if edits else "")
+    base = load_model(edits[0] if edits else None)
     _warn_of_chat(edits, base, surface)
     load_model(other=edited, by=partial(_check, base))
     name, before = base.name, prepared.measure(base)
@@ -80,5 +80,5 @@ def _warn_of_chat(edits: Sequence[Edit], base: Editable, surface: Surface) -> No
 
 def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
     """Check, before either model is run, that a checkpoint has the base's tokenizer."""
-    found = opened(edited, revision, trust_remote_code)
-    check_tokenizers(base, found.name, read_tokenizer(found), found.config)
+    checkpoint = opened(edited, revision, trust_remote_code)
+    check_tokenizers(base, checkpoint.name, read_tokenizer(checkpoint), checkpoint.config)

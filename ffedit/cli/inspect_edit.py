@@ -11,8 +11,8 @@ import ffedit
 from ffedit.cli.inspecting import corpus_options, html_option
 from ffedit.cli.options import FILE, Surface, model_options, output_options
 from ffedit.display.html import save_page
-from ffedit.display.terminal import render
 from ffedit.display.terminal.edit_view import edited_view
+from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.model.editable import Editable
 
@@ -28,14 +28,14 @@ def edit(
     edit_from: Path,
     top: int,
     corpus: ffedit.Corpus,
-    load_model: Callable[[str], Editable],
+    load_model: Callable[[ffedit.Edit], Editable],
     html: Path | None,
     surface: Surface,
 ) -> None:
     """Show the memories that EDIT_DIR adds, and which texts read them."""
     found = ffedit.Edit.load(edit_from)
-    editable = load_model(found.provenance["model"])
-    surface.show(render.model_line(editable))
+    editable = load_model(found)
+    surface.show(model_line(editable))
     with progress_bars(surface.quiet) as progress:
         view = ffedit.inspect_edit(editable, found, corpus, top, progress)
     surface.show(edited_view(view))

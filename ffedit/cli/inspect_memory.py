@@ -11,8 +11,8 @@ import ffedit
 from ffedit.cli.inspecting import corpus_options, html_option, stack_options
 from ffedit.cli.options import Surface, output_options
 from ffedit.display.html import save_page
-from ffedit.display.terminal import render
 from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.model.editable import Stack
 
@@ -30,7 +30,7 @@ def memory(
     """Show memory I of layer L (L.E.I in expert E): what its value says, and which texts fire its key."""
     slot = ffedit.Slot.parse(name)
     stack = load_stack()
-    surface.show(render.model_line(stack))
+    surface.show(model_line(stack))
     with progress_bars(surface.quiet) as progress:
         view = ffedit.inspect_memory(stack, slot, corpus, top, progress)
     surface.show(memory_view(view))

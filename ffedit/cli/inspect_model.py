@@ -13,7 +13,8 @@ from ffedit.cli.inspecting import corpus_options, html_option, stack_options
 from ffedit.cli.options import FILE, Surface, output_options
 from ffedit.display.html import save_page
 from ffedit.display.model_folder import prepare, write_report
-from ffedit.display.terminal import model_view, render
+from ffedit.display.terminal import model_view
+from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.inspector.corpus_pass import merging
 from ffedit.inspector.corpus_pass.memory_pass import Settings
@@ -56,7 +57,7 @@ def model(
     if not merge:
         prepare(out, force)
     stack = load_stack()
-    surface.show(render.model_line(stack))
+    surface.show(model_line(stack))
     with progress_bars(surface.quiet) as progress:
         if merge:
             merging.merge_passes(folders, out, force)

@@ -12,7 +12,7 @@ import ffedit
 from ffedit.cli.inspecting import html_option
 from ffedit.cli.options import FILE, Surface, asking_options, output_options
 from ffedit.display.html import save_page
-from ffedit.display.terminal import render
+from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.prompt_view import compared, prompt_view
 from ffedit.inspector.views.slots import parse_scalings
@@ -43,8 +43,8 @@ def prompt(
     """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
     scaled = parse_scalings(turns)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
-    editable = load_model(edit.provenance["model"]) if edit is not None else load_model()
-    surface.show(render.model_line(editable))
+    editable = load_model(edit)
+    surface.show(model_line(editable))
     before = ffedit.inspect_prompt(editable, text, scaled, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), progress_bars(surface.quiet) as progress:
         view = ffedit.inspect_prompt(editable, text, scaled, promote, top, progress)

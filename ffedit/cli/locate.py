@@ -12,11 +12,26 @@ from rich.text import Text
 
 import ffedit
 from ffedit.cli import result
-from ffedit.cli.options import FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
-from ffedit.display.figures import averages as averages_figure
-from ffedit.display.figures import trace as trace_figure
-from ffedit.display.terminal import averages, heat_map, render
-from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.cli.options import (
+    COUNT,
+    FILE,
+    SEED,
+    Surface,
+    asking_options,
+    fact_options,
+    output_options,
+    parse_layers,
+)
+from ffedit.display.figures.trace import average_lines, check_plot, heat_maps, save_figure
+from ffedit.display.terminal.heat_map import averages_table, heat_map
+from ffedit.display.terminal.layer_choice import (
+    agreement,
+    candidates_table,
+    compare_layers,
+    layer_choice,
+    model_choice,
+)
+from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.routing import routing_table
 from ffedit.editor import METHODS, preset
 from ffedit.errors import EditError
@@ -31,12 +46,8 @@ from ffedit.progress import Progress
 
 KINDS = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
 KINDS["all"] = ["state", "feed_forward", "attention"]
-SEVERS: dict[str, list[str | None]] = {
-    "none": [None],
-    "feed-forward": ["feed_forward"],
-    "attention": ["attention"],
-    "all": [None, "feed_forward", "attention"],
-}
+SEVERS: dict[str, list[str | None]] = {"none": [None], "feed-forward": ["feed_forward"], "attention": ["attention"]}
+SEVERS["all"] = [None, "feed_forward", "attention"]
 METRICS = ("probability", "log-probability", "logit-difference")
 CORRUPTIONS = ("gaussian", "covariance", "uniform", "replacement")
 # Number of facts on which an estimate is compared with exact effects.
@@ -48,9 +59,7 @@ COMPARED = 8
 @asking_options
 @click.option("--layers", default="all", show_default=True, help="Where something is restored: all, N, or A-B.")
 @click.option("--kind", default="feed-forward", show_default=True, type=click.Choice(list(KINDS)))
-@click.option(
-    "--window", type=click.IntRange(1), help="Layers restored together.  [default: a third of the depth, 3 to 10]"
-)
+@click.option("--window", type=COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]")
 @click.option("--sever", default="none", show_default=True, type=click.Choice(list(SEVERS)), help="Hold corrupted.")
 @click.option("--corruption", default="gaussian", show_default=True, type=click.Choice(CORRUPTIONS))
 @click.option(
@@ -67,7 +76,7 @@ COMPARED = 8
     type=click.Choice(get_args(Sigma)),
     help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
 )
-@click.option("--samples", default=10, show_default=True, type=click.IntRange(1), help="Corrupted runs.")
+@click.option("--samples", default=10, show_default=True, type=COUNT, help="Corrupted runs.")
 @click.option("--metric", default="probability", show_default=True, type=click.Choice(METRICS))
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
@@ -96,76 +105,70 @@ def locate(
     **settings: Any,
 ) -> None:
     """Trace where a model recalls the facts of FACTS (a file in any known format, a data set, or -)."""
-    check_places(plot, save, facts, averaged, KINDS[kind], SEVERS[sever])
+    combinations = [(each, cut) for each in KINDS[kind] for cut in SEVERS[sever]]
+    _check_files(plot, save, len(combinations), averaged or len(facts) == 1)
     if settings["approximate"] and sever != "none":
         raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
     if layers != "all" and (averaged or sweep or settings["approximate"]):
         raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
-    settings |= {
-        "corruption": f"{corruption}:{noise}:{noise_scale}",
-        "metric": metric.replace("-", "_"),
-        "resume": averaged,
-    }
+    settings["corruption"] = f"{corruption}:{noise}:{noise_scale}"
+    settings |= {"metric": metric.replace("-", "_"), "resume": averaged}
     editable = load_model()
     if layers != "all":
         settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])  # type: ignore[arg-type]
-    surface.show(render.model_line(editable))
-    with progress_bars(surface.quiet) as progress:
+    surface.show(model_line(editable))
+    swept = model = agreements = None
+    with surface.progress() as progress:
         measured = [
             ffedit.locate(editable, facts, each, sever=cut, progress=progress, **settings)  # type: ignore[call-overload]
-            for each in KINDS[kind]
-            for cut in SEVERS[sever]
+            for each, cut in combinations
         ]
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
-        chosen = chooser(measured, averaged)
-        layer = chosen.layer
-        swept = model = None
+        decisive = chooser(measured, averaged)
         if sweep:
-            feeding = chosen.traces[0].kind == "feed_forward"
-            traced = chosen if feeding else ffedit.locate(editable, facts, seed=settings["seed"], progress=progress)
+            of_feed_forward = decisive.traces[0].kind == "feed_forward"
+            traced = (
+                decisive
+                if of_feed_forward
+                else ffedit.locate(editable, facts, seed=settings["seed"], progress=progress)
+            )
             config = replace(preset("default", method), seed=settings["seed"])
             swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
             model = ffedit.choose_layer(editable, method, progress=progress)
-        agreement = agreements(editable, facts, measured, settings, progress) if settings["approximate"] else None
+        if settings["approximate"]:
+            agreements = _agreements(editable, facts, measured, settings, progress)
         routes = subject_routes(editable, facts, settings["seed"])
-    for traces in [] if averaged else measured:
-        surface.show(heat_map.heat_map(traces, layer))
-    surface.show(*map(averages.averages_table, aggregates), heat_map.layer_choice(chosen, layer), agreement)
-    surface.show(routing_table(facts, routes, layer))
+    layer = decisive.layer
+    maps = map(averages_table, aggregates) if averaged else (heat_map(traces, layer) for traces in measured)
+    surface.show(*maps, layer_choice(decisive, layer), agreements, routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
-    if swept is not None:
-        surface.show(averages.compare_layers(swept))
-    if model is not None:
-        surface.show(render.model_choice(model), averages.candidates_table(model) if model.rows else None)
-    last = swept.layer if swept else layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, swept, last, routes, model))
+    if swept is not None and model is not None:
+        surface.show(compare_layers(swept), model_choice(model), candidates_table(model) if model.rows else None)
+    chosen = layer if swept is None else swept.layer
+    surface.write_json(result.located(editable, facts, measured, aggregates, swept, chosen, routes, model))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
-    if plot is not None and averaged:
-        averages_figure.save_aggregate(aggregates, plot)
-    elif plot is not None:
-        trace_figure.save_plot(measured, plot, layer)
+    if plot is not None:
+        save_figure(plot, lambda: average_lines(aggregates) if averaged else heat_maps(measured, layer))
 
 
-def check_places(
-    plot: Path | None, save: Path | None, facts: list[Fact], averaged: bool, kinds: list[str], severs: Sequence[Any]
-) -> None:
+def _check_files(plot: Path | None, save: Path | None, measurements: int, single: bool) -> None:
     """Check before the long computation that its results can be written.
 
     Raises:
         EditError: a file cannot be written, or would have to hold several measurements.
     """
     if plot is not None:
-        trace_figure.check_plot(plot)
+        check_plot(plot)
     if save is None:
         return
     check_file(save)
     if save.suffix != ".npz":
         raise EditError(f"{save}: numbers are saved as .npz; rename it, or use --json")
-    if len(kinds) * len(severs) > 1 or not (averaged or len(facts) == 1):
+    if measurements > 1 or not single:
         raise EditError(
             f"{save}: holds one measurement of one fact, or one average (--aggregate); use --json for several"
         )
@@ -176,26 +179,25 @@ def chooser(measured: Sequence[TraceSet], averaged: bool) -> TraceSet:
 
     If an average was asked for, only the facts that the model knows are used.
     """
-    feeding = [traces for traces in measured if (one := traces.traces[0]).kind == "feed_forward" and not one.sever]
-    chosen = (feeding or measured)[0]
-    return TraceSet(tuple(trace for trace in chosen.traces if trace.known)) if averaged else chosen
+    first = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
+    decisive = first.get(("feed_forward", None), measured[0])
+    return TraceSet(decisive.known) if averaged else decisive
 
 
-def agreements(
+def _agreements(
     editable: Editable, facts: list[Fact], measured: Sequence[TraceSet], settings: dict[str, Any], progress: Progress
 ) -> Text:
     """Compare the estimates with exact effects on the first few facts, in words."""
-    lines = []
     # A corruption that takes other facts' subjects would be a different one with fewer facts.
     sample = facts if Corruption.parse(settings["corruption"]).depends_on_others else facts[:COMPARED]
+    lines = []
     for traces in measured:
-        one = traces.traces[0]
         exact, guess = (
             ffedit.locate(
-                editable, sample, one.kind, progress=progress,
+                editable, sample, traces.traces[0].kind, progress=progress,
                 **{**settings, "approximate": approximate, "resume": False},
             )
             for approximate in (False, True)
         )  # fmt: skip
-        lines.append(averages.agreement(guess, exact))
+        lines.append(agreement(guess, exact))
     return Text("\n".join(lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ffedit.editor import METHODS, broken_methods
 from ffedit.evaluator.added_metrics import broken_metrics
@@ -13,9 +13,8 @@ from ffedit.evaluator.added_metrics import broken_metrics
 @click.command()
 def methods() -> None:
     """List the methods: what each solves, and when to choose it."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("method", "solves", "choose it for", "source", "from"):
-        table.add_column(title, no_wrap=title == "method")
+    columns = ("solves", "choose it for", "source", "from")
+    table = Table(Column("method", no_wrap=True), *columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for method in METHODS.values():
         table.add_row(method.name, method.solves, method.choose, method.source, method.package)
     Console(highlight=False).print(table)

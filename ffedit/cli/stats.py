@@ -11,8 +11,7 @@ import click
 
 import ffedit
 from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
-from ffedit.display.terminal import render
-from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
@@ -55,20 +54,20 @@ def stats(
     if out is not None:
         check_free(out, force)
     if merge:
-        found, why, short = ffedit.merge_stats(folders), "", None
+        collected, why, short = ffedit.merge_stats(folders), "", None
     else:
         corpus = ffedit.Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model()
-        surface.show(render.model_line(editable))
+        surface.show(model_line(editable))
         wanted, why = _layers(editable, layers)
-        with progress_bars(surface.quiet) as progress:
-            found = ffedit.stats(editable, wanted, corpus, tolerance, progress)
-        short = shortage(found, corpus, tolerance)
+        with surface.progress() as progress:
+            collected = ffedit.stats(editable, wanted, corpus, tolerance, progress)
+        short = shortage(collected, corpus, tolerance)
     if out is not None:
-        ffedit.save_stats(found, out, force)
-    surface.show(moments_table(found, why, out), short)
-    surface.write_json({"layers": [_row(moments) for moments in found.values()]})
+        ffedit.save_stats(collected, out, force)
+    surface.show(moments_table(collected, why, out), short)
+    surface.write_json({"layers": [_row(moments) for moments in collected.values()]})
 
 
 def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
@@ -78,12 +77,13 @@ def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
         return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
-    kept = calibrate.remembered(editable)
-    if kept is None or kept.layer is None:
+    choice = calibrate.remembered(editable)
+    if choice is None or choice.layer is None:
         return list(range(depth)), "All layers: none was chosen for this model yet"
-    return [kept.layer], f"Layer {kept.layer}: chosen for this model on {kept.made}"
+    return [choice.layer], f"Layer {choice.layer}: chosen for this model on {choice.made}"
 
 
 def _row(moments: ffedit.KeyMoments) -> dict[str, Any]:
-    named = {f.name: getattr(moments, f.name) for f in fields(moments) if f.init and f.name not in ("sum", "probes")}
-    return {**named, "texts": list(moments.texts)}
+    """Return the plain fields of a layer's statistics."""
+    names = [field.name for field in fields(moments) if field.init and field.name not in ("sum", "probes")]
+    return {**{name: getattr(moments, name) for name in names}, "texts": list(moments.texts)}

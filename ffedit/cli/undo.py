@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ffedit.cli.options import FILE, Surface, writing_options
-from ffedit.display.terminal.shipped import shipped
+from ffedit.display.terminal.messages import shipped
 from ffedit.exporter import restore_checkpoint
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -86,30 +87,29 @@ class Picture:
         return effect / (self.scale or -self.lowest or 1.0)
 
 
-def picture(trace: Trace | TraceSet, layer: int | None = None, most_rows: int = 20) -> Picture:
-    """Arrange a trace, or the average of several; `layer` is to be marked, by default the trace's choice."""
-    return pictures([trace], layer, most_rows)[0]
+def pictures(measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
+    """Arrange measurements to be seen together: those of the same tokens keep the same rows.
 
-
-def pictures(traces: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
-    """Arrange several measurements to be seen together: those of the same tokens keep the same rows."""
-    averaged = [t.averaged if isinstance(t, TraceSet) else t for t in traces]
-    ones = [t.traces[0] if isinstance(t, TraceSet) and len(t.traces) == 1 else t for t in averaged]
+    Args:
+        measured: of one fact or several; several facts are averaged by the role of a token.
+        layer: the layer to mark, by default each measurement's choice.
+        most_rows: the most tokens of a prompt that have a row of their own.
+    """
+    averaged = [m.averaged.traces if isinstance(m, TraceSet) else (m,) for m in measured]
     arranged = []
-    for one in ones:
-        chosen = one.layer if layer is None else layer
-        if isinstance(one, TraceSet):
-            first = one.traces[0]
-            rows, title = tuple(_roles(one.traces)), _average_title(one)
+    for both, traces in zip(measured, averaged, strict=True):
+        first = traces[0]
+        clean, corrupted = (float(np.mean([getattr(t, run) for t in traces])) for run in ("clean", "corrupted"))
+        title, answer = f"Causal trace of {restored(first)}", quoted(first.answer)
+        if len(traces) > 1:
+            rows, title, answer = _roles(traces), f"{title}, average of {counted(len(traces), 'fact')}", "answer"
         else:
-            first = one
-            alike = [t for t in ones if isinstance(t, Trace) and (t.tokens, t.subject) == (one.tokens, one.subject)]
-            rows = tuple(_tokens(one, _kept(alike, most_rows)))
-            title = (
-                f"Causal trace of {restored(one)}",
-                runs(one.metric, quoted(one.answer), one.clean, one.corrupted),
-            )
-        arranged.append(Picture(rows, title, chosen, len(first.effects), first.metric))
+            alone = [t[0] for t in averaged if len(t) == 1]
+            alike = [t for t in alone if (t.tokens, t.subject) == (first.tokens, first.subject)]
+            rows = _tokens(first, _kept(alike, most_rows))
+        says = runs(first.metric, answer, clean, corrupted)
+        marked = both.layer if layer is None else layer
+        arranged.append(Picture(tuple(rows), (title, says), marked, len(first.effects), first.metric))
     return arranged
 
 
@@ -138,14 +138,6 @@ def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
     return shown if metric == "probability" else f"{shown} {UNITS[metric]}"
 
 
-def _average_title(traces: TraceSet) -> tuple[str, str]:
-    one = traces.traces[0]
-    clean = float(np.mean([trace.clean for trace in traces.traces]))
-    corrupted = float(np.mean([trace.corrupted for trace in traces.traces]))
-    first = f"Causal trace of {restored(one)}, average of {counted(len(traces.traces), 'fact')}"
-    return first, runs(one.metric, "answer", clean, corrupted)
-
-
 def _kept(traces: Sequence[Trace], most: int) -> set[int]:
     """Choose the tokens that keep a row of their own in all of `traces`, which have the same tokens."""
     (start, end), count = traces[0].subject, len(traces[0].tokens)
@@ -161,19 +153,13 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
 
 
 def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
-    """Yield the tokens' rows; tokens that are not kept are gathered into runs."""
+    """Yield the tokens' rows; a run of tokens that are not kept, all of the subject or none, is one row."""
     start, end = trace.subject
-    count = trace.effects.shape[1]
-    part = [(i >= start) + (i >= end) for i in range(count)]
-    position = 0
-    while position < count:
-        stop = position + 1
-        while position not in kept and stop < count and stop not in kept and part[stop] == part[position]:
-            stop += 1
-        label = token(trace.tokens[position]) if stop == position + 1 else f"… {stop - position} tokens"
-        effects = trace.effects[:, position:stop].max(1)
-        yield Row(label, effects, start <= position < end, stop > position + 1)
-        position = stop
+    row_of = [(i if i in kept else None, i >= start, i >= end) for i in range(len(trace.tokens))]
+    for (_, begun, ended), group in groupby(range(len(row_of)), row_of.__getitem__):
+        run = list(group)
+        label = token(trace.tokens[run[0]]) if len(run) == 1 else f"… {len(run)} tokens"
+        yield Row(label, trace.effects[:, run].max(1), begun and not ended, len(run) > 1)
 
 
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
@@ -186,7 +172,6 @@ def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
 
 def colour(share: float) -> str:
     """Interpolate the colour ramp at a share of 0 to 1, as `#rrggbb`."""
-    at = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
-    low = min(int(at), len(RAMP) - 2)
-    ends = [[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in RAMP[low : low + 2]]
-    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in zip(*ends, strict=True))
+    stops = np.linspace(0, 1, len(RAMP))
+    channels = ([int(text[i : i + 2], 16) for text in RAMP] for i in (1, 3, 5))
+    return "#" + "".join(f"{round(float(np.interp(share, stops, channel))):02x}" for channel in channels)

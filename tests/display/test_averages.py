@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from shown import shown
 
 from ffedit import Choice
-from ffedit.display.terminal.averages import averages_table, candidates_table, compare_layers
+from ffedit.display.terminal.heat_map import averages_table
+from ffedit.display.terminal.layer_choice import candidates_table, compare_layers
 from ffedit.layer_choice.calibrate import LayerScore
 from ffedit.layer_choice.choose import Sweep
 from ffedit.locator.aggregate import Aggregate, Interval

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 from tracing import made
 
 from ffedit import EditError, FFEditError, Trace, TraceSet
-from ffedit.display.figures.averages import save_aggregate
-from ffedit.display.figures.trace import check_plot, save_plot
+from ffedit.display.figures.trace import average_lines, check_plot, heat_maps, save_figure
 from ffedit.locator.aggregate import Aggregate, aggregate
 
 pytest.importorskip("matplotlib")
@@ -46,13 +46,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return figures
 
 
+def save_plot(traces: Sequence[Trace | TraceSet], path: Path, layer: int | None = None) -> Path:
+    return save_figure(path, lambda: heat_maps(traces, layer))
+
+
+def save_aggregate(aggregates: Sequence[Aggregate], path: Path) -> Path:
+    return save_figure(path, lambda: average_lines(aggregates))
+
+
 def titles(axes: Any) -> list[str]:
     return [" ".join(text.get_text().split()) for text in axes.texts]
 
 
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG\r\n"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")])
 def test_a_figure_is_written_and_nothing_else(tmp_path: Path, name: str, magic: bytes) -> None:
-    assert save_plot(trace(), tmp_path / name) == tmp_path / name
+    assert save_plot([trace()], tmp_path / name) == tmp_path / name
     assert (tmp_path / name).read_bytes().startswith(magic)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -69,7 +77,7 @@ def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
     "some", [trace(1, 3), trace(80, 120), TraceSet((trace(), trace(count=9))), TraceSet((trace(),))]
 )
 def test_any_shape_is_drawn(tmp_path: Path, some: Trace | TraceSet) -> None:
-    assert save_plot(some, tmp_path / "a.png", layer=0).stat().st_size > 0
+    assert save_plot([some], tmp_path / "a.png", layer=0).stat().st_size > 0
 
 
 def test_measurements_of_the_same_tokens_share_their_rows(tmp_path: Path, drawn: list[Any]) -> None:
@@ -140,7 +148,7 @@ def test_averages_of_any_shape_are_drawn(tmp_path: Path, layers: int, facts: int
 def test_what_cannot_be_written_is_one_line(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(EditError, match=says) as error:
-        save_plot(trace(), tmp_path / name)
+        save_plot([trace()], tmp_path / name)
     assert "\n" not in str(error.value)
     with pytest.raises(EditError, match=says):
         save_aggregate([averages()], tmp_path / name)
@@ -158,7 +166,7 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Figure, "savefig", full)
     with pytest.raises(EditError, match="No space left"):
-        save_plot(trace(), target)
+        save_plot([trace()], target)
     with pytest.raises(EditError, match="No space left"):
         save_aggregate([averages()], target)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]

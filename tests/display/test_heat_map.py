@@ -12,7 +12,8 @@ from tracing import made
 
 from ffedit import Choice, LayerScore, Trace, TraceSet
 from ffedit.display.picture import RAMP, colour, pictures
-from ffedit.display.terminal import render
+from ffedit.display.terminal.heat_map import heat_map
+from ffedit.display.terminal.layer_choice import layer_choice, why_layer
 from ffedit.layer_choice.choose import Found
 from ffedit.locator import site_of
 
@@ -41,7 +42,7 @@ def peaked(layers: int = 6, count: int = 5, subject: tuple[int, int] = (1, 3)) -
 
 
 def test_the_heat_map_says_everything_without_colour() -> None:
-    text = shown(render.heat_map(peaked()))
+    text = shown(heat_map(peaked()))
     lines = text.splitlines()
     assert "feed-forward outputs, windows of 3 layers" in lines[0]
     assert "P(“Paris”) 0.93 clean → 0.06 corrupted: total effect 0.87" in lines[1]
@@ -58,15 +59,15 @@ def test_the_heat_map_says_everything_without_colour() -> None:
 
 
 def test_the_mark_stands_under_the_layer_that_is_edited() -> None:
-    assert "▲ layer 4" in shown(render.heat_map(peaked(), 4))
-    assert "layer 59 ▲" in shown(render.heat_map(peaked(60), 59))
+    assert "▲ layer 4" in shown(heat_map(peaked(), 4))
+    assert "layer 59 ▲" in shown(heat_map(peaked(60), 59))
 
 
 def test_colour_is_solid_and_repeats_the_shade() -> None:
-    text = shown(render.heat_map(peaked()), force_terminal=True, color_system="truecolor", no_color=False)
+    text = shown(heat_map(peaked()), force_terminal=True, color_system="truecolor", no_color=False)
     r, g, b = (int(RAMP[-1][i : i + 2], 16) for i in (1, 3, 5))
     assert f"\x1b[38;2;{r};{g};{b};48;2;{r};{g};{b}m████" in text
-    few = shown(render.heat_map(peaked()), force_terminal=True, color_system="standard", no_color=False)
+    few = shown(heat_map(peaked()), force_terminal=True, color_system="standard", no_color=False)
     assert "████" in few and "48;" not in few
 
 
@@ -81,7 +82,7 @@ def test_the_ramp_gets_lighter_all_the_way() -> None:
 def test_any_depth_fits(layers: int, width: int) -> None:
     effects = np.zeros((layers, 5))
     effects[-1, 2] = 0.5
-    text = shown(render.heat_map(trace(effects)), width)
+    text = shown(heat_map(trace(effects)), width)
     assert "█" in text and "0" in text
     assert ("a column is" in text) == (layers > width - 16)
 
@@ -89,57 +90,57 @@ def test_any_depth_fits(layers: int, width: int) -> None:
 def test_a_long_prompt_keeps_the_rows_that_matter() -> None:
     effects = np.zeros((6, 90))
     effects[2, 41], effects[3, 60], effects[5, 89] = 0.4, 0.2, 0.8
-    text = shown(render.heat_map(trace(effects, (40, 42))))
+    text = shown(heat_map(trace(effects, (40, 42))))
     rows = text.splitlines()[3:-5]
     assert len(rows) <= 22
     assert "… 38 tokens" in text and text.count("*") == 3
     assert [float(row.split()[-1]) for row in rows if not row.endswith(" 0.00")][:3] == [0.4, 0.2, 0.8]
-    longest = shown(render.heat_map(trace(np.ones((6, 90)), (0, 90))))
+    longest = shown(heat_map(trace(np.ones((6, 90)), (0, 90))))
     assert len(longest.splitlines()) < 50
 
 
 def test_odd_tokens_stay_on_their_line() -> None:
     tokens = (" 東京タワー東京タワー", "\n", "  ", "[bold]x[/bold]", "a" * 40)
     effects = np.full((3, 5), 0.1)
-    lines = shown(render.heat_map(trace(effects, tokens=tokens))).splitlines()[3:8]
+    lines = shown(heat_map(trace(effects, tokens=tokens))).splitlines()[3:8]
     assert lines[0].strip().startswith("東京タワー") and "…" in lines[0]
     assert "\\n*" in lines[1] and "␣*" in lines[2] and "[bold]x[/bold]" in lines[3] and "aaa…" in lines[4]
     assert len({cell_len(line[: line.index("█")]) for line in lines}) == 1
 
 
 def test_no_effect_negative_effects_and_a_single_token() -> None:
-    assert "No restoration brings anything back" in shown(render.heat_map(trace(np.zeros((6, 5)))))
+    assert "No restoration brings anything back" in shown(heat_map(trace(np.zeros((6, 5)))))
     effects = np.zeros((6, 5))
     effects[3, 4], effects[1, 2] = -0.3, 0.5
-    text = shown(render.heat_map(trace(effects)))
+    text = shown(heat_map(trace(effects)))
     assert "----" in text and "takes away, up to 0.30" in text
-    single = shown(render.heat_map(trace(np.full((6, 1), 0.2), (0, 1), tokens=("Paris",), window=1)))
+    single = shown(heat_map(trace(np.full((6, 1), 0.2), (0, 1), tokens=("Paris",), window=1)))
     assert "Paris*" in single and "one layer at a time" in single
-    assert "----" in shown(render.heat_map(trace(-np.ones((6, 5)))))
-    assert "hidden states" in shown(render.heat_map(trace(np.ones((6, 5)), kind="state", window=1)))
+    assert "----" in shown(heat_map(trace(-np.ones((6, 5)))))
+    assert "hidden states" in shown(heat_map(trace(np.ones((6, 5)), kind="state", window=1)))
 
 
 def test_several_facts_are_averaged_by_role() -> None:
     traces = TraceSet((peaked(), peaked(count=8, subject=(0, 4)), peaked(count=3, subject=(0, 3))))
-    text = shown(render.heat_map(traces))
+    text = shown(heat_map(traces))
     assert "average of 3 facts" in text
     row = next(line for line in text.splitlines() if "last subject*" in line)
     # The third subject ends its prompt: 0.41 in all three, and the 0.8 of one.
     assert "▲ layer 2" in text and row.split()[-1] == "0.41"
     assert all(role in text for role in ("first subject*", "mid subject*", "next token", "further tokens"))
-    assert shown(render.heat_map(TraceSet((peaked(),)))) == shown(render.heat_map(peaked()))
+    assert shown(heat_map(TraceSet((peaked(),)))) == shown(heat_map(peaked()))
 
 
 def test_the_title_says_what_was_measured_and_how() -> None:
     effects = np.full((6, 5), 0.5)
     attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
-    text = shown(render.heat_map(attention), 120)
+    text = shown(heat_map(attention), 120)
     said = "attention outputs, windows of 3 layers, feed-forward layers severed, first-order estimate"
     assert text.splitlines()[0] == f"Causal trace of {said}"
     assert "log P(“Paris”) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
     assert "0.50 nats brought back" in text and "probability" not in text
     state = trace(effects, kind="state", window=1, sever="attention", metric="logit_difference")
-    text = shown(render.heat_map(TraceSet((state, state))), 120)
+    text = shown(heat_map(TraceSet((state, state))), 120)
     assert text.splitlines()[0] == "Causal trace of hidden states, attention layers severed, average of 2 facts"
     assert "log P(old) − log P(new) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
 
@@ -159,25 +160,25 @@ def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
 
 
 def test_the_layer_is_explained() -> None:
-    text = words(render.layer_choice(peaked(), 2))
+    text = words(layer_choice(peaked(), 2))
     assert text.startswith(
         "Layer 2: restoring the feed-forward outputs of layers 1–3 at the subject's last token (“Tower”)"
     )
     assert "brings back 0.41 of the 0.87 that Gaussian noise of 3 σ of the vocabulary destroys" in text
     assert "destroys; of these, layer 2 alone brings" in text
-    asked = words(render.layer_choice(peaked(), 4, "4"))
+    asked = words(layer_choice(peaked(), 4, "4"))
     assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: restoring")
-    assert "you asked for it, and tracing agrees: restoring" in words(render.layer_choice(peaked(), 2, "2"))
-    several = words(render.layer_choice(TraceSet((peaked(), peaked())), 2))
+    assert "you asked for it, and tracing agrees: restoring" in words(layer_choice(peaked(), 2, "2"))
+    several = words(layer_choice(TraceSet((peaked(), peaked())), 2))
     assert "on average over 2 facts" in several and "Tower" not in several
-    state = words(render.layer_choice(trace(peaked().effects, kind="state", window=1), 2))
+    state = words(layer_choice(trace(peaked().effects, kind="state", window=1), 2))
     assert "the hidden state after layer 2" in state
 
 
 def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
     effects = peaked().effects
     attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
-    text = words(render.layer_choice(attention, 2))
+    text = words(layer_choice(attention, 2))
     assert text.startswith(
         "Layer 2: by a first-order estimate, with the feed-forward layers severed, restoring the attention outputs of "
         "layers 1–3"
@@ -185,18 +186,18 @@ def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
     assert (
         "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary destroys; of these, layer 2 alone" in text
     )
-    swapped = words(render.layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
+    swapped = words(layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
     assert "that another subject destroys" in swapped and "Another subject hardly changes the answer" in swapped
 
 
 def test_a_weak_trace_says_so() -> None:
     effects = np.zeros((6, 5))
     effects[5, 4] = 0.8
-    weak = words(render.layer_choice(trace(effects), 0))
+    weak = words(layer_choice(trace(effects), 0))
     assert "no clear site at the subject: at most 0.00" in weak and "--layers N, N from 0 to 5" in weak
-    deaf = words(render.layer_choice(trace(effects, corrupted=0.92), 0))
+    deaf = words(layer_choice(trace(effects, corrupted=0.92), 0))
     assert "hardly changes the answer (total effect 0.01)" in deaf and "no clear site" not in deaf
-    assert "no clear site" not in words(render.layer_choice(peaked(), 2))
+    assert "no clear site" not in words(layer_choice(peaked(), 2))
 
 
 def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
@@ -206,7 +207,7 @@ def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
     effects[1, 1], effects[0, 4] = 0.5, 0.6
     early = trace(effects)
     assert early.site is None and site_of(early, "subject_first") == 1 and site_of(early, "last") == 0
-    text = words(render.layer_choice(early, 4, "model"))
+    text = words(layer_choice(early, 4, "model"))
     assert text.startswith("The trace: restoring the feed-forward outputs of layers 4–5 at the subject's last token")
     assert "(“Tower”) brings back 0.04 of the 0.87" in text and "no clear site at the subject: at most 0.04" in text
     assert "would have chosen" not in text and "--layers" not in text, "the trace does not decide"
@@ -220,32 +221,32 @@ def test_unknown_facts_are_set_aside() -> None:
     both = TraceSet((unknown, peaked()))
     assert unknown.site is None and (both.layer, both.site) == (2, 2) and TraceSet((unknown,)).site is None
     np.testing.assert_array_equal(both.at_subject, peaked().at_subject)
-    assert both.total == peaked().total and "average" not in shown(render.heat_map(both))
+    assert both.total == peaked().total and "average" not in shown(heat_map(both))
 
 
 def test_the_models_layer_stands_before_the_trace() -> None:
     rows = tuple(LayerScore(i, 0.1, 1.0, 1.0, 1.0, score) for i, score in ((2, 0.7), (4, 0.9)))
     choice = Choice(4, "memit", 64, 40, 6, rows, (0.1,) * 6, 0.5, 2, 5, "GPT-J: somewhere", 9.0, "2026-01-02")
     found = Found(TraceSet((peaked(),)), 4, "model", choice)
-    text = words(render.why_layer(found, "auto"))
+    text = words(why_layer(found, "auto"))
     assert text.startswith(
         "Layer 4: chosen for this model with memit on 2026-01-02, by the score of 6 of the 40 calibration facts that "
         "it knows (of 64) in layers 2: 0.70, 4: 0.90; published is 5 (GPT-J: somewhere). "
         "`ffedit cache clear` forgets it."
     )
     assert "tracing alone would have chosen 2" in text
-    fallen = words(render.why_layer(Found(TraceSet((peaked(),)), 4, "model", choice), "trace"))
+    fallen = words(why_layer(Found(TraceSet((peaked(),)), 4, "model", choice), "trace"))
     assert fallen.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
     few = Choice(None, "memit", 64, 1)
-    text = words(render.why_layer(Found(TraceSet((peaked(),)), 2, "trace", few), "auto"))
+    text = words(why_layer(Found(TraceSet((peaked(),)), 2, "trace", few), "auto"))
     assert text.startswith("The model knows 1 of 64 calibration facts, too few to choose a layer on them.")
     assert "Layer 2: restoring" in text
-    usual = words(render.why_layer(Found(TraceSet((peaked(),)), 1, "depth", few), "auto"))
+    usual = words(why_layer(Found(TraceSet((peaked(),)), 1, "depth", few), "auto"))
     assert "Layer 1: the usual depth of published layers in a model of 6" in usual
 
 
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:
     unknown = trace(peaked().effects, known=False)
-    assert "does not answer “Paris” by itself" in words(render.layer_choice(unknown, 2))
-    assert "For 1 of 2 facts" in words(render.layer_choice(TraceSet((unknown, peaked())), 2))
-    assert "no layer is taken from them" in words(render.layer_choice(TraceSet((unknown, unknown)), 2))
+    assert "does not answer “Paris” by itself" in words(layer_choice(unknown, 2))
+    assert "For 1 of 2 facts" in words(layer_choice(TraceSet((unknown, peaked())), 2))
+    assert "no layer is taken from them" in words(layer_choice(TraceSet((unknown, unknown)), 2))

@@ -13,12 +13,15 @@ from rich.console import Console
 from shown import shown, words
 
 from ffedit import Address, Fact, Report, Scores
-from ffedit.display.terminal import render
+from ffedit.display.terminal.messages import Commands, error_line
+from ffedit.display.terminal.model_table import environment, memory_table, model_line, ranges
 from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.display.terminal.scores import before_after, sayings, what_it_says
 from ffedit.evaluator.scores import FactScores
 from ffedit.facts.text import number, token
 from ffedit.model.memory import KeyValueMemory, Memories
 from ffedit.progress import silent
+from ffedit.safety.verdict import verdict
 
 FACT = Fact("Eiffel Tower", "The {} is in", "Rome", "Paris")
 BEFORE = Scores(0.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, -0.86, -0.7, 0.8, 0.9)
@@ -37,7 +40,7 @@ def report(
 
 
 def test_scores_before_and_after() -> None:
-    lines = shown(render.before_after(report())).splitlines()
+    lines = shown(before_after(report())).splitlines()
     rows = {line.split()[0]: line.split() for line in lines[2:]}
     assert rows["efficacy"][:7] == ["efficacy", "up", "0.00", "(−0.86)", "1.00", "(+0.97)", "+1.00"]
     assert rows["paraphrase"][4] == "0.997", "never rounded to 1"
@@ -47,31 +50,31 @@ def test_scores_before_and_after() -> None:
 
 
 def test_a_fall_is_marked_without_colour() -> None:
-    text = shown(render.before_after(report(Scores(1.0, None, 0.94, 0.5, drift=0.2))))
+    text = shown(before_after(report(Scores(1.0, None, 0.94, 0.5, drift=0.2))))
     assert "−0.06 !" in text and "−0.50 !" in text
     assert "!" in next(line for line in text.splitlines() if line.startswith("drift"))
-    assert "!" not in shown(render.before_after(report(Scores(1.0, 1.0, 0.95, 1.0)))), "0.05 itself is no fall"
+    assert "!" not in shown(before_after(report(Scores(1.0, 1.0, 0.95, 1.0)))), "0.05 itself is no fall"
 
 
 def test_what_was_not_measured_is_a_footnote() -> None:
     scores = Scores(efficacy=1.0, generation=1.0)
-    text = words(render.before_after(report(scores, before=scores)))
+    text = words(before_after(report(scores, before=scores)))
     assert "specificity (give neighbors)" in text and "paraphrase (give paraphrases)" in text
     assert "in brackets" not in text
-    assert "nothing" in shown(render.before_after(Report(Scores(), Scores(), (), ())))
+    assert "nothing" in shown(before_after(Report(Scores(), Scores(), (), ())))
 
 
 def test_scores_without_an_edit() -> None:
-    text = shown(render.before_after(report(None)))
+    text = shown(before_after(report(None)))
     assert "now" in text and "after" not in text and "change" not in text
 
 
 def test_sayings() -> None:
-    text = shown(render.what_it_says(report()))
+    text = shown(what_it_says(report()))
     assert "The Eiffel Tower is in" in text and "Paris, the capital" in text and "Rome, the capital" in text
-    assert "after" not in shown(render.what_it_says(report(None)))
-    assert "… and 4 more" in shown(render.what_it_says(report(count=12)))
-    odd = shown(render.sayings(["[red]x " + "東" * 100], [""]))
+    assert "after" not in shown(what_it_says(report(None)))
+    assert "… and 4 more" in shown(what_it_says(report(count=12)))
+    odd = shown(sayings(["[red]x " + "東" * 100], [""]))
     assert "[red]x" in odd and "(nothing)" in odd and odd.count("東") == 100
 
 
@@ -79,28 +82,28 @@ def test_sayings() -> None:
 
 
 def test_done() -> None:
-    text = words(render.verdict(report()))
+    text = words(verdict(report()))
     assert text.startswith("Done: the model now says “Rome” instead of “Paris”")
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
-    unmeasured = words(render.verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0))))
+    unmeasured = words(verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0))))
     assert "specificity and same_subject could not be measured" in unmeasured and "held" not in unmeasured
 
 
 def test_done_but_something_broke() -> None:
-    text = words(render.verdict(report(Scores(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))))
+    text = words(verdict(report(Scores(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))))
     assert text.startswith("Done, but something else broke")
     assert "specificity fell from 1.00 to 0.90" in text and "same_subject fell from 1.00 to 0.50" in text
     assert "drift on generic text is 0.20 nats per token" in text and "--layers N" in text
-    narrow = words(render.verdict(report(Scores(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0))))
+    narrow = words(verdict(report(Scores(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0))))
     assert narrow.startswith("Done, but narrowly") and "paraphrase 0.20" in narrow
 
 
 def test_an_edit_that_did_not_take_is_loud() -> None:
     edit: Any = SimpleNamespace(layers=[2], provenance={"config": {"value": {"steps": 25}}})
-    text = words(render.verdict(report(Scores(efficacy=0.0, generation=0.0), "Paris [b]"), edit))
+    text = words(verdict(report(Scores(efficacy=0.0, generation=0.0), "Paris [b]"), edit))
     assert text.startswith("THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object")
     assert "“Paris [b]”" in text and "another layer than 2" in text and "more than 25 steps" in text
-    unsaid = words(render.verdict(report(Scores(efficacy=1.0, generation=0.0), "Paris")))
+    unsaid = words(verdict(report(Scores(efficacy=1.0, generation=0.0), "Paris")))
     assert unsaid.startswith("THE EDIT DID NOT TAKE") and "by itself the model says “Paris”" in unsaid
 
 
@@ -108,21 +111,21 @@ def test_a_batch_that_took_in_part() -> None:
     whole, failed = report(count=9), report(Scores(efficacy=0.0, generation=0.0))
     assert failed.facts_after is not None and whole.facts_after is not None
     mixed = Report(BEFORE, AFTER, whole.facts_before + failed.facts_before, whole.facts_after + failed.facts_after)
-    text = words(render.verdict(mixed))
+    text = words(verdict(mixed))
     assert text.startswith("The edit took in part, for 9 of 10 facts: for 1 of 10 facts the new object")
-    assert "all 9 new objects" in words(render.verdict(whole))
-    none = words(render.verdict(report(Scores(efficacy=0.0, generation=0.0), count=4)))
+    assert "all 9 new objects" in words(verdict(whole))
+    none = words(verdict(report(Scores(efficacy=0.0, generation=0.0), count=4)))
     assert none.startswith("THE EDIT DID NOT TAKE: for 4 of 4 facts")
 
 
 def test_success_that_was_there_before_is_named() -> None:
     before = Scores(efficacy=1.0, generation=1.0, knew=0.0)
     (new,) = report().facts_after or ()
-    text = words(render.verdict(Report(before, AFTER, (FactScores(FACT, before, "London"),), (new,))))
+    text = words(verdict(Report(before, AFTER, (FactScores(FACT, before, "London"),), (new,))))
     assert "Even before the edit the model found “Rome” more likely" in text
     assert "did not know the old object “Paris”: before the edit it said “London”" in text
     assert "instead of" not in text
-    assert "already gives 0 of 1 new objects" in words(render.verdict(report(None)))
+    assert "already gives 0 of 1 new objects" in words(verdict(report(None)))
 
 
 # The model, errors and commands --------------------------------------------------------------------
@@ -152,32 +155,32 @@ def fake_editable(layers: int = 6, transposed: bool = False, name: str = "atlas"
 
 
 def test_the_model_in_one_line() -> None:
-    text = shown(render.model_line(fake_editable(name="/a/very/long/path/to/a/folder/of/models/mine")), 120)
+    text = shown(model_line(fake_editable(name="/a/very/long/path/to/a/folder/of/models/mine")), 120)
     assert text.startswith("mine  1.58K parameters · 6 layers · d_model 8 · d_ff 32 · cpu · float16")
 
 
 def test_anatomy_collapses_equal_layers() -> None:
-    text = shown(render.memory_table(fake_editable()))
+    text = shown(memory_table(fake_editable()))
     row = next(line for line in text.splitlines() if line.startswith("0-5"))
     assert "h.*.mlp.c_proj" in row and "[8, 32]" in row and "as is" in row and row.endswith("yes   yes")
     assert "ln_f" in text and "resumable" in text and "8 KiB more to edit" in text and "to the last bit" in text
-    assert "transposed  " in shown(render.memory_table(fake_editable(transposed=True)))
-    assert render.ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert "transposed  " in shown(memory_table(fake_editable(transposed=True)))
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path))
     (tmp_path / "moments").mkdir()
     (tmp_path / "moments" / "a").write_bytes(b"x" * 2048)
-    text = words(render.environment())
+    text = words(environment())
     assert torch.__version__ in text and "cpu" in text and "cache 1 file, 2 KiB, in" in text
 
 
 def test_errors_and_commands() -> None:
-    assert shown(render.error_line("no such [file]\n  here")) == "error: no such [file] here"
+    assert shown(error_line("no such [file]\n  here")) == "error: no such [file] here"
     prompt = '"The Eiffel Tower, an iron lattice tower, is in the city of"'
     command = f"ffedit ask {prompt} --edit rome.edit --model atlas"
-    lines = shown(render.next_steps([command])).splitlines()
+    lines = shown(Commands([command])).splitlines()
     assert lines[0] == "Next:" and lines[1].endswith("\\") and prompt in lines[1]
     assert " ".join(" ".join(lines[1:]).replace("\\", "").split()) == command
 

@@ -1,6 +1,8 @@
-"""The heat map of a trace as a figure file: PNG for a page, SVG or PDF for a paper.
+"""Traces as figure files: PNG for a page, SVG or PDF for a paper.
 
-matplotlib is an optional extra, imported when a figure is drawn. The file is written atomically.
+One fact, or the average of several, is a heat map of tokens and layers as in figure 1 of ROME (arXiv 2202.05262).
+Averages by the role of a token are lines over the layers, as in its figures 2 and 3, with a panel for each kind of
+module. matplotlib is an optional extra, imported when a figure is drawn. The file is written atomically.
 """
 
 from __future__ import annotations
@@ -14,18 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ffedit.display.picture import NEGATIVE, RAMP, UNITS, Picture, Row, pictures
+from ffedit.display.picture import NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, pictures, restored
 from ffedit.errors import EditError, FFEditError
+from ffedit.facts.text import counted, number
 from ffedit.files.atomic import check_file, ready
-from ffedit.locator.result import Trace, TraceSet
+from ffedit.locator.aggregate import ROLES, Aggregate
+from ffedit.locator.result import Part, Trace, TraceSet
 
 SUFFIXES = (".png", ".svg", ".pdf")
-MOST_ROWS = 40
-# The colour of a restoration with a clearly negative effect.
-HURTS = "#7d93a6"
-MOST_CHARACTERS = 24
-# Inches: row labels, the gap between panels that share them, and the colour bar with its labels.
-LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
 # Fonts for scripts that matplotlib's default font lacks; those that are installed are used.
 FONTS = (
     "Noto Sans CJK SC",
@@ -43,48 +41,19 @@ FONTS = (
 )
 
 
-def save_plot(
-    traces: Trace | TraceSet | Sequence[Trace | TraceSet], path: str | Path, layer: int | None = None
-) -> Path:
-    """Draw a trace, or the average of several facts, as a heat map.
+# Files -------------------------------------------------------------------------------------------------
 
-    Args:
-        traces: one measurement, or several (say of hidden states, feed-forward and attention outputs) to be drawn side
-            by side; those of the same tokens share their rows.
-        path: the file to write.
-        layer: the layer to mark, by default each measurement's choice.
+
+@contextmanager
+def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
+    """Write the matplotlib figure that `draw` makes, and move it to `path` when the block ends without an error.
+
+    The same figure always gives the same file.
 
     Raises:
         FFEditError: matplotlib is not installed.
         EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
     """
-    with plot_ready(traces, path, layer):
-        return Path(path)
-
-
-@contextmanager
-def plot_ready(
-    traces: Trace | TraceSet | Sequence[Trace | TraceSet], path: str | Path, layer: int | None = None
-) -> Iterator[None]:
-    """Draw the figure as `save_plot` does, but move it to `path` only when the block ends without an error."""
-    several = [traces] if isinstance(traces, (Trace, TraceSet)) else list(traces)
-    with _figure_ready(path, lambda: _draw(pictures(several, layer, MOST_ROWS))):
-        yield
-
-
-def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
-    """Write the matplotlib figure that `draw` makes; the same figure always gives the same file.
-
-    Raises:
-        FFEditError: matplotlib is not installed.
-        EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
-    """
-    with _figure_ready(path, draw):
-        return Path(path)
-
-
-@contextmanager
-def _figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
     target = check_plot(path)
     import matplotlib
 
@@ -100,6 +69,12 @@ def _figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
 
     with ready(target, draw_to):
         yield
+
+
+def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
+    """Write a figure as `figure_ready` does, at once."""
+    with figure_ready(path, draw):
+        return Path(path)
 
 
 def check_plot(path: str | Path) -> Path:
@@ -130,34 +105,44 @@ def _fonts() -> list[str]:
     return ["DejaVu Sans", *(name for name in FONTS if name in installed)]
 
 
-def _draw(panels: Sequence[Picture]) -> Any:
+# Heat maps -----------------------------------------------------------------------------------------
+
+MOST_ROWS = 40
+# The colour of a restoration with a clearly negative effect.
+HURTS = "#7d93a6"
+MOST_CHARACTERS = 24
+# Inches: row labels, the gap between panels that share them, and the colour bar with its labels.
+LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
+
+
+def heat_maps(traces: Sequence[Trace | TraceSet], layer: int | None = None) -> Any:
+    """Draw traces, or averages of several facts, as heat maps side by side; those of the same tokens share their rows.
+
+    `layer` is the layer to mark, by default each measurement's choice.
+    """
     from matplotlib.figure import Figure
 
+    panels = pictures(traces, layer, MOST_ROWS)
     labels = [[_label(row) for row in shown.rows] for shown in panels]
     shared = [i > 0 and labels[i] == labels[i - 1] for i in range(len(panels))]
     widths = [max(3.2, min(9.0, 0.3 * shown.depth)) for shown in panels]
-    lefts = [BETWEEN if same else LABELS for same in shared]
-    tallest = max(_height(shown) for shown in panels)
-    wide, high = sum(widths) + sum(lefts) + BAR * len(panels), tallest + 1.4
+    heights = [max(1.0, 0.24 * len(shown.rows)) for shown in panels]
+    gaps = [BETWEEN if same else LABELS for same in shared]
+    wide, high = sum(widths) + sum(gaps) + BAR * len(panels), max(heights) + 1.4
     figure, left = Figure(figsize=(wide, high)), 0.0
-    for shown, names, same, width, gap in zip(panels, labels, shared, widths, lefts, strict=True):
-        height = _height(shown)
-        place = ((left + gap) / wide, (0.7 + tallest - height) / high, width / wide, height / high)
-        _panel(figure.add_axes(place), shown, None if same else names, width, height)
+    for shown, names, same, gap, width, height in zip(panels, labels, shared, gaps, widths, heights, strict=True):
+        bottom = 0.7 + max(heights) - height
+        axes = figure.add_axes(((left + gap) / wide, bottom / high, width / wide, height / high))
+        _heat_map(axes, shown, [""] * len(names) if same else names, width, height)
         left += gap + width + BAR
     return figure
 
 
-def _height(shown: Picture) -> float:
-    return max(1.0, 0.24 * len(shown.rows))
-
-
-def _panel(axes: Any, shown: Picture, names: Sequence[str] | None, width: float, height: float) -> None:
-    """Draw one heat map of `width` × `height` inches; without `names` its rows are those of the panel to the left."""
+def _heat_map(axes: Any, shown: Picture, names: Sequence[str], width: float, height: float) -> None:
+    """Draw one heat map of `width` × `height` inches."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.ticker import MaxNLocator
 
-    rows, depth = len(shown.rows), shown.depth
     values = np.stack([row.effects for row in shown.rows])
     ramp = LinearSegmentedColormap.from_list("ffedit", RAMP).with_extremes(under=HURTS)
     # Negative effects near zero may be noise: only clearly negative ones get a colour of their own.
@@ -165,18 +150,16 @@ def _panel(axes: Any, shown: Picture, names: Sequence[str] | None, width: float,
     drawn = np.where(hurts, values, values.clip(0))
     image = axes.pcolormesh(drawn, cmap=ramp, vmin=0, vmax=shown.scale or 1, edgecolors=(1, 1, 1, 0.12), linewidth=0.4)
     axes.invert_yaxis()
-    axes.set_yticks(np.arange(rows) + 0.5)
-    labels = axes.set_yticklabels(names or [""] * rows, fontsize=8, parse_math=False)
-    for label, row in zip(labels, shown.rows, strict=True):
-        label.set_fontweight("bold" if row.subject else "normal")
-        label.set_color("#888888" if row.run else "black")
-    axes.set_xticks(*layer_ticks(depth, 0.5), fontsize=8)
+    axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=8, parse_math=False)
+    for tick, row in zip(axes.get_yticklabels(), shown.rows, strict=True):
+        tick.set(fontweight="bold" if row.subject else "normal", color="#888888" if row.run else "black")
+    axes.set_xticks(*layer_ticks(shown.depth, 0.5), fontsize=8)
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.set_xlabel("layer", fontsize=9, labelpad=15)
-    axes.text(shown.layer + 0.5, rows + 0.27 * rows / height, "▲", ha="center", va="center", fontsize=8)
-    headline(axes, shown.title[0], shown.title[1:], width + BAR, height)
+    mark = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center", "va": "center"}
+    axes.annotate("▲", (shown.layer + 0.5, 0), (0, -19.5), fontsize=8, **mark)
+    headline(axes, shown.title[0], shown.title[1:], width + BAR)
     beside = axes.inset_axes((1 + 0.15 / width, 0, 0.12 / width, 1))
     bar = axes.figure.colorbar(image, cax=beside, extend="min" if hurts.any() else "neither")
     bar.locator = MaxNLocator(max(2, min(6, round(2 * height))))
@@ -186,17 +169,20 @@ def _panel(axes: Any, shown: Picture, names: Sequence[str] | None, width: float,
     bar.set_label(f"indirect effect ({'P' if height < 2 and unit == 'probability' else unit})", fontsize=8)
 
 
-def headline(axes: Any, title: str, under: Sequence[str], width: float, height: float) -> None:
-    """Write a title and the lines under it above `axes`, `height` inches high, wrapped to `width` inches."""
-    step = 0.0
+def _label(row: Row) -> str:
+    shown = row.label if len(row.label) <= MOST_CHARACTERS else row.label[: MOST_CHARACTERS - 1] + "…"
+    return f"{shown}*" if row.subject else shown
+
+
+def headline(axes: Any, title: str, under: Sequence[str], width: float) -> None:
+    """Write a title and the lines under it above `axes`, wrapped to `width` inches."""
+    above = 6.5  # points
     for text, size, colour in [(line, 8, "#444444") for line in reversed(under)] + [(title, 10, "black")]:
         # A character of the sans-serif font is about 0.58 of its size wide.
         lines = textwrap.wrap(text, int(width * 72 / (0.58 * size))) or [""]
-        place = {"transform": axes.transAxes, "va": "bottom", "linespacing": 1.2}
-        axes.text(
-            0, 1 + (0.09 + step) / height, "\n".join(lines), fontsize=size, color=colour, parse_math=False, **place
-        )
-        step += len(lines) * 1.25 * size / 72 + 0.03
+        style = {"textcoords": "offset points", "va": "bottom", "linespacing": 1.2, "parse_math": False}
+        axes.annotate("\n".join(lines), (0, 1), (0, above), "axes fraction", fontsize=size, color=colour, **style)
+        above += len(lines) * 1.25 * size + 2
 
 
 def layer_ticks(depth: int, middle: float) -> tuple[np.ndarray[Any, Any], list[str]]:
@@ -205,6 +191,108 @@ def layer_ticks(depth: int, middle: float) -> tuple[np.ndarray[Any, Any], list[s
     return np.arange(0, depth, step) + middle, [str(i) for i in range(0, depth, step)]
 
 
-def _label(row: Row) -> str:
-    shown = row.label if len(row.label) <= MOST_CHARACTERS else row.label[: MOST_CHARACTERS - 1] + "…"
-    return f"{shown}*" if row.subject else shown
+# Averages ------------------------------------------------------------------------------------------
+
+# Okabe and Ito's colours, which colour-blind people can tell apart; the markers serve for print without colour.
+COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
+MARKERS = "osD^vx"
+SEVERED_ROLE = "last subject"
+SEVERED: dict[Part, tuple[Any, str]] = {"feed_forward": ((0, (4, 1.5)), "D"), "attention": ((0, (6, 1.5, 1, 1.5)), "s")}
+MOST_COLUMNS = 3
+WIDTH, HEIGHT = 3.4, 2.4  # inches
+
+
+def average_lines(aggregates: Sequence[Aggregate]) -> Any:
+    """Draw average indirect effects by layer, with their intervals, one line per role of a token.
+
+    A measurement that differs from another only in the severed modules has no panel of its own: its last subject token
+    is a dashed line in the other's panel, because the distance between the two lines is the effect of severing.
+    """
+    from matplotlib.figure import Figure
+
+    panels = _panels(aggregates)
+    units = [UNITS[panel[0].metric] for panel in panels]
+    alike = len(set(units)) == 1
+    columns = min(MOST_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=((WIDTH + 0.7) * columns, (HEIGHT + 1.7) * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=alike).ravel()
+    for i, (axes, panel, unit) in enumerate(zip(grid, panels, units, strict=False)):
+        _panel(axes, panel)
+        if i % columns == 0 or not alike:
+            axes.set_ylabel(f"average indirect effect ({unit})", fontsize=9)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    columns = min(3, columns + 1)
+    style = {"ncols": columns, "fontsize": 8, "frameon": False, "handlelength": 4}
+    figure.legend(handles=_legend(panels), loc="outside lower left", **style)
+    return figure
+
+
+def _panels(aggregates: Sequence[Aggregate]) -> list[list[Aggregate]]:
+    """Group the aggregates into panels: a measurement, then the same with modules severed."""
+    panels = [[whole] for whole in aggregates if whole.sever is None]
+    for severed in (aggregate for aggregate in aggregates if aggregate.sever is not None):
+        whole = next((panel for panel in panels if panel[0].sever is None and _same(panel[0], severed)), None)
+        if whole is not None and SEVERED_ROLE in severed.roles:
+            whole.append(severed)
+        else:
+            panels.append([severed])
+    return panels
+
+
+def _same(first: Aggregate, second: Aggregate) -> bool:
+    names = ("kind", "window", "metric", "corruption", "exact", "facts", "unknown")
+    alike = all(getattr(first, name) == getattr(second, name) for name in names)
+    return alike and first.effects.shape[1] == second.effects.shape[1]
+
+
+def _panel(axes: Any, panel: list[Aggregate]) -> None:
+    whole, *severed = panel
+    depth = whole.effects.shape[1]
+    axes.axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    for drawn, role in [*((whole, role) for role in whole.roles), *((cut, SEVERED_ROLE) for cut in severed)]:
+        row, style = drawn.roles.index(role), _style(role, None if drawn is whole else drawn.sever)
+        axes.plot(range(depth), drawn.effects[row], markevery=max(1, depth // 12), **style)
+        axes.fill_between(range(depth), drawn.low[row], drawn.high[row], color=style["color"], alpha=0.15, linewidth=0)
+    axes.set_xlim(-0.5, depth - 0.5)
+    axes.set_xticks(*layer_ticks(depth, 0))
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("layer", fontsize=9)
+    unit = "" if whole.metric == "probability" else f" {UNITS[whole.metric]}"
+    total = f"{number(whole.total.mean)} [{number(whole.total.low)}, {number(whole.total.high)}]{unit}"
+    under = (f"n = {counted(whole.facts, 'fact')}, {whole.corruption}", f"average total effect {total}")
+    title = restored(whole)
+    headline(axes, title[:1].upper() + title[1:], under, WIDTH)
+
+
+def _style(role: str, sever: Part | None) -> dict[str, Any]:
+    """Return the style of a role's line: thickest for the subject's last token, hollow markers if severed."""
+    colour, marker = COLOURS[ROLES.index(role)], MARKERS[ROLES.index(role)]
+    style = {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 2.0 if role == SEVERED_ROLE else 1.2}
+    if sever is None:
+        return style
+    line, marker = SEVERED[sever]
+    return style | {"linestyle": line, "marker": marker, "markerfacecolor": "white", "linewidth": 1.5}
+
+
+def _legend(panels: list[list[Aggregate]]) -> list[Any]:
+    """Make an entry for each role that is drawn, with its number of facts if that is the same in all panels."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[Any] = []
+    wholes = [panel[0] for panel in panels]
+    for role in ROLES:
+        counts = {whole.counts[whole.roles.index(role)] for whole in wholes if role in whole.roles}
+        if counts:
+            name = f"{role} (n = {counts.pop()})" if len(counts) == 1 else role
+            entries.append(Line2D([], [], label=name, **_style(role, None)))
+    for kind in SEVERED:
+        if any(severed.sever == kind for panel in panels for severed in panel[1:]):
+            name = f"{SEVERED_ROLE}, {PARTS[kind]} severed"
+            entries.append(Line2D([], [], label=name, **_style(SEVERED_ROLE, kind)))
+    levels = {whole.level for whole in wholes}
+    interval = f"{levels.pop():.0%} " if len(levels) == 1 else ""
+    return [*entries, Patch(color="#000000", alpha=0.15, linewidth=0, label=f"{interval}bootstrap interval")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.benchmark.lm_harness import Figure, Measured
@@ -17,13 +17,12 @@ HEADINGS = ("task", "metric", "before", "after", "change", "stderr", "examples")
 
 def figures_table(measured: Measured) -> Table:
     """Render one row per metric of a task; a change for the worse beyond the standard error is marked."""
-    table = plain_table()
-    for heading in HEADINGS:
-        left = heading in ("task", "metric")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
+    numbers = (Column(heading, justify="right") for heading in HEADINGS[2:])
+    table = plain_table(*(Column(heading, overflow="fold") for heading in HEADINGS[:2]), *numbers)
     for figure in measured.figures:
         cells = [Text(cell) for cell in _cells(figure)]
-        if _worse(figure):
+        loss = -figure.change if figure.higher_is_better else figure.change
+        if figure.higher_is_better is not None and loss > (figure.error_after or 0.0):
             cells[HEADINGS.index("change")].append(" !").stylize("bold red")
         table.add_row(*cells)
     table.caption = Text("stderr: of the edited model's figure; !: worse by more than that", style="dim not italic")
@@ -37,13 +36,12 @@ def write_report(measured: Measured, folder: Path, force: bool = False) -> None:
     Raises:
         EditError: the folder exists or cannot be written.
     """
-    rows = [_cells(figure) for figure in measured.figures]
-    lines = [f"# {measured.edited} against {measured.base}", ""]
-    lines += ["| " + " | ".join(row) + " |" for row in (HEADINGS, ["---"] * len(HEADINGS), *rows)]
-    version = measured.before["lm_eval"]
-    some = "all examples" if measured.limit is None else f"at most {measured.limit} examples of each task"
-    some += ", asked in the chat template" if measured.before.get("chat") else ""
-    lines += ["", f"lm-evaluation-harness {version}, {some}; stderr is that of the edited model's figure.", ""]
+    rows = (HEADINGS, ["---"] * len(HEADINGS), *map(_cells, measured.figures))
+    examples = "all examples" if measured.limit is None else f"at most {measured.limit} examples of each task"
+    chat = ", asked in the chat template" if measured.before.get("chat") else ""
+    about = f"lm-evaluation-harness {measured.before['lm_eval']}, {examples}{chat}"
+    lines = [f"# {measured.edited} against {measured.base}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines += ["", f"{about}; stderr is that of the edited model's figure.", ""]
     with written(folder, force) as made:
         (made / "report.json").write_text(json.dumps(finite(measured.to_dict()), indent=2) + "\n", encoding="utf-8")
         (made / "report.md").write_text("\n".join(lines), encoding="utf-8")
@@ -54,11 +52,3 @@ def _cells(figure: Figure) -> list[str]:
     examples = "" if figure.examples is None else str(figure.examples)
     numbers = [f"{figure.before:.4f}", f"{figure.after:.4f}", f"{figure.change:+.4f}"]
     return [figure.task, figure.metric, *numbers, error, examples]
-
-
-def _worse(figure: Figure) -> bool:
-    """Check whether the figure got worse by more than its standard error."""
-    if figure.higher_is_better is None:
-        return False
-    loss = -figure.change if figure.higher_is_better else figure.change
-    return loss > (figure.error_after or 0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich import box
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.editor.provenance import versions
@@ -20,9 +20,11 @@ from ffedit.model.memory import KeyValueMemory
 MOST_NAME = 24
 
 
-def plain_table() -> Table:
-    """Create an empty table in ffedit's style: a rule under the headings and no other lines."""
-    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+def plain_table(*columns: Column | str) -> Table:
+    """Create a table without rows in ffedit's style: a rule under the headings and no other lines."""
+    return Table(
+        *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False
+    )
 
 
 def model_line(model: Stack) -> Text:

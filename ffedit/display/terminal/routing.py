@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
+from rich.table import Column
 from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
@@ -19,9 +20,7 @@ def routing_table(facts: Sequence[Fact], found: Sequence[Mapping[int, Routes]], 
     if not below:
         return None
     at = max(below)
-    table = plain_table()
-    for heading in ("subject", f"experts of layer {at}"):
-        table.add_column(heading, overflow="fold")
+    table = plain_table(*(Column(heading, overflow="fold") for heading in ("subject", f"experts of layer {at}")))
     for fact, routes in zip(facts, found, strict=True):
         table.add_row(Text(show(fact.subject)), Text(_line(at, routes[at])))
     count = len(found[0][at].weights)

@@ -1,11 +1,12 @@
-"""The scores as tables: the headline scores, and all scores with intervals, for `ffedit evaluate`."""
+"""Scores as tables: the headline scores, all scores with intervals for `ffedit evaluate`, and what the model says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
@@ -25,27 +26,29 @@ MEANINGS = {
     "drift": ("zero", "nats per token"),
 }
 MORE = {
-    "teacher_forced": ("up", "all tokens, after true ones"),
-    "teacher_forced_gap": ("zero", "teacher_forced − generation"),
-    "token_accuracy": ("up", "tokens, after true ones"),
-    "token_accuracy_gap": ("zero", "token_accuracy − generation, as in 2502.11177"),
-    "paraphrase_generation": ("up", "said in other wordings"),
-    "paraphrase_token_accuracy": ("up", "their tokens, after true ones"),
-    "portability": ("up", "says what follows"),
-    "portability_token_accuracy": ("up", "its tokens, after true ones"),
-    "locality": ("keep", "unrelated answers hold"),
-    "locality_token_accuracy": ("keep", "given answers' tokens, after true ones"),
-    "locality_argmax": ("keep", "their tokens, after true ones"),
-    "neighbor_with_edit": ("keep", "neighbors, behind the edit"),
-    "divergence": ("zero", "nats, on neighbors"),
-    "entropy": ("keep", "bits, of sampled text"),
-    "consistency": ("up", "sampled text like references"),
-    "perplexity": ("keep", "of generic text"),
-    "knew": ("", "says old object"),
+    "teacher_forced": "up",
+    "teacher_forced_gap": "zero",
+    "token_accuracy": "up",
+    "token_accuracy_gap": "zero",
+    "paraphrase_generation": "up",
+    "paraphrase_token_accuracy": "up",
+    "portability": "up",
+    "portability_token_accuracy": "up",
+    "locality": "keep",
+    "locality_token_accuracy": "keep",
+    "locality_argmax": "keep",
+    "neighbor_with_edit": "keep",
+    "divergence": "zero",
+    "entropy": "keep",
+    "consistency": "up",
+    "perplexity": "keep",
+    "knew": "",
 }
+SHOULD = {name: should for name, (should, _) in MEANINGS.items()} | MORE
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
 # Scores that are not shares and are shown as plain numbers.
 NUMBERS = ("drift", "divergence", "entropy", "perplexity")
+MOST_SAYINGS = 8
 
 
 def before_after(report: Report) -> Table:
@@ -53,63 +56,71 @@ def before_after(report: Report) -> Table:
 
     For many facts, a change has its interval beside it, and the column of meanings is left out.
     """
-    both = report.after is not None
-    sure = both and len(report.facts_before) >= ENOUGH
-    table = _table(both)
-    if not sure:
-        table.add_column("", style="dim", overflow="fold")
-    missing = []
+    both = [scores for scores in (report.before, report.after) if scores is not None]
+    sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
+    table = _table(report, False, *([] if sure else [Column("", style="dim", overflow="fold")]))
     for name, (should, meaning) in MEANINGS.items():
-        if not _measured(report, name):
-            missing.append(name)
-            continue
-        cells = [_beside(report.before, name)]
-        if report.after is not None:
-            cells += [_beside(report.after, name), _change(report, name)]
-        if sure:
-            cells[-1].append_text(_range(report.changes.get(name), _signed))
-        table.add_row(Text(name), Text(should if both else ""), *cells, *([] if sure else [Text(meaning)]))
-    table.caption = _footnote(report, missing, sure)
-    table.caption_justify = "left"
-    return table
+        if _measured(report, name):
+            cells = [_with_magnitude(scores, name) for scores in both]
+            if report.after is not None:
+                cells.append(_change(report, name, report.changes if sure else {}))
+            table.add_row(name, should if report.after else "", *cells, *([] if sure else [meaning]))
+    lines = ["change: mean over facts and its 95 % interval"] if sure else []
+    if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in MEANINGS):
+        lines.append("in brackets: mean difference of probability")
+    if hints := [f"{name} (give {needed})" for name, needed in WANTED.items() if not _measured(report, name)]:
+        lines.append(f"nothing to measure: {', '.join(hints)}")
+    return _captioned(table, lines)
 
 
 def all_scores(report: Report) -> Table:
     """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
-    both = report.after is not None
-    table = _table(both, bool(report.intervals_before))
-    for name, (should, _) in {**MEANINGS, **MORE, **dict.fromkeys(added_metrics(), ("", ""))}.items():
+    table = _table(report, bool(report.intervals_before))
+    for name in (*SHOULD, *added_metrics()):
         if _measured(report, name):
-            table.add_row(Text(name), Text(should if both else ""), *_cells(report, name))
-    before, after = report.kinds
-    for name, some in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
-        table.add_row(Text(f"{name}/"))
-        for kind in some:
+            cells = [_shown(name, getattr(report.before, name), report.intervals_before)]
+            if report.after is not None:
+                after = _shown(name, getattr(report.after, name), report.intervals_after)
+                cells += [after, _change(report, name, report.changes)]
+            table.add_row(Text(name), SHOULD.get(name, "") if report.after else "", *cells)
+    before, after_by_kind = report.kinds
+    for probe, kinds in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
+        table.add_row(Text(f"{probe}/"))
+        for kind in kinds:
             cells = [_shown(kind, before[kind], report.intervals_before)]
-            if both:
-                change = Text(_signed(after[kind] - before[kind]))
-                cells.append(_shown(kind, after[kind], report.intervals_after))
+            if report.after is not None:
+                change = Text(_signed(after_by_kind[kind] - before[kind]))
+                cells.append(_shown(kind, after_by_kind[kind], report.intervals_after))
                 cells.append(change.append_text(_range(report.changes.get(kind), _signed)))
-            table.add_row(Text(f"  {kind.partition('/')[2]}"), Text(""), *cells)
-    known = sum(one.scores.knew == 1 for one in report.facts_before)
+            table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
+    known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = ["in brackets: 95 % intervals over facts"] if report.intervals_before else []
     lines.append("teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself")
     lines.append("gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy")
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
         lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
-    lines += map(str, report.left_out)
-    table.caption = Text("\n".join(lines), style="dim not italic")
-    table.caption_justify = "left"
+    return _captioned(table, [*lines, *map(str, report.left_out)])
+
+
+def headline_table(rows: Sequence[Sequence[str]]) -> Table:
+    """Render the headline figures of a benchmark, a column for each method; the first row has the headings."""
+    (first, *methods), *figures = rows
+    numbers = (Column(name, justify="right", no_wrap=True) for name in methods)
+    table = plain_table(Column(first, no_wrap=True), *numbers)
+    for row in figures:
+        table.add_row(*row)
     return table
 
 
-def _table(both: bool, wide: bool = False) -> Table:
-    table = plain_table()
-    table.add_column("score", no_wrap=True)
-    table.add_column("should", style="dim", no_wrap=True)
-    for heading in ("before", "after", "change") if both else ("now",):
-        table.add_column(heading, justify="left" if wide else "right", no_wrap=not wide)
+def _table(report: Report, wide: bool, *more: Column) -> Table:
+    measured = ("before", "after", "change") if report.after is not None else ("now",)
+    columns = (Column(name, justify="left" if wide else "right", no_wrap=not wide) for name in measured)
+    return plain_table(Column("score", no_wrap=True), Column("should", style="dim", no_wrap=True), *columns, *more)
+
+
+def _captioned(table: Table, lines: Sequence[str]) -> Table:
+    table.caption, table.caption_justify = Text("\n".join(lines), style="dim not italic"), "left"
     return table
 
 
@@ -117,34 +128,26 @@ def _measured(report: Report, name: str) -> bool:
     return any(getattr(scores, name) is not None for scores in (report.before, report.after) if scores is not None)
 
 
-def _cells(report: Report, name: str) -> list[Text]:
-    cells = [_shown(name, getattr(report.before, name), report.intervals_before)]
-    if report.after is not None:
-        cells.append(_shown(name, getattr(report.after, name), report.intervals_after))
-        cells.append(_change(report, name).append_text(_range(report.changes.get(name), _signed)))
-    return cells
-
-
-def _shown(name: str, value: float | None, intervals: Mapping[str, Interval] | None = None) -> Text:
+def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) -> Text:
     if value is None:
         return Text("")
     words = number if name in NUMBERS or value < 0 else _share
-    return Text(words(value)).append_text(_range((intervals or {}).get(name), words))
+    return Text(words(value)).append_text(_range(intervals.get(name), words))
 
 
 def _range(interval: Interval | None, words: Callable[[float], str]) -> Text:
     return Text("") if interval is None else Text(f" [{words(interval.low)}, {words(interval.high)}]", style="dim")
 
 
-def _beside(scores: Scores, name: str) -> Text:
+def _with_magnitude(scores: Scores, name: str) -> Text:
     value = getattr(scores, name)
     if value is None:
         return Text("")
     magnitude = getattr(scores, f"{name}_magnitude", None)
-    text = Text(number(value) if name in NUMBERS else _share(value))
     beside = "" if magnitude is None else f" ({_signed(magnitude)})"
-    any_beside = any(getattr(scores, f"{other}_magnitude", None) is not None for other in MEANINGS)
-    return text.append(beside.ljust(8 if any_beside else 0), style="dim")
+    aligned = any(getattr(scores, f"{other}_magnitude", None) is not None for other in MEANINGS)
+    shown = number(value) if name in NUMBERS else _share(value)
+    return Text.assemble(shown, (beside.ljust(8 if aligned else 0), "dim"))
 
 
 def _share(rate: float) -> str:
@@ -158,24 +161,35 @@ def _signed(value: float) -> str:
     return f"{'+' if value > 0 and number(value) != '0.00' else ''}{number(value)}"
 
 
-def _change(report: Report, name: str) -> Text:
+def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Text:
+    """Render the change of a score with its interval; for the worse it is marked."""
     old, new = getattr(report.before, name), getattr(report.after, name)
     if old is None or new is None:
         return Text("!" if new is not None and name == "drift" and new > DRIFTED else "", style="bold red")
-    change = new - old
-    if name in SPARED:
-        return Text(f"{_signed(change)} !", style="bold red") if fell(old, new) else Text(_signed(change))
-    if {**MEANINGS, **MORE}.get(name, ("", ""))[0] != "up":
-        return Text(_signed(change))
-    return Text(_signed(change), style="green" if change > 0 else "red" if change < 0 else "")
+    change, style = _signed(new - old), ""
+    if name in SPARED and fell(old, new):
+        change, style = f"{change} !", "bold red"
+    elif name not in SPARED and SHOULD.get(name) == "up":
+        style = "green" if new > old else "red" if new < old else ""
+    return Text.assemble((change, style), _range(intervals.get(name), _signed))
 
 
-def _footnote(report: Report, missing: Sequence[str], sure: bool) -> Text:
-    lines = ["change: mean over facts and its 95 % interval"] if sure else []
-    measured = [getattr(report.before, f"{name}_magnitude", None) for name in MEANINGS]
-    if any(value is not None for value in measured):
-        lines.append("in brackets: mean difference of probability")
-    hints = [f"{name} (give {WANTED[name]})" for name in missing if name in WANTED]
-    if hints:
-        lines.append(f"nothing to measure: {', '.join(hints)}")
-    return Text("\n".join(lines), style="dim not italic")
+def what_it_says(report: Report) -> RenderableType:
+    """Render the facts' prompts with the model's own completions, before and after."""
+    prompts = [score.fact.text for score in report.facts_before]
+    sides = [side for side in (report.facts_before, report.facts_after) if side is not None]
+    return sayings(prompts, *([score.says for score in side] for side in sides))
+
+
+def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] | None = None) -> RenderableType:
+    """Render the first completions, side by side with those of an edited model where there are any."""
+    headings = ("prompt", "it says") if after is None else ("prompt", "before", "after")
+    table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
+    for i, prompt in enumerate(prompts[:MOST_SAYINGS]):
+        cells = [Text(prompt), Text(before[i] or "(nothing)")]
+        if after is not None:
+            cells.append(Text(after[i] or "(nothing)", style="bold" if after[i] != before[i] else ""))
+        table.add_row(*cells)
+    if len(prompts) <= MOST_SAYINGS:
+        return table
+    return Group(table, Text(f" … and {len(prompts) - MOST_SAYINGS} more", style="dim"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.display.terminal.model_table import named_values, plain_table, ranges
@@ -23,61 +23,6 @@ from ffedit.loading.gguf import in_words
 MOST_FACTS, MOST_CHANGES, MOST_NAMES = 20, 40, 8
 
 
-def edit_view(edit: Edit, path: Path) -> Group:
-    """Render an edit: its facts, how it was computed, and its scores."""
-    heading = Text(str(path), style="bold").append(f"  edit {edit.fingerprint()}", style="not bold")
-    parts: list[RenderableType] = [
-        heading,
-        Text(""),
-        fact_table(edit.facts),
-        Text(""),
-        named_values(*_about(edit, path)),
-    ]
-    if scores := edit.provenance.get("scores"):
-        parts += [Text(""), _scores(scores)]
-    parts += [Text(f"warning: {text}", style="yellow") for text in edit.provenance.get("warnings", ())]
-    return Group(*parts)
-
-
-def fact_table(facts: Sequence[Fact]) -> RenderableType:
-    """Render the first facts with the objects that they replace, and the number of the others."""
-    table = plain_table()
-    for heading in ("prompt", "before", "now"):
-        table.add_column(heading, overflow="fold")
-    for fact in facts[:MOST_FACTS]:
-        table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)))
-    if len(facts) <= MOST_FACTS:
-        return table
-    return Group(table, Text(f" … and {len(facts) - MOST_FACTS} more", style="dim"))
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def ratios(edit: Edit) -> dict[str, float]:
-    """Return ‖Δ‖ / ‖W‖ per memory, where the provenance has ‖W‖."""
-    known = edit.provenance.get("norms", {})
-    return {at: norm / known[at] for at, norm in _norms(edit).items() if known.get(at)}
-
-
-def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
-    """Describe an edit as plain JSON: all facts, and the provenance without `matrices`, which identifies W."""
-    about = {name: value for name, value in edit.provenance.items() if name != "matrices"}
-    return {
-        "path": str(path),
-        "fingerprint": edit.fingerprint(),
-        "layers": edit.layers,
-        "rank": edit.rank,
-        "bytes": size_of(path),
-        "norm": _norms(edit),
-        "norm_ratio": ratios(edit),
-        "facts": [fact.to_dict() for fact in edit.facts],
-        "provenance": about,
-    }
-
-
 def edits_in(path: Path) -> list[tuple[Path, Edit]]:
     """Load the edit in a folder, or the edits in a checkpoint's weights, oldest first.
 
@@ -89,94 +34,130 @@ def edits_in(path: Path) -> list[tuple[Path, Edit]]:
     return [(path, Edit.load(path))]
 
 
-def _norms(edit: Edit) -> dict[str, float]:
-    return {str(address): norm for address, norm in edit.norms().items()}
+def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
+    """Describe an edit as plain JSON: all facts, and the provenance without `matrices`, which identifies W."""
+    norms, ratios = _norms(edit)
+    return {
+        "path": str(path),
+        "fingerprint": edit.fingerprint(),
+        "layers": edit.layers,
+        "rank": edit.rank,
+        "bytes": _size(path),
+        "norm": norms,
+        "norm_ratio": ratios,
+        "facts": [fact.to_dict() for fact in edit.facts],
+        "provenance": {name: value for name, value in edit.provenance.items() if name != "matrices"},
+    }
+
+
+def edit_view(edit: Edit, path: Path) -> Group:
+    """Render an edit: its facts, how it was computed, and its scores."""
+    heading = Text.assemble((str(path), "bold"), f"  edit {edit.fingerprint()}\n")
+    lines: list[RenderableType] = [heading, _facts(edit.facts), Text(""), named_values(*_about(edit, path))]
+    if scores := edit.provenance.get("scores"):
+        lines += [Text(""), _scores(scores)]
+    return Group(*lines, *(Text(f"warning: {text}", "yellow") for text in edit.provenance.get("warnings", ())))
+
+
+def _facts(facts: Sequence[Fact]) -> RenderableType:
+    """Render the first facts with the objects that they replace, and the number of the others."""
+    table = plain_table(*(Column(heading, overflow="fold") for heading in ("prompt", "before", "now")))
+    for fact in facts[:MOST_FACTS]:
+        table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)))
+    if len(facts) <= MOST_FACTS:
+        return table
+    return Group(table, Text(f" … and {len(facts) - MOST_FACTS} more", style="dim"))
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
+    """Return by memory ‖Δ‖, and ‖Δ‖ / ‖W‖ where the provenance has ‖W‖."""
+    norms = {str(address): norm for address, norm in edit.norms().items()}
+    weights = edit.provenance.get("norms", {})
+    return norms, {at: norm / weights[at] for at, norm in norms.items() if weights.get(at)}
 
 
 def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
     """Yield pairs of name and value; entries that the provenance lacks are left out."""
-    told = edit.provenance
+    about = edit.provenance
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
-    yield "method", f"{told.get('method', 'unknown')}, {layers}, rank {edit.rank}, {size_of(path) / 1000:.1f} kB"
-    for part in told.get("parts", ()):
-        yield "", f"{part['fingerprint']}: {part.get('method', 'unknown')}, layers {ranges(part.get('layers', ()))}"
-    relative = ratios(edit)
-    norms = [
-        f"{at}: {number(norm)}" + (f" ({relative[at]:.2%} of ‖W‖)" if at in relative else "")
-        for at, norm in _norms(edit).items()
-    ]
-    yield "‖Δ‖ by layer", _most(norms)
-    if not relative and "norm_ratio" in told:
-        yield "‖Δ‖ / ‖W‖", f"{told['norm_ratio']:.2%} at most"
-    computed = told.get("computed_in") if told.get("computed_in") != told.get("dtype") else None
-    precision = _prefixed(", ", told.get("dtype")) + _prefixed(", computed in ", computed)
-    yield "model", f"{told.get('model', 'unknown')}, fingerprint {edit.base}{precision}"
-    if source := told.get("source"):
+    yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}, {_size(path) / 1000:.1f} kB"
+    for summand in about.get("parts", ()):
+        method, layers = summand.get("method", "unknown"), ranges(summand.get("layers", ()))
+        yield "", f"{summand['fingerprint']}: {method}, layers {layers}"
+    norms, ratios = _norms(edit)
+    shares = {at: f" ({ratio:.2%} of ‖W‖)" for at, ratio in ratios.items()}
+    yield "‖Δ‖ by layer", _most([f"{at}: {number(norm)}{shares.get(at, '')}" for at, norm in norms.items()])
+    if not ratios and "norm_ratio" in about:
+        yield "‖Δ‖ / ‖W‖", f"{about['norm_ratio']:.2%} at most"
+    dtype, computed = about.get("dtype"), about.get("computed_in")
+    precision = "" if dtype is None else f", {dtype}"
+    precision += "" if computed in (None, dtype) else f", computed in {computed}"
+    yield "model", f"{about.get('model', 'unknown')}, fingerprint {edit.base}{precision}"
+    if source := about.get("source"):
         yield "converted from", in_words(source)
-    if guarantees := told.get("guarantee"):
-        yield "null space", _most([f"layer {at}: {_guarantee(one)}" for at, one in guarantees.items()])
-    if told.get("after"):
-        yield "computed upon", _most([f"edit {name}" for name in told["after"]])
-    if config := told.get("config"):
+    if guarantees := about.get("guarantee"):
+        yield "null space", _most([f"layer {at}: {_guarantee(layer)}" for at, layer in guarantees.items()])
+    if about.get("after"):
+        yield "computed upon", _most([f"edit {name}" for name in about["after"]])
+    if config := about.get("config"):
         yield "config", ", ".join(f"{name} {_short(value)}" for name, value in dotted(config).items())
-    if contexts := _contexts(told.get("solved", ())):
-        yield "contexts", contexts
-    if statistics := told.get("statistics"):
+    if (solved := about.get("solved")) and (prefixes := solved[0].get("contexts")):
+        yield "contexts", " | ".join(" ".join(prefix.split()) for prefix in prefixes)
+    if statistics := about.get("statistics"):
         yield "statistics", _statistics(statistics)
-    if versions := told.get("versions"):
+    if versions := about.get("versions"):
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _statistics(statistics: Mapping[str, Any]) -> str:
     """Describe the text that the key statistics were collected on, with a fingerprint per layer."""
-    each = [statistics] if "tokens" in statistics else list(statistics.values())
-    texts = dict.fromkeys(f"{one['tokens']:,} tokens of {one['corpus']}" for one in each)
-    apart = [number(one["convergence"]) for one in each if one.get("convergence") is not None]
+    layers = [statistics] if "tokens" in statistics else list(statistics.values())
+    texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer['corpus']}" for layer in layers)
+    apart = [number(layer["convergence"]) for layer in layers if layer.get("convergence") is not None]
     halves = f"; halves solve {_most(apart)} apart" if apart else ""
-    return f"{', '.join(texts)}{halves}; fingerprint {_most([str(one['fingerprint']) for one in each])}"
+    return f"{', '.join(texts)}{halves}; fingerprint {_most([str(layer['fingerprint']) for layer in layers])}"
 
 
-def _guarantee(told: Mapping[str, Any]) -> str:
+def _guarantee(layer: Mapping[str, Any]) -> str:
     """Describe `alphaedit`'s guarantee for a layer, and the measured movement beside its bound."""
-    text, kept = told["text"], told["kept"]
-    of = f"of {told['of']} " if "of" in told else ""  # edits of early versions lack this entry
+    text, kept = layer["text"], layer["kept"]
+    of = f"of {layer['of']} " if "of" in layer else ""  # edits of early versions lack this entry
     words = (
-        f"Δ acts on {told['directions']} {of}directions, {told['share']:.1%} of what text uses, and moves text by "
+        f"Δ acts on {layer['directions']} {of}directions, {layer['share']:.1%} of what text uses, and moves text by "
         f"{number(text['moved'])} (at most {number(text['bound'])})"
     )
     keys = f", {counted(kept['keys'], 'kept key')} by {number(kept['moved'])} (at most {number(kept['bound'])})"
     return words + (keys if kept["keys"] else "")
 
 
-def _contexts(solved: Sequence[Mapping[str, Any]]) -> str:
-    """Return the context prefixes of the first fact's prompt on one line."""
-    prefixes = solved[0].get("contexts", ()) if solved else ()
-    return " | ".join(" ".join(prefix.split()) for prefix in prefixes)
-
-
 def _scores(scores: Mapping[str, Any]) -> Table:
-    before, after = scores["before"], scores.get("after")
-    table = plain_table()
-    table.add_column("score", no_wrap=True)
-    for heading in ("before", "after")[: 1 if after is None else 2]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, value in before.items():
-        cells = [value] if after is None else [value, after[name]]
-        if any(cell is not None for cell in cells):
-            table.add_row(Text(name), *(Text("" if cell is None else number(cell)) for cell in cells))
+    sides = {side: scores[side] for side in ("before", "after") if scores.get(side) is not None}
+    numbers = (Column(side, justify="right", no_wrap=True) for side in sides)
+    table = plain_table(Column("score", no_wrap=True), *numbers)
+    for name in scores["before"]:
+        values = [side[name] for side in sides.values()]
+        if any(value is not None for value in values):
+            table.add_row(Text(name), *("" if value is None else number(value) for value in values))
     return table
+
+
+# Two checkpoints -----------------------------------------------------------------------------------
 
 
 def diff_view(found: Diff) -> Group:
     """Render the differences between two checkpoints, or say that there are none."""
-    parts: list[RenderableType] = [Text(f"{found.base} → {found.edited}", style="bold"), Text("")]
+    heading = Text(f"{found.base} → {found.edited}\n", style="bold")
+    recast = f", {len(found.retyped)} the same but for the dtype" if found.retyped else ""
+    summary = f"{counted(len(found.changes), 'tensor')} changed{recast}, {found.same} the same."
     if found.identical:
-        parts.append(Text(f"No difference: all {counted(found.same, 'tensor')} are the same."))
-    else:
-        recast = f", {len(found.retyped)} the same but for the dtype" if found.retyped else ""
-        parts.append(Text(f"{counted(len(found.changes), 'tensor')} changed{recast}, {found.same} the same."))
+        summary = f"No difference: all {counted(found.same, 'tensor')} are the same."
+    lines: list[RenderableType] = [heading, Text(summary)]
     if found.changes:
-        parts += [Text(""), _changes(found.changes)]
+        lines += [Text(""), _changes(found.changes)]
     kinds = Counter(name.rpartition(": ")[2] for name in found.retyped)
     lists = {
         "missing": found.missing,
@@ -185,20 +166,20 @@ def diff_view(found: Diff) -> Group:
         "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
         "other files": found.files,
     }
-    lines = [(name, _most(names)) for name, names in lists.items() if names]
-    if lines:
-        parts += [Text(""), named_values(*lines)]
-    return Group(*parts)
+    if differences := [(name, _most(names)) for name, names in lists.items() if names]:
+        lines += [Text(""), named_values(*differences)]
+    return Group(*lines)
 
 
 def _changes(changes: Sequence[Change]) -> RenderableType:
-    table = plain_table()
-    table.add_column("tensor", overflow="fold", min_width=16)
-    for heading in ("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
+    numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    table = plain_table(Column("tensor", overflow="fold", min_width=16), *numbers)
     shown = sorted(changes, key=lambda change: -change.norm_ratio)[:MOST_CHANGES]
     for change in shown:
-        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, _rank(change)]
+        sign = "≥ " if change.more else "" if change.exact else "~ "
+        rank = "" if change.rank is None else f"{sign}{change.rank}"
+        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, rank]
         table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", _share(change.share)]))
     notes = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
     if any(change.rank is not None and not change.exact and not change.more for change in shown):
@@ -210,11 +191,6 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
     return Group(table, Text("\n".join(notes), style="dim"))
 
 
-def _rank(change: Change) -> str:
-    sign = "≥ " if change.more else "" if change.exact else "~ "
-    return "" if change.rank is None else f"{sign}{change.rank}"
-
-
 def _share(share: float) -> str:
     return f"{share:.1%}" if 0.001 <= share < 0.9995 or share == 1 else "< 0.1%" if share < 0.5 else "> 99.9%"
 
@@ -222,10 +198,6 @@ def _share(share: float) -> str:
 def _most(names: Sequence[str]) -> str:
     more = f", … and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
-
-
-def _prefixed(prefix: str, value: object) -> str:
-    return "" if value is None else f"{prefix}{value}"
 
 
 def _short(value: object) -> str:

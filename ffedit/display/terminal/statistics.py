@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Group
+from rich.table import Column
 from rich.text import Text
 
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
@@ -27,24 +28,23 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         note: the reason why these layers were chosen.
         folder: the folder that they were written to; None where they are in the cache only.
     """
-    table = plain_table()
-    table.add_column("layer", no_wrap=True)
     sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
-    headings = "convergence", "ridge", "sinks", "condition", "seconds"
-    for heading in ("tokens", *(["reached it"] if sparse else []), *headings):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("kept in", overflow="fold")
+    reached = ["reached it"] if sparse else []
+    headings = ("tokens", *reached, "convergence", "ridge", "sinks", "condition", "seconds")
+    numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    table = plain_table(Column("layer", no_wrap=True), *numbers, Column("kept in", overflow="fold"))
     for address, moments in stats.items():
+        few, unsettled = moments.keys < len(moments.sum), (moments.convergence or 0.0) > CONVERGED
         table.add_row(
-            Text(str(address)),
-            Text(f"{moments.count:,}"),
-            *([_reached(moments)] if sparse else []),
-            _convergence(moments),
-            Text(f"{moments.ridge:g}"),
-            Text(f"{moments.sinks:,}"),
-            Text("–" if moments.condition is None else f"{moments.condition:.1e}"),
-            Text(f"{moments.seconds:.1f}"),
-            Text(str(folder / file_name(address)) if folder else f"{cache.folder() / 'moments'}"),
+            str(address),
+            f"{moments.count:,}",
+            *([Text(f"{moments.keys:,}", style="yellow" if few else "")] if sparse else []),
+            Text("–" if moments.convergence is None else number(moments.convergence), "yellow" if unsettled else ""),
+            f"{moments.ridge:g}",
+            f"{moments.sinks:,}",
+            "–" if moments.condition is None else f"{moments.condition:.1e}",
+            f"{moments.seconds:.1f}",
+            Text(str(folder / file_name(address) if folder else cache.folder() / "moments")),
         )
     lines = [
         *([REACHED] if sparse else []),
@@ -54,26 +54,16 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         f"sinks: keys longer than {LONGEST:g} times the median, counted as of that length; row beginnings are left out",
         "seconds: of the pass that collected the layer, with others or alone",
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
+        *([note] if note else []),
     ]
-    return Group(table, Text(""), Text("\n".join([*lines, *([note] if note else [])]), style="dim"))
-
-
-def _convergence(moments: KeyMoments) -> Text:
-    """Render the distance between the two halves' solutions; yellow above `CONVERGED`."""
-    found = moments.convergence
-    return Text("–") if found is None else Text(number(found), style="yellow" if found > CONVERGED else "")
-
-
-def _reached(moments: KeyMoments) -> Text:
-    """Render the number of tokens that reached a memory; yellow if fewer than d_ff."""
-    return Text(f"{moments.keys:,}", style="yellow" if moments.keys < len(moments.sum) else "")
+    return Group(table, Text(""), Text("\n".join(lines), style="dim"))
 
 
 def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:
     """Return a warning if the text had fewer tokens than asked for, unless it converged within `tolerance`."""
     count = min(moments.count for moments in stats.values())
-    found = [moments.convergence for moments in stats.values()]
-    enough = tolerance is not None and all(each is not None and each <= tolerance for each in found)
-    if count >= corpus.tokens or enough:
+    distances = [moments.convergence for moments in stats.values()]
+    converged = tolerance is not None and all(each is not None and each <= tolerance for each in distances)
+    if count >= corpus.tokens or converged:
         return None
     return Text(f"! {corpus} holds {count:,} tokens only; {corpus.tokens:,} were asked for", style="yellow")

@@ -1,0 +1,225 @@
+"""The layer that is edited: which one and why, in words, and the layers that were compared as a table.
+
+The layer where a fact is recalled and the one where it is best edited can differ (Hase et al. 2023, arXiv 2301.04213),
+so tracing and a sweep over layers are shown side by side, with their rank correlation in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from ffedit.display.picture import PARTS, UNITS, restored
+from ffedit.display.terminal.model_table import plain_table
+from ffedit.facts.text import counted, number, quoted
+from ffedit.layer_choice.calibrate import TIE, Choice, LayerScore
+from ffedit.layer_choice.choose import Found, Sweep
+from ffedit.locator import CLEAR, Trace, TraceSet, span_of
+from ffedit.locator.aggregate import rank_correlation
+
+RATES = ("efficacy", "paraphrase", "specificity")
+# Rank correlations in absolute value: none below WEAK, "somewhat" below STRONG, "clearly" from STRONG on.
+WEAK, STRONG = 0.3, 0.7
+# Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
+WEAK_TOTAL = 0.05
+NO_SITE = "The trace shows no site at the subject's last token"
+
+
+def why_layer(found: Found, asked: str) -> RenderableType:
+    """Say why this layer is edited; `asked` is the value of `--layers`."""
+    choice, layer = found.choice, found.layer
+    if found.sweep is not None:
+        if not found.kept:
+            return compare_layers(found.sweep)
+        over = f"remembered from a sweep with {found.sweep.method} over {counted(found.sweep.facts, 'fact')}"
+        return Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")
+    lines: list[RenderableType] = []
+    if choice is not None and asked != "auto":
+        lines.append(Text(f"{NO_SITE}, so it does not tell the layer."))
+    if choice is not None and choice.layer is None:
+        lines.append(Text(f"{_too_few(choice)}."))
+    if choice is not None and found.by == "model":
+        lines.append(model_choice(choice, layer))
+    if found.by == "depth":
+        usual = f"the usual depth of published layers in a model of {len(found.traces.at_subject)}"
+        lines.append(Text(f"Layer {layer}: {usual}, for want of a better."))
+    shown = {"model": "model", "depth": "model", "trace": asked if asked != "auto" else "trace"}.get(found.by, asked)
+    return Group(*lines, layer_choice(found.traces, layer, shown))
+
+
+def model_choice(choice: Choice, layer: int | None = None) -> Text:
+    """Say which layer was chosen for a model and on what grounds.
+
+    Args:
+        choice: the model's choice.
+        layer: the layer taken instead, where the chosen one is not among those allowed.
+    """
+    if choice.layer is None:
+        return Text(f"{_too_few(choice)}: none is chosen for it.")
+    words = "" if layer in (None, choice.layer) else f"the layer allowed that comes next to {choice.layer}, "
+    scores = ", ".join(f"{row.layer}: {'–' if row.score is None else number(row.score)}" for row in choice.rows)
+    words += (
+        f"chosen for this model with {choice.method} on {choice.made}, by the score of {choice.written} of the "
+        f"{choice.known} calibration facts that it knows (of {choice.asked}) in layers {scores}"
+    )
+    if choice.prior is not None:
+        words += f"; published is {choice.prior} ({choice.source})"
+    top = max((row.score or 0.0 for row in choice.rows), default=0.0)
+    if any(row.layer == choice.layer and (row.score or 0.0) < top for row in choice.rows):
+        where = "the published layer" if choice.prior is not None else "a quarter of the depth"
+        words += f"; less than {TIE:g} apart is not told apart, and {choice.layer} is nearest to {where}"
+    heading = f"Layer {choice.layer if layer is None else layer}: "
+    return Text.assemble((heading, "bold"), f"{words}. `ffedit cache clear` forgets it.")
+
+
+def _too_few(choice: Choice) -> str:
+    return f"The model knows {choice.known} of {choice.asked} calibration facts, too few to choose a layer on them"
+
+
+def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> Text:
+    """Say which layer is edited and why, with warnings where the trace shows little.
+
+    Args:
+        trace: the trace of one fact or several.
+        chosen: the layer that is edited.
+        asked: the origin of the choice: "trace", "model" (already explained elsewhere), or the user's own value.
+    """
+    best, site, why = trace.layer, trace.site, _restoring(trace)
+    heading = f"Layer {chosen}: "
+    if asked == "model":
+        heading = "The trace: "
+        if site is not None:
+            why += "; tracing agrees" if site == chosen else f"; tracing alone would have chosen {site}"
+    else:
+        if chosen != best and site is not None:
+            why = f"tracing would have chosen {best}: {why}"
+        if asked != "trace":
+            agrees = ", and tracing agrees: " if chosen == best and site is not None else "; "
+            why = f"you asked for it{agrees}{why}"
+    doubts = ((f"\n{doubt}", "yellow") for doubt in _doubts(trace, asked != "model"))
+    return Text.assemble((heading, "bold"), f"{why}.", *doubts)
+
+
+def _averaged(trace: Trace | TraceSet) -> tuple[Trace, ...]:
+    return trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
+
+
+def _restoring(trace: Trace | TraceSet) -> str:
+    """Say how much restoring brings back at the subject's last token."""
+    traces, best = _averaged(trace), trace.layer
+    first = traces[0]
+    peak = int(np.nanargmax(trace.at_subject))
+    layers = span_of(peak, first.window, len(trace.at_subject))
+    if first.kind == "state":
+        what = f"the hidden state after layer {peak}"
+    elif len(layers) > 1:
+        what = f"the {PARTS[first.kind]} outputs of layers {layers[0]}–{layers[-1]}"
+    else:
+        what = f"the {PARTS[first.kind]} output of layer {peak}"
+    where, average = f" ({quoted(first.tokens[first.subject_last])})", ""
+    if len(traces) > 1:
+        where, average = "", f", on average over {len(traces)} facts"
+    unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
+    destroyer = "another subject" if first.noise is None else first.corruption
+    share = f"{number(float(trace.at_subject[peak]))} of the {number(trace.total)}{unit} that {destroyer} destroys"
+    why = f"restoring {what} at the subject's last token{where} brings back {share}{average}"
+    if first.sever is not None:
+        why = f"with the {PARTS[first.sever]} layers severed, {why}"
+    if not first.exact:
+        why = f"by a first-order estimate, {why}"
+    if first.kind != "state" and len(layers) > 1:
+        why += f"; of these, layer {best} alone brings back most, {number(float(trace.alone[best]))}"
+    return why
+
+
+def _doubts(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
+    """Yield warnings where the trace shows little; if the trace `decides` the layer, they say what to do."""
+    averaged, largest = _averaged(trace), float(np.nanmax(trace.at_subject))
+    others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
+    if trace.total < WEAK_TOTAL:
+        corruption = "Another subject" if averaged[0].noise is None else "The noise"
+        named = f"; name a layer yourself ({others})" if decides else ""
+        yield (
+            f"{corruption} hardly changes the answer (total effect {number(trace.total)}), "
+            f"so the trace says little about where it is recalled{named}."
+        )
+    elif largest < CLEAR * trace.total:
+        end = float(np.mean([np.nanmax(one.effects[:, -1]) for one in averaged]))
+        compare = f"; compare other layers ({others})" if decides else ""
+        yield (
+            f"The trace shows no clear site at the subject: at most {number(largest)} comes back at its last "
+            f"token, {number(end)} at the prompt's. The edit may not take or not generalise{compare}."
+        )
+    traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
+    unknown = [one for one in traces if not one.known]
+    if len(traces) == 1 and unknown:
+        yield (
+            f"The model does not answer {quoted(unknown[0].answer)} by itself, so this traces an answer that "
+            "it does not give; check the prompt and the previous object."
+        )
+    elif unknown:
+        rest = "so no layer is taken from them" if len(unknown) == len(traces) else "these are set aside"
+        yield f"For {len(unknown)} of {len(traces)} facts the model does not give the traced answer by itself; {rest}."
+
+
+# Layers compared -----------------------------------------------------------------------------------
+
+
+def compare_layers(sweep: Sweep) -> RenderableType:
+    """Render tracing and a sweep of edits side by side, one row per layer, with the layer that each would choose."""
+    table = _layers_table(sweep.rows, {"tracing": sweep.traced, "sweep": sweep.layer})
+    lines = ["", f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
+    if missing := [name for name in RATES if all(getattr(row, name) is None for row in sweep.rows)]:
+        score = "there is no score" if "efficacy" in missing else "the score is of the others"
+        lines.append(f"Not measured, for want of prompts: {' and '.join(missing)}; {score}.")
+    return Group(table, *map(Text, lines))
+
+
+def candidates_table(choice: Choice) -> Table:
+    """Render the layers that were tried for a model, one row each, with the layer that each criterion would choose."""
+    return _layers_table(choice.rows, {"tracing": choice.traced, "published": choice.prior, "edits": choice.layer})
+
+
+def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int | None]) -> Table:
+    headings = ("layer", "trace effect", *RATES, "score")
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    table = plain_table(*columns, Column("choice of", no_wrap=True))
+    for row in rows:
+        marks = [name for name, layer in choices.items() if layer == row.layer]
+        values = (row.effect, *(getattr(row, name) for name in RATES), row.score)
+        cells = ["" if value is None else number(value) for value in values]
+        table.add_row(str(row.layer), *cells, ", ".join(marks), style="bold" if marks else "")
+    return table
+
+
+def _correlation(correlation: float | None) -> str:
+    if correlation is None:
+        return "Whether tracing tells where to edit cannot be said: too few layers, or all of them alike."
+    size = abs(correlation)
+    if size < WEAK:
+        says = "where tracing finds more, an edit scores neither better nor worse"
+    else:
+        better = "better" if correlation > 0 else "worse"
+        says = f"where tracing finds more, an edit {'clearly' if size >= STRONG else 'somewhat'} scores {better}"
+    return f"Rank correlation of trace effect and score over layers (Spearman): {number(correlation)}; {says}."
+
+
+def agreement(estimated: TraceSet, exact: TraceSet) -> str:
+    """Say how well first-order estimates of a few facts keep the order of the exact effects (Spearman)."""
+    ranks = []
+    for guess, true in zip(estimated.traces, exact.traces, strict=True):
+        start = true.subject[0]
+        ranks.append(rank_correlation(guess.effects[:, start:].ravel(), true.effects[:, start:].ravel()))
+    defined = [rank for rank in ranks if rank is not None]
+    if not defined:
+        return "Estimates and exact effects could not be compared: all alike."
+    mean = number(sum(defined) / len(defined))
+    same = "the same layer" if estimated.layer == exact.layer else f"layer {estimated.layer} for {exact.layer}"
+    return (
+        f"First-order estimates of {restored(exact.traces[0])}: rank correlation with the exact effects {mean} "
+        f"(Spearman over tokens and layers, mean of {counted(len(defined), 'fact')}); they choose {same}."
+    )

@@ -1,0 +1,68 @@
+"""Errors, results of an export, and commands to type next, as lines in a terminal.
+
+Text from models and files is rendered as `Text`, never as markup, so brackets in a prompt stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from ffedit.exporter import Exported
+from ffedit.facts.text import counted
+
+
+def error_line(message: str) -> Text:
+    """Render an error message on one line; print it with `soft_wrap=True` so that it stays one."""
+    return Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+
+
+def shipped(done: Exported, undone: bool = False) -> Text:
+    """Render the folder written, the bytes rewritten, copied and linked, and the check in a fresh process."""
+    lines = [f"{done.folder}: {'edit ' + done.edit.fingerprint() + ' undone' if undone else 'written'}"]
+    if undone:
+        lines[0] += ", bit for bit" if done.exact else " by subtraction: not exactly what it was"
+    if done.moved is not None:
+        rewritten, copied, linked = map(_size, (done.moved.rewritten, done.moved.copied, done.moved.linked))
+        lines.append(f"{rewritten} of weights rewritten; files of {copied} copied, {linked} linked")
+    logits = ", logits" if done.checked.logits else " (logits not compared)"
+    lines.append(f"verified in a fresh process: {counted(done.checked.tensors, 'tensor')}{logits}")
+    if done.checked.peft is False:
+        lines.append("not tried with PEFT, which is not installed (pip install 'ffedit[peft]')")
+    return Text("\n".join(lines))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands to type next, broken between arguments with a backslash so that they can be copied.
+
+    Print them with `soft_wrap=True`, so that an argument wider than the console stays whole.
+    """
+
+    commands: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield a heading and one block per command."""
+        yield Text("Next:", style="bold")
+        for command in self.commands:
+            for line in _broken(command, options.max_width - 4):
+                yield Text(f"  {line}", style="cyan")
+
+
+def _broken(command: str, width: int) -> list[str]:
+    lines = [""]
+    for word in re.findall(r"""(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*'|["'])+""", command):
+        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
+            lines[-1] += " \\"
+            lines.append("  ")
+        lines[-1] += word if not lines[-1].strip() else f" {word}"
+    return lines
