@@ -75,7 +75,9 @@ def bench(
     names, workers, parsed = [name.strip() for name in methods.split(",")], process_group(), Mode.parse(mode)
     if left_alone() and not click.get_current_context().params["quiet"]:
         click.echo(ALONE, err=True)
-    configs = {name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names}
+    configs = {
+        name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names
+    }
     field, _, value = (where or "").partition("=")
     sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
     surface = surface if workers.first else Surface(quiet=True)
