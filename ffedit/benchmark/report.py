@@ -17,14 +17,12 @@ from typing import Any
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpacked
-from ffedit.evaluator import FactScores, LeftOut, Scores, left_out, mean_scores
+from ffedit.evaluator import METRICS, FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
 from ffedit.facts.fact import Fact
 
 BINS = 10
-# Scores of the whole model, measured once per edit; all other scores are per fact.
-OF_THE_MODEL = ("drift", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,11 @@ class Results:
         found = self.scores(method, when)
         some = [found[i] for i in sorted(found if only is None else set(found) & set(only))]
         models = [line.found for line in self.models(method, when)]
-        figures = {figure: [m[figure] for m in models if m.get(figure) is not None] for figure in OF_THE_MODEL}
+        figures = {
+            figure: [m[figure] for m in models if m.get(figure) is not None]
+            for figure, metric in METRICS.items()
+            if metric.function is None
+        }
         return _row(name, some, figures)
 
     def curve(self, method: str) -> dict[int, str]:

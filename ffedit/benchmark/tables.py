@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
-from ffedit.evaluator import NAMES
-from ffedit.evaluator.scores import score_names
+from ffedit.evaluator import METRICS, NAMES
 
 # Scores of the first table; all others go into the second.
 LEADING = (
@@ -40,7 +39,7 @@ def markdown(report: BenchReport) -> str:
     rows = [report.before]
     for name, found in report.methods.items():
         rows += [found.after] if found.end is None else [_named(found.after, f"{name}, at edit"), found.end]
-    others = [name for name in score_names() if name not in LEADING]
+    others = [name for name in METRICS if name not in LEADING]
     known = [row for found in report.methods.values() for row in found.known or ()]
     known = known[:1] + [row for row in known if row.name != "before"]
     parts = [

@@ -27,7 +27,7 @@ from ffedit.display.terminal.layer_choice import why_layer
 from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.scores import before_after, what_it_says
 from ffedit.editor import METHODS, applied_edits, by_subject, preset, tokens_for
-from ffedit.evaluator import FULL
+from ffedit.evaluator import METRICS
 from ffedit.evaluator.prompts import questions
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import choose
@@ -101,7 +101,7 @@ def apply(
         written = choose.spread_below(choice.layer, spread)
         edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
         ends["edit"] = perf_counter()
-        full = any(requirement.name in FULL for requirement in requirements)
+        full = any(METRICS[requirement.name].full for requirement in requirements)
         report = ffedit.evaluate(editable, facts, edit, progress, full=full)
         ends["evaluate"] = perf_counter()
     broken = breaches(editable, edit, report)

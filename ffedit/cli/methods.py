@@ -6,8 +6,8 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from ffedit.editor import METHODS, broken_methods
-from ffedit.evaluator.added_metrics import broken_metrics
+from ffedit.editor import METHODS
+from ffedit.evaluator.metrics import METRICS
 
 
 @click.command()
@@ -18,5 +18,5 @@ def methods() -> None:
     for method in METHODS.values():
         table.add_row(method.name, method.solves, method.choose, method.source, method.package)
     Console(highlight=False).print(table)
-    for point, why in {**broken_methods(), **broken_metrics()}.items():
+    for point, why in {**METHODS.broken, **METRICS.broken}.items():
         click.echo(f"{point} could not be loaded: {why}", err=True)

@@ -4,7 +4,7 @@ from ffedit.editor.combine import combine
 from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.key import LayerKeys, read
-from ffedit.editor.methods import METHODS, Method, broken_methods, check_method, preset, preset_names
+from ffedit.editor.methods import METHODS, Method, check_method, preset, preset_names
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.set_numbers import config_from_dict, set_number, set_numbers
 from ffedit.editor.solve import Problem
@@ -29,7 +29,6 @@ __all__ = [
     "Value",
     "ValueConfig",
     "applied_edits",
-    "broken_methods",
     "build_prompts",
     "by_subject",
     "check_method",

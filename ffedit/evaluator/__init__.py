@@ -2,26 +2,28 @@
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator.drift import GenericText
-from ffedit.evaluator.evaluate import FULL, Evaluation, evaluate, reference_weights
+from ffedit.evaluator.evaluate import Evaluation, evaluate, reference_weights
 from ffedit.evaluator.intervals import interval, paired
-from ffedit.evaluator.left_out import LeftOut, left_out
+from ffedit.evaluator.metrics import METRICS, Metric, metric
 from ffedit.evaluator.prompts import questions
-from ffedit.evaluator.scores import NAMES, FactScores, Report, Scores, mean_scores
+from ffedit.evaluator.scores import NAMES, FactScores, LeftOut, Report, Scores, left_out, mean_scores
 
 __all__ = [
-    "FULL",
+    "METRICS",
     "NAMES",
     "Evaluation",
     "FactScores",
     "GenericText",
     "Interval",
     "LeftOut",
+    "Metric",
     "Report",
     "Scores",
     "evaluate",
     "interval",
     "left_out",
     "mean_scores",
+    "metric",
     "paired",
     "questions",
     "reference_weights",

@@ -1,12 +1,16 @@
-"""Drift and perplexity on generic text, unrelated to the edited facts: a file, or text that the model samples.
+"""Distance of next-token distributions from those of the unedited model: on generic text (drift) and after neighbors.
 
-A file is cut into rows of equal length, and perplexity is measured on all of them. Drift compares whole next-token
-distributions, which are large: it is measured on as many rows, drawn with a seed, as fit into `MOST_BYTES`.
+Generic text is unrelated to the edited facts: a file, or text that the model samples. A file is cut into rows of equal
+length, and perplexity is measured on all of them. Whole distributions are large (of 5,000 neighbors and 50,000 tokens,
+1 GB): drift is measured on as many rows, drawn with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`,
+a sample of the neighbors is kept, and divergence is measured on these only. Membership in that sample depends on a
+neighbor's own tokens alone, so that several processes draw the same one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -14,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError, ModelError
-from ffedit.evaluator.metrics import divergence, perplexity
+from ffedit.evaluator.formulas import divergence, perplexity
+from ffedit.evaluator.responses import Context
 from ffedit.inference import replay
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.text import own_text
@@ -27,7 +32,7 @@ DRIFT_ROWS, DRIFT_TOKENS = 16, 32
 # Length of the rows of a file.
 FILE_TOKENS = 128
 BUDGET = 2048
-MOST_BYTES = 2**28
+TEXT_BYTES, NEIGHBOR_BYTES = 2**28, 2**30
 
 
 class GenericText:
@@ -46,18 +51,18 @@ class GenericText:
         EditError: the file cannot be read, or is too short.
     """
 
-    def __init__(self, editable: Editable, path: str | Path | None = None, most: int = MOST_BYTES) -> None:
+    def __init__(self, editable: Editable, path: str | Path | None = None, most: int = TEXT_BYTES) -> None:
         self._editable = editable
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
             self.rows = _rows_of(editable, Path(path))
         vocabulary = editable.model.config.get_text_config().vocab_size
-        room = max(1, most // (4 * vocabulary * len(self.rows[0])))
-        count = len(self.rows)
-        self._compared = set(range(count) if count <= room else Random(DRIFT_SEED).sample(range(count), room))
+        count, most_rows = len(self.rows), max(1, most // (4 * vocabulary * len(self.rows[0])))
+        few = count <= most_rows
+        self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
         self.drift_rows = len(self._compared), count
-        self._usual: dict[int, Tensor] = {}
+        self._reference: dict[int, Tensor] = {}
         self.perplexity = self._run(editable)[1]
 
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
@@ -74,17 +79,17 @@ class GenericText:
     @torch.no_grad()
     def _run(self, editable: Editable) -> tuple[float, float]:
         """Return drift and perplexity; the first run keeps the distributions as the reference, so its drift is 0."""
-        length, moved, found = len(self.rows[0]), [], []
+        length, distances, chosen = len(self.rows[0]), [], []
         size = max(1, BUDGET // length)
         for first in range(0, len(self.rows), size):
             log_probs = _next_token_log_probs(editable, self.rows[first : first + size])
             ids = torch.tensor(self.rows[first : first + size], device=log_probs.device)
-            found.append(log_probs[:, :-1].gather(-1, ids[:, 1:, None]).flatten().cpu())
-            for i, row in enumerate(log_probs):
-                if first + i in self._compared:
-                    usual = self._usual.setdefault(first + i, row.cpu())
-                    moved.append(divergence(usual.to(row.device), row).cpu())
-        drift, text = float(torch.cat(moved).mean()), perplexity(torch.cat(found))
+            chosen.append(log_probs[:, :-1].gather(-1, ids[:, 1:, None]).flatten().cpu())
+            for i, row in enumerate(log_probs, first):
+                if i in self._compared:
+                    reference = self._reference.setdefault(i, row.cpu())
+                    distances.append(divergence(reference.to(row.device), row).cpu())
+        drift, text = float(torch.cat(distances).mean()), perplexity(torch.cat(chosen))
         if not text < float("inf") or drift != drift:
             raise ModelError(
                 f"{editable.name}: the probabilities of generic text are not finite (NaN); no score can be given: a "
@@ -111,3 +116,34 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
     if length < 2:
         raise EditError(f"{path}: comes to {len(ids)} tokens; a text of some sentences was expected")
     return [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+
+
+class ReferenceDistributions:
+    """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
+
+    Args:
+        contexts: the contexts; sampled where those of all processes would take more than `most` bytes.
+        vocabulary: entries of a distribution.
+        count: number of contexts of all processes.
+        most: limit in bytes.
+    """
+
+    def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int, most: int = NEIGHBOR_BYTES) -> None:
+        share = most / (4 * vocabulary * max(1, count))
+        self.contexts = frozenset(context for context in contexts if share >= 1 or _draw(context) < share)
+        self._kept: dict[Context, Tensor] = {}
+
+    def keep(self, contexts: Sequence[Context], log_probs: Tensor) -> None:
+        """Store the unedited model's log-probabilities [k, vocabulary] after `contexts`."""
+        self._kept.update(zip(contexts, log_probs.float().cpu(), strict=True))
+
+    def compare(self, contexts: Sequence[Context], log_probs: Tensor) -> list[float]:
+        """Return KL(unedited ‖ now) after each of `contexts`, nats; `log_probs` [k, vocabulary] are the model's now."""
+        before = torch.stack([self._kept[context] for context in contexts]).to(log_probs.device)
+        distances: list[float] = divergence(before, log_probs.float()).tolist()
+        return distances
+
+
+def _draw(context: Context) -> float:
+    """Return a number from 0 to 1, a hash of the tokens."""
+    return int.from_bytes(sha256(repr(context).encode()).digest()[:8], "big") / 2**64

@@ -7,39 +7,28 @@ answer is used in its place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, FactError
-from ffedit.evaluator.drift import GenericText
-from ffedit.evaluator.generations import Generations, prompt_of, sampled
-from ffedit.evaluator.left_out import left_out
-from ffedit.evaluator.metrics import term_weights
-from ffedit.evaluator.prompts import questions
-from ffedit.evaluator.reference_distributions import ReferenceDistributions
+from ffedit.evaluator.drift import GenericText, ReferenceDistributions
+from ffedit.evaluator.formulas import term_weights
+from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
+from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
+from ffedit.evaluator.prompts import Questions, questions
 from ffedit.evaluator.responses import BUDGET, Context, ask
-from ffedit.evaluator.scores import FactScores, Report, mean_scores
-from ffedit.evaluator.scoring import Responses, scored, wanted
+from ffedit.evaluator.scores import FactScores, Report, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
 
-# Scores that are measured in full only.
-FULL = frozenset({"neighbor_with_edit", "neighbor_with_edit_magnitude", "entropy", "consistency"})
 # A text whose token ids are compared between the two tokenizers.
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京 Zürich\t"
-
-
-class Applicable(Protocol):
-    """Protocol of an edit that can be applied to a model temporarily, as `Edit` can."""
-
-    def applied(self, editable: Editable) -> AbstractContextManager[None]:
-        """Apply the edit to the model inside a `with` block and remove it afterwards."""
-        ...
 
 
 class Evaluation:
@@ -77,15 +66,15 @@ class Evaluation:
         if not facts:
             raise FactError("no facts to evaluate; give at least one")
         self.editable, self._progress, self._budget = editable, progress, budget
-        places = range(len(facts)) if only is None else only
-        found = questions(editable, [facts[i] for i in places], facts, full)
-        self._questions = dict(zip(places, found, strict=True))
+        indices = range(len(facts)) if only is None else only
+        prompts = questions(editable, [facts[i] for i in indices], facts, full)
+        self._questions = dict(zip(indices, prompts, strict=True))
         self._weights = reference_weights(facts) if weights is None else weights
-        neighbors = [prompt_of(pair.true) for q in found for pair in q.neighbors]
+        neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]
         vocabulary = editable.model.config.get_text_config().vocab_size
-        self._usual = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
-        self._before = self._hear(editable, places, first=True)
-        self.before = self._score(self._before, places)
+        self._reference = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
+        self._before = self._ask(editable, indices, first=True)
+        self.before = self._score(self._before, indices)
 
     def scores(self, editable: Editable | None = None, only: Sequence[int] | None = None) -> tuple[FactScores, ...]:
         """Run all prompts on the model in its current state and return the scores of each fact.
@@ -97,31 +86,37 @@ class Evaluation:
         Raises:
             ModelError: the model's numbers are not finite.
         """
-        places = list(self._questions) if only is None else only
-        return self._score(self._hear(editable or self.editable, places), places)
+        indices = list(self._questions) if only is None else only
+        return self._score(self._ask(editable or self.editable, indices), indices)
 
-    def _score(self, heard: Responses, places: Sequence[int]) -> tuple[FactScores, ...]:
-        return tuple(scored(self._questions[i], i, heard, self._before, self._weights) for i in places)
+    def _score(self, now: Responses, indices: Sequence[int]) -> tuple[FactScores, ...]:
+        return tuple(_fact_scores(self._questions[i], now, self._before) for i in indices)
 
-    def _hear(self, editable: Editable, places: Sequence[int], first: bool = False) -> Responses:
-        some = {i: self._questions[i] for i in places}
+    def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False) -> Responses:
+        prompts = [self._questions[i] for i in indices]
         divergences: dict[Context, float] = {}
 
         def listen(contexts: list[Context], log_probs: Tensor) -> None:
             if first:
-                self._usual.keep(contexts, log_probs)
-            divergences.update(zip(contexts, self._usual.compare(contexts, log_probs), strict=True))
+                self._reference.keep(contexts, log_probs)
+            divergences.update(zip(contexts, self._reference.compare(contexts, log_probs), strict=True))
 
-        texts = dict.fromkeys(text for q in some.values() for text in q.texts)
-        says = [one for q in some.values() for one in wanted(q)]
-        closed = {one.text for one in says if one.settled and one.count > len(one.text.target_ids)}
-        answers = ask(editable, texts, self._budget, closed, self._usual.contexts, listen, self._progress)
-        spoken = Generations(editable, says, answers)
-        prompts = [(i, prompt) for i, q in some.items() for prompt in q.generation]
-        drawn: dict[int, list[str]] = {i: [] for i in places}
-        for (i, _), text in zip(prompts, sampled(editable, prompts), strict=True):
-            drawn[i].append(text)
-        return Responses(answers, spoken, divergences, drawn)
+        texts = dict.fromkeys(text for q in prompts for text in q.texts)
+        kinds = {kind for metric in METRICS.values() for kind in metric.generates}
+        wanted = [request for q in prompts for request in requests(q, kinds)]
+        closed = {one.text for one in wanted if one.settled and one.count > len(one.text.target_ids)}
+        answers = ask(editable, texts, self._budget, closed, self._reference.contexts, listen, self._progress)
+        spoken = Generations(editable, wanted, answers)
+        drawn = sampled(editable, [q.generation for q in prompts])
+        by_prompts = {q.generation: found for q, found in zip(prompts, drawn, strict=True)}
+        return Responses(answers, spoken, divergences, by_prompts, self._weights)
+
+
+def _fact_scores(q: Questions, now: Responses, before: Responses) -> FactScores:
+    unsampled = len(q.neighbors) - len(moved(q, now))
+    left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
+    scores = Scores(**measure(q, now, before))
+    return FactScores(q.fact, scores, now.spoken.words(q.own.new), by_kind(q, now, before), left_out)
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
@@ -132,7 +127,7 @@ def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
 def evaluate(
     editable: Editable,
     facts: Fact | Sequence[Fact],
-    edit: Applicable | None = None,
+    edit: Edit | None = None,
     progress: Progress = silent,
     edited: Editable | None = None,
     text: str | Path | None = None,
@@ -163,17 +158,16 @@ def evaluate(
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     measured = edit is not None or edited is not None
     generic = GenericText(editable, text) if measured or text is not None else None
-    usual = None if generic is None else generic.perplexity
     evaluation = Evaluation(editable, [facts] if isinstance(facts, Fact) else facts, progress, full)
     before = evaluation.before
-    whole = mean_scores((one.scores for one in before), perplexity=usual)
+    means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)
     if generic is None or not measured:
-        return Report(whole, None, before, None, left_out(before))
+        return Report(means, None, before, None, left_out(before))
     with edit.applied(editable) if edit is not None else nullcontext():
         after = evaluation.scores(edited)
-        drift, changed = generic.measure(edited)
-    changed_scores = mean_scores((one.scores for one in after), drift, changed)
-    return Report(whole, changed_scores, before, after, left_out(before, generic.drift_rows))
+        drift, perplexity = generic.measure(edited)
+    changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
+    return Report(means, changed, before, after, left_out(before, generic.drift_rows))
 
 
 def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
@@ -188,17 +182,17 @@ def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokeniz
     Raises:
         EditError: the tokenizers or the vocabularies differ.
     """
-    one, other = editable.tokenizer, tokenizer
-    sizes = [some.get_text_config().vocab_size for some in (editable.model.config, config)]
-    if one.get_vocab() != other.get_vocab():
-        found = f"{len(other.get_vocab())} tokens, {len(one.get_vocab())} in the base, not the same ones"
-    elif one(PROBE, verbose=False)["input_ids"] != other(PROBE, verbose=False)["input_ids"]:
-        found = "the same tokens, used in another way"
+    base = editable.tokenizer
+    sizes = [one.get_text_config().vocab_size for one in (editable.model.config, config)]
+    if base.get_vocab() != tokenizer.get_vocab():
+        why = f"{len(tokenizer.get_vocab())} tokens, {len(base.get_vocab())} in the base, not the same ones"
+    elif base(PROBE, verbose=False)["input_ids"] != tokenizer(PROBE, verbose=False)["input_ids"]:
+        why = "the same tokens, used in another way"
     elif sizes[0] != sizes[1]:
-        found = f"{sizes[1]} logits, {sizes[0]} in the base"
+        why = f"{sizes[1]} logits, {sizes[0]} in the base"
     else:
         return
     raise EditError(
-        f"{name}: its tokenizer differs from that of {editable.name} ({found}); an edited checkpoint with the "
+        f"{name}: its tokenizer differs from that of {editable.name} ({why}); an edited checkpoint with the "
         "tokenizer of its base was expected"
     )

@@ -11,14 +11,15 @@ numbers of its own, so that its text depends neither on the other prompts nor on
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 import numpy as np
 import torch
 
-from ffedit.evaluator.metrics import exact_match
+from ffedit.evaluator.formulas import exact_match
+from ffedit.evaluator.prompts import Questions
 from ffedit.evaluator.responses import Answer, Context
 from ffedit.inference import generation
 from ffedit.inference.generation import words
@@ -48,22 +49,44 @@ class GenerationRequest:
     others: tuple[Encoded, ...] = ()
 
 
+def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
+    """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
+
+    def whole(text: Encoded, *others: Encoded) -> GenerationRequest:
+        # One more token: the object may be the beginning of a longer word.
+        return GenerationRequest(text, max(len(one.target_ids) for one in (text, *others)) + 1, others=others)
+
+    own = whole(q.own.new, q.own.true, *q.own.new_aliases)
+    yield GenerationRequest(own.text, max(SAID_TOKENS, own.count), settled=False)
+    for kind in ("paraphrases", "neighbors", "same_subject", "with_edit"):
+        for pair in getattr(q, kind) if kind in kinds else ():
+            if kind == "paraphrases":
+                yield whole(pair.new, pair.true, *pair.new_aliases)
+            elif pair.named:
+                yield whole(pair.true, pair.new, *pair.true_aliases)
+            else:
+                yield GenerationRequest(pair.true, len(pair.true.target_ids))
+    if "portability" in kinds:
+        yield from (whole(prompt.text, *prompt.aliases) for prompt in q.portability)
+    if "locality" in kinds:
+        yield from (GenerationRequest(prompt.text, len(prompt.text.target_ids), settled=False) for prompt in q.stay)
+
+
 class Generations:
     """Greedy continuations of prompts, as token ids."""
 
     def __init__(
-        self, editable: Editable, wanted: Iterable[GenerationRequest], answers: Mapping[Encoded, Answer]
+        self, editable: Editable, wanted: Sequence[GenerationRequest], answers: Mapping[Encoded, Answer]
     ) -> None:
         self._editable = editable
-        some = list(wanted)
         self._said: dict[Context, tuple[int, ...]] = {}
-        for one in some:
-            known = answers[one.text].said(one.text.target_ids)
-            self._said[prompt_of(one.text)] = max(self._said.get(prompt_of(one.text), ()), known, key=len)
+        for request in wanted:
+            prompt, known = prompt_of(request.text), answers[request.text].said(request.text.target_ids)
+            self._said[prompt] = max(self._said.get(prompt, ()), known, key=len)
         rest: dict[int, dict[Context, None]] = defaultdict(dict)
-        for one in some:
-            if not self._settled(one):
-                rest[one.count][prompt_of(one.text)] = None
+        for request in wanted:
+            if not self._settled(request):
+                rest[request.count][prompt_of(request.text)] = None
         for count, prompts in sorted(rest.items()):
             said = generation.continuations(editable, list(prompts), count)
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
@@ -101,31 +124,34 @@ def prompt_of(text: Encoded) -> Context:
     return text.ids[: text.answer]
 
 
-def sampled(editable: Editable, asked: Sequence[tuple[int, Encoded]], seed: int = SAMPLE_SEED) -> list[str]:
+def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]], seed: int = SAMPLE_SEED) -> list[list[str]]:
     """Sample a continuation of each prompt and return both, up to `SAMPLED_TOKENS` tokens together.
 
     In a chat, the assistant's turn alone is returned.
 
     Args:
         editable: the model.
-        asked: the index of each prompt's fact, and the prompt; a prompt given twice for one fact is drawn twice.
+        prompts: the prompts of each fact; one given twice for a fact is drawn twice.
         seed: seed of all draws.
+
+    Returns:
+        the texts of each fact.
     """
-    prompts = [prompt for _, prompt in asked]
-    count = max(1, SAMPLED_TOKENS - min((len(prompt.ids) for prompt in prompts), default=0))
-    seen: Counter[tuple[int, Context]] = Counter()
-    numbers = torch.empty(len(prompts), count, dtype=torch.float64)
-    for i, (owner, prompt) in enumerate(asked):
-        digest = sha256(repr((seed, prompt.ids, seen[owner, prompt.ids])).encode()).digest()
-        seen[owner, prompt.ids] += 1
-        numbers[i] = torch.from_numpy(np.random.default_rng(int.from_bytes(digest[:8], "big")).random(count))
-    said = generation.continuations(
-        editable, [prompt.ids for prompt in prompts], count, numbers=numbers, top=SAMPLED_TOP
-    )
-    kept = [max(1, SAMPLED_TOKENS - len(prompt.ids)) for prompt in prompts]
-    if editable.chat:
-        return [words(editable, ids[:some]) for ids, some in zip(said, kept, strict=True)]
-    return [
-        decode(editable.tokenizer, [*prompt.ids, *ids[:some]], special=False)
-        for prompt, ids, some in zip(prompts, said, kept, strict=True)
-    ]
+    flat = [prompt for group in prompts for prompt in group]
+    count = max(1, SAMPLED_TOKENS - min((len(prompt.ids) for prompt in flat), default=0))
+    draws = []
+    for group in prompts:
+        seen: Counter[Context] = Counter()
+        for prompt in group:
+            digest = sha256(repr((seed, prompt.ids, seen[prompt.ids])).encode()).digest()
+            seen[prompt.ids] += 1
+            draws.append(np.random.default_rng(int.from_bytes(digest[:8], "big")).random(count))
+    numbers = torch.from_numpy(np.array(draws, dtype=np.float64).reshape(len(flat), count))
+    said = generation.continuations(editable, [prompt.ids for prompt in flat], count, numbers=numbers, top=SAMPLED_TOP)
+    texts = []
+    for prompt, ids in zip(flat, said, strict=True):
+        drawn = ids[: max(1, SAMPLED_TOKENS - len(prompt.ids))]
+        whole = [*prompt.ids, *drawn]
+        texts.append(words(editable, drawn) if editable.chat else decode(editable.tokenizer, whole, special=False))
+    ordered = iter(texts)
+    return [[next(ordered) for _ in group] for group in prompts]

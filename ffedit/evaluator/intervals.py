@@ -26,13 +26,9 @@ from ffedit.algebra.bootstrap import (
     percentile_interval,
     with_unseen,
 )
-from ffedit.evaluator.added_metrics import added_metrics
+from ffedit.evaluator.metrics import METRICS, SCORE_PARTS
 
 SEED, DRAWS = 0, 2000
-# The means that the harmonic score combines.
-PARTS = ("efficacy", "paraphrase", "specificity")
-# Scores that are no shares of prompts; magnitudes and gaps are none either.
-NO_SHARES = frozenset({"drift", "perplexity", "divergence", "entropy", "consistency"})
 
 
 def interval(
@@ -94,10 +90,12 @@ def _intervals(
     means = mean_draws(np.stack(list(kept.values()), 1), seed, draws)
     drawn = dict(zip(kept, means.T, strict=True))
     found = {name: mean_interval(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
-    if all(part in kept for part in PARTS):
-        score = percentile_interval(_harmonic([found[p].mean for p in PARTS]), _harmonics([drawn[p] for p in PARTS]))
+    if all(part in kept for part in SCORE_PARTS):
+        score = percentile_interval(
+            _harmonic([found[p].mean for p in SCORE_PARTS]), _harmonics([drawn[p] for p in SCORE_PARTS])
+        )
         if score.low == score.high:
-            low, high = (_harmonic([getattr(found[p], end) for p in PARTS]) for end in ("low", "high"))
+            low, high = (_harmonic([getattr(found[p], end) for p in SCORE_PARTS]) for end in ("low", "high"))
             score = Interval(score.mean, low, high)
         found["score"] = score
     return found
@@ -120,7 +118,7 @@ def changes(
     }
     found = _intervals(paired_columns, seed, draws, (-1.0, 1.0))
     found.pop("score", None)
-    sides = [[_array(side.get(part, ())) for part in PARTS] for side in (before, after)]
+    sides = [[_array(side.get(part, ())) for part in SCORE_PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
         drawn = [_harmonics(list(mean_draws(side, seed, draws).T)) for side in (old, new)]
@@ -133,7 +131,7 @@ def changes(
 
 def _is_share(name: str) -> bool:
     """Return whether a score, or a kind of it, is a share of prompts for each fact."""
-    return name not in NO_SHARES and name not in added_metrics() and not name.endswith(("_magnitude", "_gap"))
+    return METRICS[name.partition("/")[0]].unit == "share"
 
 
 def _array(values: Sequence[float | None]) -> Array | None:

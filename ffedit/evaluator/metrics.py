@@ -1,176 +1,402 @@
-"""Every published metric as one pure function: its formula, unit, source and direction.
+"""The metrics: each one registered function of a fact's prompts and of what the model answers to them.
 
-Notation: x a prompt, o an object of the tokens o_1 … o_m after it, p(o_i | x, o_<i) the model's probability of a token.
-Sources:
+A metric is a function with a `@metric` row: its unit, its direction, a few words, its source, and what it asks of the
+model. Those of ffedit stand below; those of other packages are entry points of the group `ffedit.metrics`, made in the
+same way. Everything else follows from `METRICS`: scores, means, intervals, tables, JSON and `--require`. The published
+formulas behind them are in `formulas`.
 
-    ROME    Meng et al. 2022, arXiv 2202.05262, section 3.3 and the appendix on CounterFact
-    zsRE    Levy et al. 2017; as ROME and MEMIT (arXiv 2210.07229, section 5) compute it
-    CF+     Hoelscher-Obermaier et al. 2023, arXiv 2305.17553
-    KnowEdit  Zhang et al. 2024, arXiv 2401.01286, as EasyEdit (Wang et al. 2023, arXiv 2308.07269) computes it
-    MQuAKE  Zhong et al. 2023, arXiv 2305.14795
-    Wild    Yang et al. 2025, arXiv 2502.11177: what teacher forcing hides
+A fact's score is the mean over the fact's prompts, the score of several facts the mean over facts. A score that
+nothing was there to measure is None, never 0 or 1: so are comparisons where both objects are equal, as where no old
+object is named and the model says the new one before the edit.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, harmonic_mean
+from typing import TypeAlias
 
-from torch import Tensor
+from ffedit.errors import EditError, FFEditError, brief
+from ffedit.evaluator import formulas
+from ffedit.evaluator.generations import Generations, prompt_of
+from ffedit.evaluator.prompts import Pair, Prompt, Questions
+from ffedit.evaluator.responses import Answer, Context
+from ffedit.facts.fact import MULTI_HOP
+from ffedit.files.entry_points import Registry
+from ffedit.model.tokenization import Encoded
 
-from ffedit.facts.mentions import occurrences
-
-# As ROME weighs the entropies of bigrams and trigrams.
-ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}
-_MORE_DIGITS = re.compile(r"[.,]\d")
-_WORDS = re.compile(r"\w+|[^\w\s]")
-_TERMS = re.compile(r"\b\w\w+\b")
-
-
-def nll(log_probs: Sequence[float]) -> float:
-    """Mean negative log-likelihood of an object's tokens, −(1/m) Σ log p(o_i | x, o_<i); nats per token (ROME)."""
-    return -fmean(log_probs)
-
-
-def likelihood(log_probs: Sequence[float]) -> float:
-    """Geometric mean of an object's token probabilities, exp(−nll); a probability (ROME)."""
-    return math.exp(-nll(log_probs))
+ROME = "Meng et al. 2022, arXiv 2202.05262"
+ZSRE = "Levy et al. 2017, as in arXiv 2210.07229, section 5"
+COUNTERFACT_PLUS = "Hoelscher-Obermaier et al. 2023, arXiv 2305.17553"
+KNOWEDIT = "Zhang et al. 2024, arXiv 2401.01286"
+MQUAKE = "Zhong et al. 2023, arXiv 2305.14795, section 3.3"
+WILD = "Yang et al. 2025, arXiv 2502.11177"
+FFEDIT = "ffedit"
 
 
-def success(favoured: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether nll(favoured) < nll(other), strictly: a tie is no success. Up.
+@dataclass(frozen=True)
+class Responses:
+    """All outputs of a model on the prompts of some facts.
 
-    Efficacy success on the edited prompt and paraphrase success on other wordings, both with the new object favoured
-    over the old; neighborhood success (specificity) on other subjects, with the true object favoured over the new
-    (ROME). The last one on neighbors that follow the edit's sentence is CounterFact+ (CF+).
+    Attributes:
+        answers: log-probabilities and argmax of the prompts' objects.
+        spoken: greedy continuations.
+        divergences: KL from the unedited model after neighbors, nats.
+        sampled: sampled texts about a fact, by its `Questions.generation`.
+        weights: weights of the terms of reference texts (`formulas.term_weights`).
     """
-    return nll(favoured) < nll(other)
+
+    answers: Mapping[Encoded, Answer]
+    spoken: Generations
+    divergences: Mapping[Context, float]
+    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]
+    weights: Mapping[str, float]
+
+    def argmax(self, text: Encoded) -> tuple[int, ...]:
+        """Return the likeliest token at each token of the object of `text`, after the true tokens before it."""
+        return self.answers[text].argmax[: len(text.target_ids)]
 
 
-def magnitude(favoured: Sequence[float], other: Sequence[float]) -> float:
-    """Difference of likelihoods, favoured − other; of probability, −1 to 1 (ROME). Up."""
-    return likelihood(favoured) - likelihood(other)
+# A fact's prompts, the model's answers now, its answers before the edit -> the score of this fact.
+Function: TypeAlias = Callable[[Questions, Responses, Responses], float | None]
 
 
-def harmonic(efficacy: float | None, paraphrase: float | None, specificity: float | None) -> float | None:
+@dataclass(frozen=True)
+class Metric:
+    """A score of a fact.
+
+    Attributes:
+        name: name of the score.
+        function: computes it; None for a score of the whole model, measured on generic text (`drift.GenericText`).
+        unit: "share", whose intervals stay within 0 and 1; or "probability", "nats", "bits", ...
+        direction: "up", "keep" as before the edit, "zero" is best, or "" where no direction is better.
+        meaning: a few words for tables.
+        source: the publication.
+        generates: kinds of prompts, fields of `Questions`, after which greedy generation is needed.
+        full: True if it is measured in full only (`Evaluation`).
+        package: the package that it comes from.
+    """
+
+    name: str
+    function: Function | None
+    unit: str = ""
+    direction: str = ""
+    meaning: str = ""
+    source: str = ""
+    generates: tuple[str, ...] = ()
+    full: bool = False
+    package: str = "ffedit"
+
+    def __call__(self, q: Questions, now: Responses, before: Responses) -> float | None:
+        """Compute the score of a fact from its prompts, the model's answers now, and those before the edit."""
+        return None if self.function is None else self.function(q, now, before)
+
+
+def metric(
+    unit: str, direction: str, meaning: str, source: str, *, generates: Sequence[str] = (), full: bool = False
+) -> Callable[[Function], Metric]:
+    """Make a metric of a function, whose name is the score's; the arguments are the attributes of `Metric`."""
+    row = unit, direction, meaning, source, tuple(generates), full
+    return lambda function: Metric(function.__name__, function, *row)
+
+
+# Of the headline ---------------------------------------------------------------------------
+
+
+@metric("share", "up", "new beats old", ROME)
+def efficacy(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of edited prompts with nll(new) < nll(old)."""
+    return _success([q.own], now, new=True)
+
+
+@metric("share", "up", "in other wordings", ROME)
+def paraphrase(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of other wordings of the fact with nll(new) < nll(old)."""
+    return _success(q.paraphrases, now, new=True)
+
+
+@metric("share", "keep", "neighbors hold", ROME)
+def specificity(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of neighbors (other subjects) with nll(true) < nll(new)."""
+    return _success(q.neighbors, now, new=False)
+
+
+@metric("share", "keep", "other facts hold", FFEDIT, generates=["same_subject"])
+def same_subject(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of prompts on other facts of the subject that free greedy generation still answers with the true object.
+
+    By any of its names, where the data give it; else with what the model said before the edit.
+    """
+    says, goes_on = now.spoken.says, now.spoken.goes_on
+    return _mean([says(p.true, p.new, p.true_aliases) if p.named else goes_on(p.true) for p in q.same_subject])
+
+
+SCORE_PARTS = ("efficacy", "paraphrase", "specificity")
+
+
+@metric("share", "up", "harmonic mean", ROME)
+def score(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Harmonic mean of efficacy, paraphrase and specificity; of several facts, that of their means, as published."""
+    return harmonic(efficacy(q, now, before), paraphrase(q, now, before), specificity(q, now, before))
+
+
+def harmonic(*parts: float | None) -> float | None:
     """Harmonic mean of the three success rates; a share (ROME, "Score"). Up. None where one is missing."""
-    if efficacy is None or paraphrase is None or specificity is None:
-        return None
-    return harmonic_mean([efficacy, paraphrase, specificity])
+    there = [part for part in parts if part is not None]
+    return harmonic_mean(there) if len(there) == len(parts) else None
 
 
-def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
-    """Share of target tokens that are the argmax after the true tokens before them: *teacher-forced*. Up.
+@metric("share", "up", "says new object", WILD, generates=["own"])
+def generation(q: Questions, now: Responses, before: Responses) -> float:
+    """Share of edited prompts after which free greedy generation says the whole new object, or another name of it."""
+    return float(now.spoken.says(q.own.new, q.own.true, q.own.new_aliases))
 
-    Efficacy, paraphrase and locality of zsRE (the last against the data set's own answer, `loc_ans`), and portability
-    of KnowEdit as published. A wrong token is forgiven at once, since the next one is asked after the right one: Wild
-    finds it far above what a model says freely. Of several accepted answers it is the first alone, as EasyEdit takes
-    it (`ground_truth[0][0]`).
+
+drift = Metric("drift", None, "nats", "zero", "nats per token", COUNTERFACT_PLUS)
+
+
+# Magnitudes, and what is measured on generic text ----------------------------------------------
+
+
+def _magnitude(pairs: Callable[[Questions], Sequence[Pair]], new: bool) -> Function:
+    """Return the mean p(new) − p(true) over some of a fact's prompts; with `new` False, p(true) − p(new)."""
+    return lambda q, now, before: _mean([formulas.magnitude(*both) for both in _log_probs(pairs(q), now, new)])
+
+
+efficacy_magnitude = Metric(
+    "efficacy_magnitude", _magnitude(lambda q: [q.own], new=True), "probability", "up", source=ROME
+)
+paraphrase_magnitude = Metric(
+    "paraphrase_magnitude", _magnitude(lambda q: q.paraphrases, new=True), "probability", "up", source=ROME
+)
+specificity_magnitude = Metric(
+    "specificity_magnitude", _magnitude(lambda q: q.neighbors, new=False), "probability", "keep", source=ROME
+)
+same_subject_magnitude = Metric(
+    "same_subject_magnitude", _magnitude(lambda q: q.same_subject, new=False), "probability", "keep", source=FFEDIT
+)
+perplexity = Metric("perplexity", None, "", "keep", "of generic text", "exp of the mean −log p of its tokens")
+
+
+# With and without teacher forcing ------------------------------------------------------------
+
+
+@metric("share", "up", "all tokens, after true ones", WILD)
+def teacher_forced(q: Questions, now: Responses, before: Responses) -> float:
+    """Share of edited prompts where every token of the new object is the argmax after the true tokens before it."""
+    return float(formulas.teacher_forced(now.argmax(q.own.new), q.own.new.target_ids))
+
+
+@metric("share", "up", "tokens, after true ones", ZSRE)
+def token_accuracy(q: Questions, now: Responses, before: Responses) -> float:
+    """Share of the new object's tokens that are the argmax, teacher-forced: efficacy of zsRE."""
+    return formulas.token_accuracy(now.argmax(q.own.new), q.own.new.target_ids)
+
+
+@metric("difference of shares", "zero", "teacher_forced − generation", WILD, generates=["own"])
+def teacher_forced_gap(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Difference teacher_forced − generation: the model says more than the object, or spells it otherwise."""
+    return _difference(teacher_forced, generation, q, now, before)
+
+
+@metric("difference of shares", "zero", "token_accuracy − generation, as in 2502.11177", WILD, generates=["own"])
+def token_accuracy_gap(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Difference token_accuracy − generation, as published, which also holds the credit for parts of an object."""
+    return _difference(token_accuracy, generation, q, now, before)
+
+
+@metric("share", "up", "their tokens, after true ones", ZSRE)
+def paraphrase_token_accuracy(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of the new object's tokens that are the argmax after other wordings: paraphrase of zsRE."""
+    return _token_accuracy([pair.new for pair in q.paraphrases], now)
+
+
+@metric("share", "up", "said in other wordings", WILD, generates=["paraphrases"])
+def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of other wordings after which free greedy generation says the whole new object, or a name of it."""
+    return _mean([now.spoken.says(pair.new, pair.true, pair.new_aliases) for pair in q.paraphrases])
+
+
+# What follows, and what else moved -----------------------------------------------------------
+
+
+@metric("share", "up", "says what follows", f"{MQUAKE}; {KNOWEDIT}", generates=["portability"])
+def portability(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of prompts on what follows from the edit after which free greedy generation says it.
+
+    By any of the names or answers that the data accept. A multi-hop question counts once, as answered if any of its
+    wordings is; MQuAKE prompts with examples, here there are nprompt.
     """
-    return fmean(a == t for a, t in zip(argmax, target, strict=True))
+    return _mean([value for _, value in _portable(q, now)])
 
 
-def teacher_forced(argmax: Sequence[int], target: Sequence[int]) -> bool:
-    """Return whether every target token is the argmax after the true tokens before it. Up.
+@metric("share", "up", "its tokens, after true ones", KNOWEDIT)
+def portability_token_accuracy(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of the tokens of the first accepted answer that are the argmax, teacher-forced, as KnowEdit publishes."""
+    return _token_accuracy([prompt.text for prompt in q.portability], now)
 
-    *Teacher-forced*, without credit for parts. The very tokens of the target are then what greedy generation says as
-    well, so that this one differs from `exact_match` only where the model goes on with the same word, or spells the
-    object in other tokens.
+
+@metric("share", "keep", "unrelated answers hold", FFEDIT, generates=["locality"])
+def locality(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of unrelated questions that free greedy generation answers as before the edit."""
+    return _mean([_stays(prompt, now, before) for prompt in q.locality])
+
+
+@metric("share", "keep", "given answers' tokens, after true ones", ZSRE)
+def locality_token_accuracy(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of the tokens of their named answers that are the argmax, teacher-forced, as ROME and MEMIT compute it."""
+    return _token_accuracy([prompt.text for prompt in q.locality if prompt.named], now)
+
+
+@metric("share", "keep", "their tokens, after true ones", KNOWEDIT)
+def locality_argmax(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of their answers' tokens with the argmax of before, teacher-forced."""
+    return _mean([formulas.unchanged(before.argmax(prompt.text), now.argmax(prompt.text)) for prompt in q.locality])
+
+
+@metric("share", "keep", "neighbors, behind the edit", COUNTERFACT_PLUS, full=True)
+def neighbor_with_edit(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of neighbors with nll(true) < nll(new) where the edit's sentence stands before them."""
+    return _success(q.with_edit, now, new=False)
+
+
+neighbor_with_edit_magnitude = Metric(
+    "neighbor_with_edit_magnitude",
+    _magnitude(lambda q: q.with_edit, new=False),
+    "probability",
+    "keep",
+    source=COUNTERFACT_PLUS,
+    full=True,
+)
+
+
+@metric("nats", "zero", "nats, on neighbors", COUNTERFACT_PLUS)
+def divergence(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Mean KL(before ‖ after) of the next token after neighbors, those whose distributions are kept."""
+    return _mean(moved(q, now))
+
+
+@metric("bits", "keep", "bits, of sampled text", ROME, full=True)
+def entropy(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Entropy of bigrams and trigrams in sampled text about the subject."""
+    return _mean([formulas.generation_entropy(text) for text in now.sampled[q.generation]])
+
+
+@metric("cosine", "up", "sampled text like references", ROME, full=True)
+def consistency(q: Questions, now: Responses, before: Responses) -> float | None:
+    """TF-IDF cosine of that text with the fact's references; frequencies are over the references of all facts."""
+    texts, references = now.sampled[q.generation], q.fact.references
+    return formulas.reference_consistency(" ".join(texts), references, now.weights) if texts and references else None
+
+
+@metric("share", "", "says old object", FFEDIT, generates=["own"])
+def knew(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of facts whose old object, where one is named, free greedy generation says."""
+    return float(now.spoken.says(q.own.true, q.own.new)) if q.own.named else None
+
+
+# The registry --------------------------------------------------------------------------------
+
+
+def _added(point: str, package: str, loaded: object) -> Metric:
+    """Check what an entry point of another package holds: a `Metric`, or a plain function, named by the entry point."""
+    if not callable(loaded):
+        raise FFEditError(f"{type(loaded).__name__} was found; a function was expected")
+    found = loaded if isinstance(loaded, Metric) else Metric(point, loaded)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", found.name) or found.name in ("to_dict", "from_dict"):
+        raise FFEditError(f"{found.name!r} is no free name of a score; small letters, digits and _ were expected")
+    return replace(found, package=package)
+
+
+# All metrics by name: every one above, in this order, then those of other packages.
+METRICS = Registry("ffedit.metrics", [made for made in globals().values() if isinstance(made, Metric)], _added)
+
+
+def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float | None]:
+    """Return every score of one fact.
+
+    Raises:
+        EditError: a metric of another package failed, or gave no number.
     """
-    return tuple(argmax) == tuple(target)
+    found: dict[str, float | None] = {}
+    for metric in METRICS.values():
+        try:
+            value = metric(q, now, before)
+            found[metric.name] = None if value is None else float(value)
+        except Exception as error:  # whatever another package does wrong is said, in one line
+            if metric.package == "ffedit":
+                raise
+            raise EditError(
+                f"the metric {metric.name!r} failed ({brief(error)}); uninstall its package, or mend it"
+            ) from error
+    return found
 
 
-def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] = ()) -> bool:
-    """Return whether free greedy generation says the target, whole, or any of its `aliases`. Up (Wild).
+def by_kind(q: Questions, now: Responses, before: Responses) -> dict[str, float]:
+    """Return portability and locality of one fact by the data set's kinds of probes, "portability/Reasoning".
 
-    "Tom" is not said in "Tommy", nor "10" in "10,000". Texts of one tokenizer, white space normalised; `said` should
-    hold a token more than the target, than its aliases and than `other`, the object that could stand there instead:
-    where that one begins with the target and is said, the target is not. So it is with aliases, which count as in
-    MQuAKE's published code (the answer or one of its aliases), but for one that is `other` itself: it tells nothing.
+    Locality is here of unrelated questions, same-subject prompts and neighbors: the share of a kind that free greedy
+    generation answers as before the edit.
     """
-    if any(alias != other and exact_match(said, alias, other) for alias in aliases):
-        return True
-    if len(other) > len(target) and other.startswith(target) and exact_match(said, other):
-        return False
-    whole = target != "" and said.startswith(target) and next(occurrences(said, target), (1, 0))[0] == 0
-    return whole and not (target[-1].isdigit() and _MORE_DIGITS.match(said, len(target)))
+    accuracies = [formulas.token_accuracy(now.argmax(prompt.text), prompt.text.target_ids) for prompt in q.portability]
+    values: dict[str, list[float]] = defaultdict(list)
+    for name, those in (
+        ("portability", _portable(q, now)),
+        ("portability_token_accuracy", zip([prompt.kind for prompt in q.portability], accuracies, strict=True)),
+        ("locality", [(prompt.kind, _stays(prompt, now, before)) for prompt in q.stay]),
+    ):
+        for kind, value in those:
+            if kind is not None:
+                values[f"{name}/{kind}"].append(value)
+    return {name: fmean(those) for name, those in values.items()}
 
 
-def unchanged(before: Sequence[int], after: Sequence[int]) -> float:
-    """Share of positions with the same token as before the edit, from argmax tokens: locality of KnowEdit. Up.
-
-    The reference is the unedited model and not the data set's answer, which ROME and MEMIT take on zsRE
-    (`token_accuracy`).
-    """
-    return fmean(a == b for a, b in zip(before, after, strict=True))
+def moved(q: Questions, now: Responses) -> list[float]:
+    """Return KL(before ‖ now) after those neighbors of a fact whose distributions are kept, nats."""
+    contexts = [prompt_of(pair.true) for pair in q.neighbors]
+    return [now.divergences[context] for context in contexts if context in now.divergences]
 
 
-def divergence(before: Tensor, after: Tensor) -> Tensor:
-    """KL(before ‖ after) = Σ p log(p/q) of next-token distributions; nats per token. Zero is best (CF+).
-
-    Args:
-        before: log-probabilities of the unedited model, [.., vocabulary].
-        after: those of the edited one, [.., vocabulary].
-
-    Returns:
-        One divergence for each distribution, [..].
-    """
-    # A token that is impossible (a padded vocabulary) adds nothing, where −inf − (−inf) would be NaN.
-    terms = before.exp() * (before - after)
-    return terms.masked_fill(before.isneginf(), 0.0).sum(-1)
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None where there is nothing to average."""
+    return fmean(values) if values else None
 
 
-def perplexity(log_probs: Tensor) -> float:
-    """Return exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
-    return float((-log_probs.double().mean()).exp())
+def _log_probs(pairs: Sequence[Pair], now: Responses, new: bool) -> list[tuple[Sequence[float], Sequence[float]]]:
+    """Return log-probabilities of the `new` or of the true objects, and of the others; equal ones are skipped."""
+    sides = [(p.new, p.true) if new else (p.true, p.new) for p in pairs if p.new.ids != p.true.ids]
+    return [(now.answers[favoured].log_probs, now.answers[other].log_probs) for favoured, other in sides]
 
 
-def generation_entropy(text: str) -> float:
-    """Weighted entropy of bigrams and trigrams of words, ½ Σ_n w_n H_n with w = ⅔, 4⁄3; bits (ROME, "fluency"). Keep.
-
-    H_n = −Σ f log₂ f over the frequencies f of n-grams. Low where a damaged model repeats itself. Words and punctuation
-    marks count as words.
-    """
-    words = _WORDS.findall(text)
-    return fmean(weight * _entropy(words, n) for n, weight in ENTROPY_WEIGHTS.items())
+def _success(pairs: Sequence[Pair], now: Responses, new: bool) -> float | None:
+    return _mean([formulas.success(*sides) for sides in _log_probs(pairs, now, new)])
 
 
-def _entropy(words: Sequence[str], n: int) -> float:
-    counts = Counter(zip(*(words[i:] for i in range(n)), strict=False))
-    total = sum(counts.values())
-    return -sum(c / total * math.log2(c / total) for c in counts.values()) + 0.0
+def _token_accuracy(texts: Sequence[Encoded], now: Responses) -> float | None:
+    return _mean([formulas.token_accuracy(now.argmax(text), text.target_ids) for text in texts])
 
 
-def term_weights(documents: Sequence[str]) -> dict[str, float]:
-    """Inverse document frequencies, ln((1 + N) / (1 + df)) + 1, of terms of two letters or more, in lower case.
-
-    The formula and the terms are those of scikit-learn's `TfidfVectorizer`, which ROME uses. ROME fits it on all
-    attribute snippets of CounterFact (`idf.npy` beside the data), whatever is scored. Here N and df count the reference
-    texts of the facts that are given, each as often as facts hold it: a term that none of them has does not count, and
-    the weights change with the set.
-    """
-    found = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
-    return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in found.items()}
+def _difference(first: Metric, second: Metric, q: Questions, now: Responses, before: Responses) -> float | None:
+    a, b = first(q, now, before), second(q, now, before)
+    return None if a is None or b is None else a - b
 
 
-def reference_consistency(said: str, references: Sequence[str], weights: Mapping[str, float]) -> float:
-    """Cosine of the TF-IDF vectors of generated text and of reference texts about the new object; 0 to 1 (ROME). Up.
+def _stays(prompt: Prompt, now: Responses, before: Responses) -> bool:
+    """Return whether greedy generation, as long as the answer of `prompt`, is that of before the edit."""
+    size = len(prompt.text.target_ids)
+    return now.spoken.ids(prompt.text)[:size] == before.spoken.ids(prompt.text)[:size]
 
-    Comparable between models, methods and moments that are scored on one set of facts, since these share the weights;
-    not between sets, nor digit for digit with published figures, whose weights are of another text (`term_weights`).
 
-    Args:
-        said: all generated texts of a fact, joined.
-        references: texts about subjects that have the new object.
-        weights: of terms, by `term_weights`; other terms do not count.
-    """
-    vectors = []
-    for text in (said, " ".join(references)):
-        counts = Counter(_TERMS.findall(text.lower()))
-        vectors.append({term: count * weights[term] for term, count in counts.items() if term in weights})
-    a, b = vectors
-    norms = math.hypot(*a.values()) * math.hypot(*b.values())
-    return sum(value * b[term] for term, value in a.items() if term in b) / norms if norms else 0.0
+def _portable(q: Questions, now: Responses) -> list[tuple[str | None, float]]:
+    """Return the kind of each question and whether it is answered; a multi-hop question, if any wording is."""
+    said = [(prompt, now.spoken.says(prompt.text, aliases=prompt.aliases)) for prompt in q.portability]
+    alone = [(prompt.kind, float(yes)) for prompt, yes in said if prompt.kind != MULTI_HOP]
+    hops: dict[tuple[object, ...], bool] = {}
+    for prompt, yes in said:
+        if prompt.kind == MULTI_HOP:
+            question = prompt.answer, prompt.needs
+            hops[question] = hops.get(question, False) or yes
+    return [*alone, *((MULTI_HOP, float(yes)) for yes in hops.values())]

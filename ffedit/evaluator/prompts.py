@@ -2,17 +2,20 @@
 
 The same prompts are used before and after an edit, so what depends on the unedited model is determined here: where a
 fact names no old object, or a probe no answer, the model's own first word is used instead, if it generates one.
+
+Some neighbors of a fact, and some other facts of its subject, may be changed by the same edit. Their answers are
+expected to change, however the prompt is worded, so they are excluded from specificity, same_subject and locality.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ffedit.errors import FactError
-from ffedit.evaluator.edited_prompts import Edited
 from ffedit.facts.fact import Fact, Probe
+from ffedit.facts.mentions import occurrences
 from ffedit.inference import generation
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, joined
@@ -90,7 +93,7 @@ class Questions:
     def texts(self) -> tuple[Encoded, ...]:
         """All prompts with answers."""
         both = [text for pair in self.pairs for text in (pair.new, pair.true)]
-        return (*both, *(asked.text for asked in (*self.portability, *self.locality)))
+        return (*both, *(prompt.text for prompt in (*self.portability, *self.locality)))
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
@@ -130,6 +133,7 @@ def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> d
 
 def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, Encoded], full: bool) -> Questions:
     limit, new = editable.max_tokens, fact.new_object
+    left_out: Counter[str] = Counter()
 
     def text(prompt: str, answer: str) -> Encoded:
         return editable.encode(prompt, answer, max_tokens=limit)
@@ -137,75 +141,64 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     def answered(probe: Probe) -> Encoded:
         return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
 
-    def also(prompt: str, aliases: Sequence[str]) -> tuple[Encoded, ...]:
+    def aliases(prompt: str, names: Sequence[str]) -> tuple[Encoded, ...]:
         """Encode aliases after `prompt`; one that the tokenizer cannot encode is skipped: the model cannot say it."""
         found = []
-        for alias in aliases:
+        for name in names:
             try:
-                found.append(text(prompt, alias))
+                found.append(text(prompt, name))
             except FactError:
                 continue
         return tuple(found)
 
     def stated(prompt: str, named: bool = True) -> Pair:
-        return Pair(text(prompt, new), text(prompt, old), named, new_aliases=also(prompt, fact.target_aliases))
+        return Pair(text(prompt, new), text(prompt, old), named, new_aliases=aliases(prompt, fact.target_aliases))
 
-    def kept(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
+    def asked(probe: Probe) -> Pair:
+        names = aliases(probe.prompt, probe.aliases)
+        return Pair(text(probe.prompt, new), answered(probe), probe.target is not None, probe.kind, true_aliases=names)
+
+    def question(probe: Probe) -> Prompt:
+        names = aliases(probe.prompt, probe.aliases)
+        return Prompt(answered(probe), probe.kind, probe.target is not None, names, probe.target, probe.needs)
+
+    def unchanged(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
         """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
         still = [probe for probe in probes if not moves(probe)]
         found = [probe for probe in still if probe.target is not None or probe.prompt in own]
         left_out.update({f"{score}/edited": len(probes) - len(still), f"{score}/unsaid": len(still) - len(found)})
         return found
 
-    left_out: Counter[str] = Counter()
-    stood = fact.previous
-    if stood is None and fact.text in own:
-        stood = decode(editable.tokenizer, own[fact.text].target_ids).strip()
-    old = stood or new  # equal objects are not compared
-    others = [replace(probe, target=probe.target or stood) for probe in fact.neighbor_probes]
-    others = kept("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
-    same_subject = kept("same_subject", fact.same_subject_probes, lambda probe: edited.asks_same_subject(probe, fact))
-    locality = kept("locality", fact.locality_probes, lambda probe: edited.asks_neighbor(probe, None))
+    previous = fact.previous
+    if previous is None and fact.text in own:
+        previous = decode(editable.tokenizer, own[fact.text].target_ids).strip()
+    old = previous or new  # equal objects are not compared
+    others = [replace(probe, target=probe.target or previous) for probe in fact.neighbor_probes]
+    others = unchanged("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
+    same_subject = unchanged("same_subject", fact.same_subject_probes, lambda p: edited.asks_same_subject(p, fact))
+    locality = unchanged("locality", fact.locality_probes, lambda probe: edited.asks_neighbor(probe, None))
     follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
-    asked = stated(fact.text, fact.previous is not None)
-    paraphrases = tuple(stated(prompt) for prompt in fact.paraphrase_texts)
+    prompt = stated(fact.text, fact.previous is not None)
+    paraphrases = tuple(stated(wording) for wording in fact.paraphrase_texts)
     neighbors = tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in others)
     with_edit = _behind(editable, fact, others) if full else ()
-    why = "one" if stood else "unsaid"
-    left_out[f"efficacy/{why}"] = _of_one_object([asked])
-    left_out[f"paraphrase/{why}"] = _of_one_object(paraphrases)
+    reason = "one" if previous else "unsaid"
+    left_out[f"efficacy/{reason}"] = _of_one_object([prompt])
+    left_out[f"paraphrase/{reason}"] = _of_one_object(paraphrases)
     left_out["specificity/one"] = _of_one_object(neighbors)
     left_out["portability/alone"] = len(fact.portability_probes) - len(follows)
     left_out["neighbor_with_edit"] = len(neighbors) - len(with_edit) if full else 0
     return Questions(
-        fact,
-        asked,
-        paraphrases,
-        neighbors,
-        tuple(
-            Pair(
-                text(probe.prompt, new),
-                answered(probe),
-                probe.target is not None,
-                probe.kind,
-                true_aliases=also(probe.prompt, probe.aliases),
-            )
-            for probe in same_subject
-        ),
-        with_edit,
-        tuple(
-            Prompt(
-                answered(probe),
-                probe.kind,
-                aliases=also(probe.prompt, probe.aliases),
-                answer=probe.target,
-                needs=probe.needs,
-            )
-            for probe in follows
-        ),
-        tuple(Prompt(answered(probe), probe.kind, probe.target is not None) for probe in locality),
-        tuple(text(prompt, "") for prompt in fact.generation_texts) if full else (),
-        +left_out,
+        fact=fact,
+        own=prompt,
+        paraphrases=paraphrases,
+        neighbors=neighbors,
+        same_subject=tuple(map(asked, same_subject)),
+        with_edit=with_edit,
+        portability=tuple(map(question, follows)),
+        locality=tuple(map(question, locality)),
+        generation=tuple(text(begun, "") for begun in fact.generation_texts) if full else (),
+        left_out=+left_out,
     )
 
 
@@ -224,3 +217,47 @@ def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple
         if max(len(pair.new.ids), len(pair.true.ids)) <= editable.max_tokens:
             pairs.append(pair)
     return tuple(pairs)
+
+
+class Edited:
+    """Index of the facts of an edit, by prompt, relation and old object.
+
+    Args:
+        facts: all facts that are edited together.
+    """
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self._texts: set[str] = set()
+        self._of_relation: defaultdict[str | None, list[Fact]] = defaultdict(list)
+        self._of_object: defaultdict[str | None, list[Fact]] = defaultdict(list)
+        for fact in facts:
+            self._texts |= {text.strip() for text in (fact.text, *fact.paraphrase_texts)}
+            self._of_relation[fact.relation].append(fact)
+            self._of_object[fact.previous].append(fact)
+
+    def states(self, prompt: str) -> bool:
+        """Return whether an edited fact has `prompt` as its prompt or as a paraphrase."""
+        return prompt.strip() in self._texts
+
+    def asks_neighbor(self, probe: Probe, relation: str | None) -> bool:
+        """Return whether a prompt about another subject, with its true object, asks for an edited fact of that subject.
+
+        Such a fact has the same relation or, where the data do not name both relations, the same old object.
+        """
+        alike = self._of_relation.get(relation, []) if relation is not None else []
+        unnamed = [fact for fact in self._with_old(probe) if None in (relation, fact.relation)]
+        named = (any(occurrences(probe.prompt, fact.subject)) for fact in (*alike, *unnamed))
+        return self.states(probe.prompt) or any(named)
+
+    def asks_same_subject(self, probe: Probe, fact: Fact) -> bool:
+        """Return whether a prompt about the subject of `fact` asks for another edited fact of that subject.
+
+        The other fact is recognised by its old object, which is the prompt's true object.
+        """
+        others = [other for other in self._with_old(probe) if other.subject == fact.subject]
+        return self.states(probe.prompt) or any(other != fact for other in others)
+
+    def _with_old(self, probe: Probe) -> list[Fact]:
+        """Return the facts whose old object is the true object of `probe`, or one of its aliases."""
+        names = () if probe.target is None else (probe.target, *probe.aliases)
+        return [fact for name in names for fact in self._of_object.get(name, [])]

@@ -1,35 +1,74 @@
-"""Objects that other packages offer by entry points; one that cannot be loaded is named, and the rest works."""
+"""Registries: objects of ffedit by name, and those that other packages offer by entry points.
+
+An entry point that cannot be loaded is left out and named in `Registry.broken`, so that the rest works.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ffedit.errors import FFEditError, brief
 
-Found = TypeVar("Found")
+
+class Named(Protocol):
+    """An object with a name, and the package that it comes from."""
+
+    @property
+    def name(self) -> str:
+        """Name that it is called by."""
+
+    @property
+    def package(self) -> str:
+        """Package that it comes from."""
 
 
-def load_entry_points(group: str, check: Callable[[str, str, Any], Found]) -> tuple[dict[str, Found], dict[str, str]]:
-    """Load all entry points of a group.
+T = TypeVar("T", bound=Named)
+
+
+class Registry(Mapping[str, T]):
+    """Objects by name; entry points are loaded when a name is first asked for, since their packages import ffedit.
 
     Args:
-        group: its name.
-        check: given the entry point's name, its package and what was loaded, the object to keep; raises where that is
-            not of the kind that was expected.
-
-    Returns:
-        the objects by the entry point's name, and by "name (package)" why the others could not be loaded.
+        group: the group of entry points.
+        own: ffedit's own objects.
+        read: given the entry point's name, its package and what was loaded, returns the object to add; raises where
+            that is not of the kind that was expected.
     """
-    found: dict[str, Found] = {}
-    broken: dict[str, str] = {}
-    for point in entry_points(group=group):
-        package = point.dist.name if point.dist is not None else point.value
-        try:
-            if point.name in found:
-                raise FFEditError(f"another package adds {point.name!r} already")
-            found[point.name] = check(point.name, package, point.load())
-        except Exception as error:  # whatever another package does wrong is said, in one line
-            broken[f"{point.name} ({package})"] = brief(error)
-    return found, broken
+
+    def __init__(self, group: str, own: Iterable[T], read: Callable[[str, str, Any], T]) -> None:
+        self._group, self._own, self._read = group, {item.name: item for item in own}, read
+
+    @cached_property
+    def _loaded(self) -> tuple[dict[str, T], dict[str, str]]:
+        known, broken = dict(self._own), {}
+        for point in entry_points(group=self._group):
+            package = point.dist.name if point.dist is not None else point.value
+            try:
+                item = self._read(point.name, package, point.load())
+                if item.name in known:
+                    raise FFEditError(f"there is {item.name!r} already, of {known[item.name].package}")
+                known[item.name] = item
+            except Exception as error:  # whatever another package does wrong is said, in one line
+                broken[f"{point.name} ({package})"] = brief(error)
+        return known, broken
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """Why an entry point added nothing, by "name (package)"."""
+        return self._loaded[1]
+
+    def reload(self) -> None:
+        """Load the entry points again when a name is next asked for."""
+        self.__dict__.pop("_loaded", None)
+
+    def __getitem__(self, name: str) -> T:
+        return self._loaded[0][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded[0])
+
+    def __len__(self) -> int:
+        return len(self._loaded[0])

@@ -29,7 +29,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import METHODS, Corpus, EditConfig, check_method, collect, preset, tokens_for, write
 from ffedit.errors import FactError
 from ffedit.evaluator.evaluate import Evaluation
-from ffedit.evaluator.metrics import exact_match
+from ffedit.evaluator.formulas import exact_match
 from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.scores import Scores, mean_scores
 from ffedit.facts.fact import Fact, by_subject

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ffedit.errors import FFEditError, RequirementError
-from ffedit.evaluator import Scores
-from ffedit.evaluator.scores import score_names
+from ffedit.evaluator import METRICS, Scores
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -50,13 +49,12 @@ def parse_requirements(text: str) -> list[Requirement]:
     Raises:
         FFEditError: a condition is not of the form SCORE>=NUMBER, or the score is not known.
     """
-    names = score_names()
     found = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", part)
-        if match is None or match[1] not in names:
+        if match is None or match[1] not in METRICS:
             raise FFEditError(
-                f"--require {part!r} is not understood; write SCORE>=NUMBER with one of {', '.join(names)}"
+                f"--require {part!r} is not understood; write SCORE>=NUMBER with one of {', '.join(METRICS)}"
             )
         try:
             found.append(Requirement(match[1], match[2], float(match[3])))

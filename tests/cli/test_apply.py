@@ -19,8 +19,7 @@ import ffedit
 from ffedit import CheckError, Edit
 from ffedit.cli import apply as apply_command
 from ffedit.cli.options import Surface
-from ffedit.evaluator import NAMES
-from ffedit.evaluator.scores import score_names
+from ffedit.evaluator import METRICS, NAMES
 
 __all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
@@ -89,7 +88,7 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert set(result) == {"model", "method", "layer", "layers", "facts", "before", "after", "edit", "versions"}
     assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
     assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
-    assert set(result["before"]) == set(result["after"]) == set(score_names()) >= SCORES
+    assert set(result["before"]) == set(result["after"]) == set(METRICS) >= SCORES
     assert result["before"]["drift"] is None and result["after"]["drift"] > 0
     assert all(type(result["after"][name]) in (int, float) for name in SCORES)
     (fact,) = result["facts"]

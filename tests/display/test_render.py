@@ -17,6 +17,7 @@ from ffedit.display.terminal.messages import Commands, error_line
 from ffedit.display.terminal.model_table import environment, memory_table, model_line, ranges
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.scores import before_after, sayings, what_it_says
+from ffedit.evaluator import METRICS
 from ffedit.evaluator.scores import FactScores
 from ffedit.facts.text import number, token
 from ffedit.model.memory import KeyValueMemory, Memories
@@ -24,8 +25,15 @@ from ffedit.progress import silent
 from ffedit.safety.verdict import verdict
 
 FACT = Fact("Eiffel Tower", "The {} is in", "Rome", "Paris")
-BEFORE = Scores(0.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, -0.86, -0.7, 0.8, 0.9)
-AFTER = Scores(1.0, 0.9972, 0.98, 1.0, 0.99, 1.0, 0.0003, 0.97, 0.9, 0.7, 0.8)
+
+
+def scored(*first: float | None, **more: float) -> Scores:
+    """Scores by their order among the metrics, and by name."""
+    return Scores(**dict(zip(METRICS, first, strict=False)), **more)
+
+
+BEFORE = scored(0.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, -0.86, -0.7, 0.8, 0.9)
+AFTER = scored(1.0, 0.9972, 0.98, 1.0, 0.99, 1.0, 0.0003, 0.97, 0.9, 0.7, 0.8)
 
 
 def report(
@@ -50,10 +58,10 @@ def test_scores_before_and_after() -> None:
 
 
 def test_a_fall_is_marked_without_colour() -> None:
-    text = shown(before_after(report(Scores(1.0, None, 0.94, 0.5, drift=0.2))))
+    text = shown(before_after(report(scored(1.0, None, 0.94, 0.5, drift=0.2))))
     assert "−0.06 !" in text and "−0.50 !" in text
     assert "!" in next(line for line in text.splitlines() if line.startswith("drift"))
-    assert "!" not in shown(before_after(report(Scores(1.0, 1.0, 0.95, 1.0)))), "0.05 itself is no fall"
+    assert "!" not in shown(before_after(report(scored(1.0, 1.0, 0.95, 1.0)))), "0.05 itself is no fall"
 
 
 def test_what_was_not_measured_is_a_footnote() -> None:
@@ -90,11 +98,11 @@ def test_done() -> None:
 
 
 def test_done_but_something_broke() -> None:
-    text = words(verdict(report(Scores(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))))
+    text = words(verdict(report(scored(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))))
     assert text.startswith("Done, but something else broke")
     assert "specificity fell from 1.00 to 0.90" in text and "same_subject fell from 1.00 to 0.50" in text
     assert "drift on generic text is 0.20 nats per token" in text and "--layers N" in text
-    narrow = words(verdict(report(Scores(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0))))
+    narrow = words(verdict(report(scored(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0))))
     assert narrow.startswith("Done, but narrowly") and "paraphrase 0.20" in narrow
 
 

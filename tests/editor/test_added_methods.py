@@ -39,15 +39,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "plain_editing-1.0.dist-info" / "METADATA").write_text("Name: plain-editing\nVersion: 1.0\n")
     (folder / "plain_editing-1.0.dist-info" / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(folder)
-    methods._found.cache_clear()
+    methods.METHODS.reload()
     yield folder
-    methods._found.cache_clear()
+    methods.METHODS.reload()
 
 
 def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:
     assert list(methods.METHODS)[-1] == "identity" and methods.METHODS["identity"].package == "plain-editing"
-    broken = methods.broken_methods()
+    broken = methods.METHODS.broken
     assert "no attribute 'NOTHING'" in broken["lost (plain-editing)"]
-    assert "a method 'memit' already, of ffedit" in broken["twice (plain-editing)"]
+    assert "there is 'memit' already, of ffedit" in broken["twice (plain-editing)"]
     with pytest.raises(EditError, match=r"'lost' is not known; there is .*identity; lost \(plain-editing\) could not"):
         methods.check_method("lost")

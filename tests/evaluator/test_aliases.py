@@ -10,7 +10,7 @@ import torch
 import zoo
 
 from ffedit import Fact
-from ffedit.evaluator import Evaluation, Scores, metrics
+from ffedit.evaluator import Evaluation, Scores, formulas
 from ffedit.facts import readers
 from ffedit.facts.formats import parse
 from ffedit.model.editable import Editable
@@ -102,10 +102,10 @@ def test_the_longer_object_decides_wherever_the_shorter_one_is_asked_for() -> No
 
 
 def test_exact_match_takes_any_name() -> None:
-    assert metrics.exact_match("USA. It", "United States", aliases=["America", "USA"])
-    assert not metrics.exact_match("USAF", "United States", aliases=["America", "USA"])
-    assert not metrics.exact_match("York City", "New York", "York City", ["York"])
-    assert not metrics.exact_match("Rome", "Roma", "Rome", ["Rome"]) and metrics.exact_match("Rome", "Rome", "Rome")
+    assert formulas.exact_match("USA. It", "United States", aliases=["America", "USA"])
+    assert not formulas.exact_match("USAF", "United States", aliases=["America", "USA"])
+    assert not formulas.exact_match("York City", "New York", "York City", ["York"])
+    assert not formulas.exact_match("Rome", "Roma", "Rome", ["Rome"]) and formulas.exact_match("Rome", "Rome", "Rome")
 
 
 def test_the_published_records_are_scored_by_every_name_that_they_give() -> None:

@@ -16,7 +16,7 @@ import zoo
 from ffedit import Fact, FactError, Probe, evaluate
 from ffedit.evaluator import NAMES, Scores, mean_scores
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
-from ffedit.evaluator.edited_prompts import Edited
+from ffedit.evaluator.prompts import Edited
 from ffedit.inference.generation import own_text
 from ffedit.model.editable import Editable
 

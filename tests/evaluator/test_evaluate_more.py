@@ -16,7 +16,7 @@ from shown import shown
 from ffedit import EditError, Fact, FactError, ModelError, evaluate
 from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import Evaluation, GenericText
-from ffedit.evaluator.reference_distributions import ReferenceDistributions
+from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.facts import readers
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable

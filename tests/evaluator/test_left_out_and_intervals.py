@@ -29,7 +29,7 @@ from ffedit.evaluator import (
     mean_scores,
     paired,
 )
-from ffedit.evaluator.reference_distributions import ReferenceDistributions
+from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.model.editable import Editable
 
 LONG = "the city of " * 18 + "red river is"  # 57 tokens, of 64 that the model takes
@@ -175,7 +175,7 @@ def test_neighbors_outside_the_sample_are_counted(monkeypatch: pytest.MonkeyPatc
     near = [{"prompt": f"the {word} red river is in", "target": "Madrid"} for word in zoo.WORDS[40:48]]
     one, two = (replace(fact, neighbors=some) for fact, some in zip(facts(3)[1:], (near[:5], near[5:]), strict=True))
     evaluation = Evaluation(zoo.trained("gpt2"), [one, two])
-    kept = len(evaluation._usual.contexts)
+    kept = len(evaluation._reference.contexts)
     assert 0 < kept < 8
     counts = [scores.left_out.get("divergence", 0) for scores in evaluation.before]
     assert sum(counts) == 8 - kept and all(counts)

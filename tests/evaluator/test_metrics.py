@@ -4,67 +4,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 from statistics import harmonic_mean
 
 import numpy as np
 import pytest
 import torch
+import zoo
 
-from ffedit.evaluator import Interval, Report, interval, mean_scores, metrics, paired
+from ffedit.evaluator import (
+    METRICS,
+    NAMES,
+    Evaluation,
+    Interval,
+    Report,
+    formulas,
+    interval,
+    mean_scores,
+    metrics,
+    paired,
+)
 from ffedit.evaluator.intervals import changes, intervals
+from ffedit.evaluator.prompts import Questions
 from ffedit.evaluator.scores import FactScores, Scores
 from ffedit.facts.fact import Fact
 
 
 def test_likelihoods_are_means_over_tokens() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
-    assert metrics.nll([half, quarter]) == pytest.approx(1.5 * math.log(2))
-    assert metrics.likelihood([half, quarter]) == pytest.approx(2**-1.5)
-    assert metrics.success([half], [half, quarter]) and not metrics.success([half], [half, half]), "a tie is none"
-    assert metrics.success([-800.0], [-801.0]), "far below what a probability can say"
-    assert metrics.magnitude([half], [quarter, quarter]) == pytest.approx(0.25)
+    assert formulas.nll([half, quarter]) == pytest.approx(1.5 * math.log(2))
+    assert formulas.likelihood([half, quarter]) == pytest.approx(2**-1.5)
+    assert formulas.success([half], [half, quarter]) and not formulas.success([half], [half, half]), "a tie is none"
+    assert formulas.success([-800.0], [-801.0]), "far below what a probability can say"
+    assert formulas.magnitude([half], [quarter, quarter]) == pytest.approx(0.25)
     assert metrics.harmonic(1.0, 0.5, 0.5) == pytest.approx(0.6) and metrics.harmonic(1.0, None, 1.0) is None
     assert metrics.harmonic(1.0, 0.0, 1.0) == 0
 
 
 def test_accuracies_with_and_without_teacher_forcing() -> None:
-    assert metrics.token_accuracy([1, 2, 9], [1, 2, 3]) == pytest.approx(2 / 3)
-    assert metrics.teacher_forced([1, 2], [1, 2]) and not metrics.teacher_forced([1, 9], [1, 2])
-    assert metrics.exact_match("Rome, Italy", "Rome") and metrics.exact_match("Rome", "Rome")
-    assert not metrics.exact_match("Romeo and", "Rome") and not metrics.exact_match("in Rome", "Rome")
-    assert metrics.exact_match("東京です", "東京") and metrics.exact_match("روما هي", "روما")
-    assert not metrics.exact_match("Rome", "") and metrics.exact_match("🗼 is", "🗼")
-    assert not metrics.exact_match("10,000 men", "10") and not metrics.exact_match("3.5 m", "3")
-    assert metrics.exact_match("10, or so", "10") and metrics.exact_match("10.", "10")
-    assert not metrics.exact_match("United States.", "United", "United States"), "it is the other object that is said"
-    assert metrics.exact_match("United.", "United", "United States")
-    assert metrics.exact_match("United States.", "United States", "United")
-    assert metrics.unchanged([1, 2, 3, 4], [1, 2, 9, 4]) == 0.75
+    assert formulas.token_accuracy([1, 2, 9], [1, 2, 3]) == pytest.approx(2 / 3)
+    assert formulas.teacher_forced([1, 2], [1, 2]) and not formulas.teacher_forced([1, 9], [1, 2])
+    assert formulas.exact_match("Rome, Italy", "Rome") and formulas.exact_match("Rome", "Rome")
+    assert not formulas.exact_match("Romeo and", "Rome") and not formulas.exact_match("in Rome", "Rome")
+    assert formulas.exact_match("東京です", "東京") and formulas.exact_match("روما هي", "روما")
+    assert not formulas.exact_match("Rome", "") and formulas.exact_match("🗼 is", "🗼")
+    assert not formulas.exact_match("10,000 men", "10") and not formulas.exact_match("3.5 m", "3")
+    assert formulas.exact_match("10, or so", "10") and formulas.exact_match("10.", "10")
+    assert not formulas.exact_match("United States.", "United", "United States"), "it is the other object that is said"
+    assert formulas.exact_match("United.", "United", "United States")
+    assert formulas.exact_match("United States.", "United States", "United")
+    assert formulas.unchanged([1, 2, 3, 4], [1, 2, 9, 4]) == 0.75
 
 
 def test_divergence_and_perplexity() -> None:
     p, q = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.25, 0.75, 0.0]).log()
     expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    assert float(metrics.divergence(p, q)) == pytest.approx(expected, rel=1e-6)
-    assert float(metrics.divergence(p, p)) == 0
-    assert metrics.perplexity(torch.tensor([0.5, 0.125]).log()) == pytest.approx(4.0)
+    assert float(formulas.divergence(p, q)) == pytest.approx(expected, rel=1e-6)
+    assert float(formulas.divergence(p, p)) == 0
+    assert formulas.perplexity(torch.tensor([0.5, 0.125]).log()) == pytest.approx(4.0)
 
 
 def test_entropy_of_ngrams() -> None:
     # Bigrams ab bc ca ab: 2, 1, 1 of 4; trigrams abc bca cab: 1, 1, 1.
     expected = (2 / 3 * 1.5 + 4 / 3 * math.log2(3)) / 2
-    assert metrics.generation_entropy("a b c a b") == pytest.approx(expected)
-    assert metrics.generation_entropy("no no no no no no") == 0 == metrics.generation_entropy("no")
+    assert formulas.generation_entropy("a b c a b") == pytest.approx(expected)
+    assert formulas.generation_entropy("no no no no no no") == 0 == formulas.generation_entropy("no")
 
 
 def test_consistency_is_the_cosine_of_weighted_terms() -> None:
-    weights = metrics.term_weights(["football is fun", "football pitch"])
+    weights = formulas.term_weights(["football is fun", "football pitch"])
     assert weights["football"] == 1 and weights["fun"] == pytest.approx(math.log(3 / 2) + 1)
-    assert metrics.reference_consistency("Football is fun", ["football is fun"], weights) == pytest.approx(1)
-    assert metrics.reference_consistency("piano", ["football is fun"], weights) == 0
+    assert formulas.reference_consistency("Football is fun", ["football is fun"], weights) == pytest.approx(1)
+    assert formulas.reference_consistency("piano", ["football is fun"], weights) == 0
     w = weights["fun"]
     expected = 1 / math.sqrt(1 + 2 * w * w)
-    assert metrics.reference_consistency("football", ["football is fun"], weights) == pytest.approx(expected)
+    assert formulas.reference_consistency("football", ["football is fun"], weights) == pytest.approx(expected)
 
 
 def test_intervals_hold_the_mean_and_narrow_with_more_facts() -> None:
@@ -146,3 +161,42 @@ def test_scores_go_through_json_and_known_facts_are_told_apart() -> None:
     assert report.known[1] is not None and report.known[1].generation == 0.5
     assert report.kinds == ({}, {"portability/Reasoning": pytest.approx(2 / 3)})
     assert report.changes["generation"].mean == pytest.approx(2 / 3) and "knew" in report.intervals_before
+
+
+def test_every_metric_says_what_it_is() -> None:
+    for name, metric in METRICS.items():
+        assert metric.name == name and metric.source and metric.direction in ("up", "keep", "zero", ""), name
+        assert metric.meaning or name.endswith("_magnitude"), name
+        assert set(metric.generates) <= {field.name for field in fields(Questions)}, name
+        assert metric.function is not None or name in ("drift", "perplexity"), name
+    assert set(NAMES) <= set(METRICS) and Scores(knew=1.0).knew == 1 and Scores().to_dict().keys() == METRICS.keys()
+    with pytest.raises(TypeError, match="there is no score 'kenw'; there is efficacy, "):
+        Scores(kenw=1.0)
+    with pytest.raises(AttributeError, match="there is no score 'kenw'"):
+        _ = Scores().kenw
+
+
+def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from ffedit.evaluator.metrics import knew, metric\n"
+        "plain = lambda q, now, before: 0.5\nCOUNT = 3\n"
+        "@metric('share', 'up', 'neighbors said', 'nowhere', generates=['neighbors'])\n"
+        "def said(q, now, before):\n    return float(all(now.spoken.says(pair.true) for pair in q.neighbors))\n"
+    )
+    (about := tmp_path / "odd-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    points = ["said = odd:said", "plain = odd:plain", "knew = odd:knew", "count = odd:COUNT", "to_dict = odd:plain"]
+    (about / "entry_points.txt").write_text("\n".join(["[ffedit.metrics]", *points]))
+    monkeypatch.syspath_prepend(tmp_path)
+    METRICS.reload()
+    try:
+        assert list(METRICS)[-2:] == ["said", "plain"] and METRICS["said"].package == "odd"
+        assert set(METRICS.broken) == {"knew (odd)", "count (odd)", "to_dict (odd)"}
+        assert "there is 'knew' already, of ffedit" in METRICS.broken["knew (odd)"]
+        near = Fact("Eiffel tower", "the {} is in", "Rome", "Paris", neighbors=["Nile river stands in"])
+        (found,) = Evaluation(zoo.shared("gpt2"), [near]).before
+        assert found.scores.said in (0, 1) and found.scores.plain == 0.5
+        assert set(intervals({"said": [1.0] * 9, "plain": [0.5] * 9})) == {"said", "plain"}
+    finally:
+        METRICS.reload()
+    assert "said" not in METRICS

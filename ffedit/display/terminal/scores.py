@@ -10,44 +10,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
-from ffedit.evaluator import Interval, Report, Scores
-from ffedit.evaluator.added_metrics import added_metrics
+from ffedit.evaluator import METRICS, NAMES, Interval, Report, Scores
 from ffedit.facts.text import number
 from ffedit.safety.verdict import DRIFTED, ENOUGH, SPARED, fell
 
-# name of a score: (desired direction, meaning)
-MEANINGS = {
-    "efficacy": ("up", "new beats old"),
-    "paraphrase": ("up", "in other wordings"),
-    "specificity": ("keep", "neighbors hold"),
-    "same_subject": ("keep", "other facts hold"),
-    "score": ("up", "harmonic mean"),
-    "generation": ("up", "says new object"),
-    "drift": ("zero", "nats per token"),
-}
-MORE = {
-    "teacher_forced": "up",
-    "teacher_forced_gap": "zero",
-    "token_accuracy": "up",
-    "token_accuracy_gap": "zero",
-    "paraphrase_generation": "up",
-    "paraphrase_token_accuracy": "up",
-    "portability": "up",
-    "portability_token_accuracy": "up",
-    "locality": "keep",
-    "locality_token_accuracy": "keep",
-    "locality_argmax": "keep",
-    "neighbor_with_edit": "keep",
-    "divergence": "zero",
-    "entropy": "keep",
-    "consistency": "up",
-    "perplexity": "keep",
-    "knew": "",
-}
-SHOULD = {name: should for name, (should, _) in MEANINGS.items()} | MORE
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
-# Scores that are not shares and are shown as plain numbers.
-NUMBERS = ("drift", "divergence", "entropy", "perplexity")
 MOST_SAYINGS = 8
 
 
@@ -59,14 +26,15 @@ def before_after(report: Report) -> Table:
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
     table = _table(report, False, *([] if sure else [Column("", style="dim", overflow="fold")]))
-    for name, (should, meaning) in MEANINGS.items():
+    for metric in map(METRICS.__getitem__, NAMES):
+        name, should = metric.name, metric.direction
         if _measured(report, name):
             cells = [_with_magnitude(scores, name) for scores in both]
             if report.after is not None:
                 cells.append(_change(report, name, report.changes if sure else {}))
-            table.add_row(name, should if report.after else "", *cells, *([] if sure else [meaning]))
+            table.add_row(name, should if report.after else "", *cells, *([] if sure else [metric.meaning]))
     lines = ["change: mean over facts and its 95 % interval"] if sure else []
-    if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in MEANINGS):
+    if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in NAMES):
         lines.append("in brackets: mean difference of probability")
     if hints := [f"{name} (give {needed})" for name, needed in WANTED.items() if not _measured(report, name)]:
         lines.append(f"nothing to measure: {', '.join(hints)}")
@@ -76,13 +44,13 @@ def before_after(report: Report) -> Table:
 def all_scores(report: Report) -> Table:
     """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
     table = _table(report, bool(report.intervals_before))
-    for name in (*SHOULD, *added_metrics()):
-        if _measured(report, name):
+    for name, metric in METRICS.items():
+        if _measured(report, name) and not name.endswith("_magnitude"):
             cells = [_shown(name, getattr(report.before, name), report.intervals_before)]
             if report.after is not None:
                 after = _shown(name, getattr(report.after, name), report.intervals_after)
                 cells += [after, _change(report, name, report.changes)]
-            table.add_row(Text(name), SHOULD.get(name, "") if report.after else "", *cells)
+            table.add_row(Text(name), metric.direction if report.after else "", *cells)
     before, after_by_kind = report.kinds
     for probe, kinds in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
         table.add_row(Text(f"{probe}/"))
@@ -131,7 +99,7 @@ def _measured(report: Report, name: str) -> bool:
 def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) -> Text:
     if value is None:
         return Text("")
-    words = number if name in NUMBERS or value < 0 else _share
+    words = _share if _is_share(name) and value >= 0 else number
     return Text(words(value)).append_text(_range(intervals.get(name), words))
 
 
@@ -145,9 +113,14 @@ def _with_magnitude(scores: Scores, name: str) -> Text:
         return Text("")
     magnitude = getattr(scores, f"{name}_magnitude", None)
     beside = "" if magnitude is None else f" ({_signed(magnitude)})"
-    aligned = any(getattr(scores, f"{other}_magnitude", None) is not None for other in MEANINGS)
-    shown = number(value) if name in NUMBERS else _share(value)
+    aligned = any(getattr(scores, f"{other}_magnitude", None) is not None for other in NAMES)
+    shown = _share(value) if _is_share(name) else number(value)
     return Text.assemble(shown, (beside.ljust(8 if aligned else 0), "dim"))
+
+
+def _is_share(name: str) -> bool:
+    """Return whether a score, or a kind of it ("locality/Alias"), is a share; others are shown as plain numbers."""
+    return METRICS[name.partition("/")[0]].unit == "share"
 
 
 def _share(rate: float) -> str:
@@ -169,7 +142,7 @@ def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Tex
     change, style = _signed(new - old), ""
     if name in SPARED and fell(old, new):
         change, style = f"{change} !", "bold red"
-    elif name not in SPARED and SHOULD.get(name) == "up":
+    elif name not in SPARED and METRICS[name].direction == "up":
         style = "green" if new > old else "red" if new < old else ""
     return Text.assemble((change, style), _range(intervals.get(name), _signed))
 

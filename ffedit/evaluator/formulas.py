@@ -1,0 +1,169 @@
+"""The published formulas behind the metrics, each one pure function with its unit, source and direction.
+
+Notation: x a prompt, o an object of the tokens o_1 … o_m after it, p(o_i | x, o_<i) the model's probability of a token.
+Sources:
+
+    ROME    Meng et al. 2022, arXiv 2202.05262, section 3.3 and the appendix on CounterFact
+    zsRE    Levy et al. 2017; as ROME and MEMIT (arXiv 2210.07229, section 5) compute it
+    CF+     Hoelscher-Obermaier et al. 2023, arXiv 2305.17553
+    KnowEdit  Zhang et al. 2024, arXiv 2401.01286, as EasyEdit (Wang et al. 2023, arXiv 2308.07269) computes it
+    MQuAKE  Zhong et al. 2023, arXiv 2305.14795
+    Wild    Yang et al. 2025, arXiv 2502.11177: what teacher forcing hides
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from torch import Tensor
+
+from ffedit.facts.mentions import occurrences
+
+# As ROME weighs the entropies of bigrams and trigrams.
+ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}
+_MORE_DIGITS = re.compile(r"[.,]\d")
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_TERMS = re.compile(r"\b\w\w+\b")
+
+
+def nll(log_probs: Sequence[float]) -> float:
+    """Mean negative log-likelihood of an object's tokens, −(1/m) Σ log p(o_i | x, o_<i); nats per token (ROME)."""
+    return -fmean(log_probs)
+
+
+def likelihood(log_probs: Sequence[float]) -> float:
+    """Geometric mean of an object's token probabilities, exp(−nll); a probability (ROME)."""
+    return math.exp(-nll(log_probs))
+
+
+def success(favoured: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether nll(favoured) < nll(other), strictly: a tie is no success. Up.
+
+    Efficacy success on the edited prompt and paraphrase success on other wordings, both with the new object favoured
+    over the old; neighborhood success (specificity) on other subjects, with the true object favoured over the new
+    (ROME). The last one on neighbors that follow the edit's sentence is CounterFact+ (CF+).
+    """
+    return nll(favoured) < nll(other)
+
+
+def magnitude(favoured: Sequence[float], other: Sequence[float]) -> float:
+    """Difference of likelihoods, favoured − other; of probability, −1 to 1 (ROME). Up."""
+    return likelihood(favoured) - likelihood(other)
+
+
+def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
+    """Share of target tokens that are the argmax after the true tokens before them: *teacher-forced*. Up.
+
+    Efficacy, paraphrase and locality of zsRE (the last against the data set's own answer, `loc_ans`), and portability
+    of KnowEdit as published. A wrong token is forgiven at once, since the next one is asked after the right one: Wild
+    finds it far above what a model says freely. Of several accepted answers it is the first alone, as EasyEdit takes
+    it (`ground_truth[0][0]`).
+    """
+    return fmean(a == t for a, t in zip(argmax, target, strict=True))
+
+
+def teacher_forced(argmax: Sequence[int], target: Sequence[int]) -> bool:
+    """Return whether every target token is the argmax after the true tokens before it. Up.
+
+    *Teacher-forced*, without credit for parts. The very tokens of the target are then what greedy generation says as
+    well, so that this one differs from `exact_match` only where the model goes on with the same word, or spells the
+    object in other tokens.
+    """
+    return tuple(argmax) == tuple(target)
+
+
+def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] = ()) -> bool:
+    """Return whether free greedy generation says the target, whole, or any of its `aliases`. Up (Wild).
+
+    "Tom" is not said in "Tommy", nor "10" in "10,000". Texts of one tokenizer, white space normalised; `said` should
+    hold a token more than the target, than its aliases and than `other`, the object that could stand there instead:
+    where that one begins with the target and is said, the target is not. So it is with aliases, which count as in
+    MQuAKE's published code (the answer or one of its aliases), but for one that is `other` itself: it tells nothing.
+    """
+    if any(alias != other and exact_match(said, alias, other) for alias in aliases):
+        return True
+    if len(other) > len(target) and other.startswith(target) and exact_match(said, other):
+        return False
+    whole = target != "" and said.startswith(target) and next(occurrences(said, target), (1, 0))[0] == 0
+    return whole and not (target[-1].isdigit() and _MORE_DIGITS.match(said, len(target)))
+
+
+def unchanged(before: Sequence[int], after: Sequence[int]) -> float:
+    """Share of positions with the same token as before the edit, from argmax tokens: locality of KnowEdit. Up.
+
+    The reference is the unedited model and not the data set's answer, which ROME and MEMIT take on zsRE
+    (`token_accuracy`).
+    """
+    return fmean(a == b for a, b in zip(before, after, strict=True))
+
+
+def divergence(before: Tensor, after: Tensor) -> Tensor:
+    """KL(before ‖ after) = Σ p log(p/q) of next-token distributions; nats per token. Zero is best (CF+).
+
+    Args:
+        before: log-probabilities of the unedited model, [.., vocabulary].
+        after: those of the edited one, [.., vocabulary].
+
+    Returns:
+        One divergence for each distribution, [..].
+    """
+    # A token that is impossible (a padded vocabulary) adds nothing, where −inf − (−inf) would be NaN.
+    terms = before.exp() * (before - after)
+    return terms.masked_fill(before.isneginf(), 0.0).sum(-1)
+
+
+def perplexity(log_probs: Tensor) -> float:
+    """Return exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
+    return float((-log_probs.double().mean()).exp())
+
+
+def generation_entropy(text: str) -> float:
+    """Weighted entropy of bigrams and trigrams of words, ½ Σ_n w_n H_n with w = ⅔, 4⁄3; bits (ROME, "fluency"). Keep.
+
+    H_n = −Σ f log₂ f over the frequencies f of n-grams. Low where a damaged model repeats itself. Words and punctuation
+    marks count as words.
+    """
+    words = _WORDS.findall(text)
+    return fmean(weight * _entropy(words, n) for n, weight in ENTROPY_WEIGHTS.items())
+
+
+def _entropy(words: Sequence[str], n: int) -> float:
+    counts = Counter(zip(*(words[i:] for i in range(n)), strict=False))
+    total = sum(counts.values())
+    return -sum(c / total * math.log2(c / total) for c in counts.values()) + 0.0
+
+
+def term_weights(documents: Sequence[str]) -> dict[str, float]:
+    """Inverse document frequencies, ln((1 + N) / (1 + df)) + 1, of terms of two letters or more, in lower case.
+
+    The formula and the terms are those of scikit-learn's `TfidfVectorizer`, which ROME uses. ROME fits it on all
+    attribute snippets of CounterFact (`idf.npy` beside the data), whatever is scored. Here N and df count the reference
+    texts of the facts that are given, each as often as facts hold it: a term that none of them has does not count, and
+    the weights change with the set.
+    """
+    found = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
+    return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in found.items()}
+
+
+def reference_consistency(said: str, references: Sequence[str], weights: Mapping[str, float]) -> float:
+    """Cosine of the TF-IDF vectors of generated text and of reference texts about the new object; 0 to 1 (ROME). Up.
+
+    Comparable between models, methods and moments that are scored on one set of facts, since these share the weights;
+    not between sets, nor digit for digit with published figures, whose weights are of another text (`term_weights`).
+
+    Args:
+        said: all generated texts of a fact, joined.
+        references: texts about subjects that have the new object.
+        weights: of terms, by `term_weights`; other terms do not count.
+    """
+    vectors = []
+    for text in (said, " ".join(references)):
+        counts = Counter(_TERMS.findall(text.lower()))
+        vectors.append({term: count * weights[term] for term, count in counts.items() if term in weights})
+    a, b = vectors
+    norms = math.hypot(*a.values()) * math.hypot(*b.values())
+    return sum(value * b[term] for term, value in a.items() if term in b) / norms if norms else 0.0
