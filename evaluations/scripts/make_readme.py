@@ -1,0 +1,228 @@
+"""Write the table of `evaluations/README.md`: every file of data and every report, with the command that makes it.
+
+    python evaluations/scripts/make_readme.py [--check]
+
+The rows stand here and nowhere else. Words are the first line of the script's docstring where a row has none. Refused:
+a file of data or a report without a row, a row whose files or script are not there, an option that its script does not
+know. `--check` writes nothing, and fails where the table in the README is another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "evaluations" / "README.md"
+BEGIN, END = "<!-- made by scripts/make_readme.py: edit the rows there -->", "<!-- end of what is made -->"
+
+SINGLE = "--split reporting --limit 40 --way ffedit"
+SMOLLM2 = "evaluations/data/smollm2-counterfact.json"
+# Files (patterns below evaluations/), what they are ("" for the first line of the script), how they are made.
+ROWS = (
+    (
+        "data/atlas-counterfact.json",
+        "500 counterfactual edits for Atlas in CounterFact's record format, with `split` (100 for tuning defaults, 400 "
+        "for reporting, by subject) and `same_subject`",
+        "python evaluations/scripts/make_atlas_counterfact.py",
+    ),
+    (
+        "data/atlas-llama-counterfact.json data/atlas-moe-counterfact.json",
+        "the same for the two smaller models, on what they know",
+        "python evaluations/scripts/make_atlas_counterfact.py --model atlas-llama",
+    ),
+    (
+        "data/smollm2-counterfact.json",
+        "481 edits of what SmolLM2-135M-Instruct knows (958 of 3,433 facts asked, in 83 relations), in the same "
+        "format: 161 for development, 320 for reporting, by subject",
+        "python evaluations/scripts/make_edits.py --model smollm2 --screen bfloat16 "
+        "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
+        "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json "
+        f"--out {SMOLLM2}",
+    ),
+    (
+        "data/more_facts.json",
+        "plainer templates for the relations of the table and of known_1000, and 1,030 more facts",
+        "",
+    ),
+    (
+        "data/stories-*.jsonl",
+        "stable completions of a TinyStories model as edits; the first file tuned a number that the editor no longer "
+        "has, the second reports",
+        "python evaluations/scripts/make_stories_edits.py --model MODEL --out FILE",
+    ),
+    (
+        "data/zoo/*-edits.json",
+        "60 edits of each member of the zoo, 20 for development and 40 for reporting; the models are not kept",
+        "python evaluations/scripts/train_zoo.py --out DIR`, then "
+        "`python evaluations/scripts/make_edits.py --model DIR/NAME --count 60 --subjects 1000 "
+        "--out evaluations/data/zoo/NAME-edits.json",
+    ),
+    (
+        "reports/atlas-report.json",
+        "what an embedded model knows, and where tracing finds it recalled (`--model atlas-llama`, `atlas-moe` too)",
+        "python evaluations/scripts/atlas_report.py --model atlas",
+    ),
+    (
+        "reports/atlas-trace.*",
+        "average indirect effects on 300 facts, three kinds and severed",
+        "python evaluations/scripts/atlas_trace.py",
+    ),
+    (
+        "reports/atlas-inspect.*",
+        "what Atlas's memories hold, beside the published numbers of Geva et al. 2021",
+        "python evaluations/scripts/atlas_inspect.py",
+    ),
+    (
+        "reports/atlas-single.*",
+        "40 reporting facts of Atlas one by one",
+        f"python evaluations/scripts/compare.py --model atlas --data evaluations/data/atlas-counterfact.json {SINGLE} "
+        "--out DIR",
+    ),
+    (
+        "reports/smollm2-single.*",
+        "40 reporting facts of SmolLM2 one by one, default settings",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed {SINGLE} --out DIR",
+    ),
+    (
+        "reports/smollm2-single-layer-0.*",
+        "the same at layer 0",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed {SINGLE} --layer 0 --out DIR",
+    ),
+    (
+        "reports/smollm2-rivals.*",
+        "the first seven beside the published procedure, also at equal seconds, and a plain rank-one editor",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
+        "--layer 0 --equal-seconds --out DIR",
+    ),
+    (
+        "reports/smollm2-hundred.*",
+        "100 reporting facts of SmolLM2 at once, three methods",
+        f"ffedit bench {SMOLLM2} --where split=reporting --limit 100 --model smollm2 --layers 8 --mode batch:100 "
+        "--methods memit,emmet,alphaedit --no-full --out DIR",
+    ),
+    (
+        "reports/zoo/*",
+        "40 facts of each member of the zoo, ffedit and the plain rank-one editor",
+        "python evaluations/scripts/compare.py --model DIR/NAME --data evaluations/data/zoo/NAME-edits.json "
+        f"{SINGLE} --way plain --out DIR",
+    ),
+    (
+        "reports/ablation.md",
+        "each mechanism left out of the defaults and added to the published objective, with paired differences",
+        f"python evaluations/scripts/ablation.py run --model smollm2 --data {SMOLLM2} --split development --probed "
+        "--limit 12 --layer 8 --out DIR`, then `python evaluations/scripts/ablation.py table --out DIR --into FILE.md",
+    ),
+    (
+        "reports/key-statistics-quality.*",
+        "what C protects, before any edit: sinks, weighting, ridge, tokens",
+        "python evaluations/scripts/key_statistics_quality.py --model smollm2 --tokens 8192 --tokens 16384 "
+        "--out evaluations/reports/key-statistics-quality",
+    ),
+    (
+        "reports/size.*",
+        "memory and time of every step of an edit at GPT-2 XL's shape; what follows for 8B and 70B is in "
+        "`docs/scale.md`",
+        "python evaluations/benchmarks/size.py --out evaluations/reports/size",
+    ),
+    (
+        "reports/apply.svg reports/apply-smollm2.svg",
+        "what a person sees of `ffedit apply`",
+        "python evaluations/scripts/make_picture.py`, and with `--model smollm2",
+    ),
+    (
+        "reports/benchmarks/tracing.*",
+        "`ffedit.locate` against the published loop, and its cost by layers, tokens, samples",
+        "python evaluations/benchmarks/tracing.py --out FILE.json --plot FILE.png",
+    ),
+    (
+        "reports/benchmarks/scoring.json",
+        "scoring facts against a plain loop over prompts",
+        "python evaluations/benchmarks/scoring.py --parts 2 --out FILE.json",
+    ),
+    (
+        "reports/benchmarks/inspection.json",
+        "the pass over all memories against plain forward passes, and its memory by length of the text",
+        "python evaluations/benchmarks/inspection.py --tokens 8192 --rounds 2 --out FILE.json",
+    ),
+    (
+        "reports/benchmarks/key_statistics.json",
+        "statistics of five layers in one pass against one pass each, 16,384 tokens",
+        "python evaluations/benchmarks/key_statistics.py --tokens 16384 --rounds 1 --out FILE.json",
+    ),
+    (
+        "reports/benchmarks/export.json",
+        "memory and time of exporting an edit of a 1.5B-shaped checkpoint",
+        "python evaluations/benchmarks/export.py",
+    ),
+    (
+        "../ffedit/inference/neutral.txt.gz",
+        "the neutral text that ships for key statistics",
+        "python evaluations/scripts/make_neutral_text.py --model SMOLLM2 --out ffedit/inference/neutral.txt.gz",
+    ),
+    ("benchmarks/seconds.py", "", "python evaluations/benchmarks/seconds.py"),
+    (
+        "scripts/compare.py scripts/rivals.py",
+        "",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --equal-seconds --out DIR",
+    ),
+)
+
+
+def table() -> str:
+    """Return the table in Markdown.
+
+    Raises:
+        ValueError: a file without a row, or a row that is not true.
+    """
+    lines, listed = ["| file | what | made by |", "|---|---|---|"], set[Path]()
+    for patterns, words, command in ROWS:
+        for pattern in patterns.split():
+            paths = set(README.parent.glob(pattern)) if ".." not in pattern else {README.parent / pattern}
+            if not paths or not all(path.exists() for path in paths):
+                raise ValueError(f"{pattern}: no such file, but a row")
+            listed |= paths
+        for script in re.findall(r"python (\S+\.py)", command):
+            source = (ROOT / script).read_text(encoding="utf-8")
+            words = words or (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].rstrip(".")
+        check_options(command)
+        named = ", ".join(f"`{pattern}`" for pattern in patterns.split())
+        lines.append(f"| {named} | {words} | {f'`{command}`' if command else 'by hand'} |")
+    kept = {path for folder in ("data", "reports") for path in (README.parent / folder).rglob("*") if path.is_file()}
+    if missing := sorted(kept - listed):
+        raise ValueError(f"{missing[0].relative_to(ROOT)} has no row in {Path(__file__).name}")
+    return "\n".join(lines)
+
+
+def check_options(command: str) -> None:
+    """Refuse an option that its script, or the modules that scripts share, does not declare.
+
+    Raises:
+        ValueError: there is such an option.
+    """
+    for script, rest in re.findall(r"python (\S+\.py)([^`]*)", command):
+        shared = [ROOT / "evaluations" / "benchmarks" / "measuring.py", ROOT / "evaluations" / "scripts" / "common.py"]
+        declared = "".join(path.read_text(encoding="utf-8") for path in (ROOT / script, *shared))
+        for option in re.findall(r"--[\w-]+", rest):
+            if f'"{option}"' not in declared:
+                raise ValueError(f"{script} knows no {option}")
+
+
+def main() -> None:
+    """Write the table into the README, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    text = README.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    made = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    if not parser.parse_args().check:
+        README.write_text(made, encoding="utf-8")
+    elif made != text:
+        sys.exit("evaluations/README.md is not up to date; python evaluations/scripts/make_readme.py writes it")
+
+
+if __name__ == "__main__":
+    main()
