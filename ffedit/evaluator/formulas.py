@@ -21,7 +21,7 @@ from statistics import fmean
 
 from torch import Tensor
 
-from ffedit.facts.mentions import occurrences
+from ffedit.facts.text import occurrences
 
 # As ROME weighs the entropies of bigrams and trigrams.
 ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}

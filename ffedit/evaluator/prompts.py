@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact, Probe
-from ffedit.facts.mentions import occurrences
+from ffedit.facts.text import occurrences
 from ffedit.inference import generation
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, joined

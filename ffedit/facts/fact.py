@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ffedit.errors import FactError
-from ffedit.facts.mentions import occurrences
+from ffedit.facts.text import occurrences
 
 SLOT = "{}"
 # The kind of MQuAKE's questions: of several phrasings of one question, any that is answered counts.
@@ -155,9 +155,6 @@ class Fact:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        self._validate()
-
-    def _validate(self) -> None:
         if type(self.occurrence) is not int:
             raise FactError(f"occurrence must be a whole number, found {show(self.occurrence)}")
         if SLOT in self.subject:
@@ -186,10 +183,9 @@ class Fact:
             raise FactError(f"prompt {prompt} marks the subject with {{}}; leave occurrence out")
         spans = list(occurrences(self.prompt, self.subject))
         if not spans:
-            found = f"holds the subject {subject} only inside another word"
-            if self.subject not in self.prompt:
-                found = f"has neither {{}} nor the subject {subject}"
-            raise FactError(f"prompt {prompt} {found}; put {{}} where the subject stands")
+            inside = self.subject in self.prompt
+            why = "holds the subject {} only inside another word" if inside else "has neither {{}} nor the subject {}"
+            raise FactError(f"prompt {prompt} {why.format(subject)}; put {{}} where the subject stands")
         if not 0 <= self.occurrence < len(spans):
             raise FactError(
                 f"occurrence {self.occurrence} of {subject} asked for, but prompt {prompt} has {len(spans)}; "

@@ -17,7 +17,7 @@ from ffedit import EditError, Fact, FactError, ModelError, evaluate
 from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import Evaluation, GenericText
 from ffedit.evaluator.drift import ReferenceDistributions
-from ffedit.facts import readers
+from ffedit.facts import formats
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.safety.verdict import verdict
@@ -77,7 +77,7 @@ def test_the_published_form_of_knowedit_is_scored_by_kind() -> None:
             "Forgetfulness": [{"prompt": "the city of Eiffel tower is", "ground_truth": [["Italy"]]}],
         },
     }
-    (fact,) = readers.knowedit(record).facts
+    (fact,) = formats.knowedit(record).facts
     assert len(fact.same_subject) == len(fact.neighbors) == 2 and len(fact.locality) == 1
     editable, edited = zoo.trained("gpt2"), zoo.trained("gpt2")
     value = edited.memories[1].value

@@ -11,7 +11,7 @@ import pytest
 from records import EIFFEL, message
 
 from ffedit.facts.fact import Fact, Probe, fill
-from ffedit.facts.mentions import occurrences
+from ffedit.facts.text import occurrences
 
 
 def test_text_and_span_of_a_slot() -> None:
