@@ -1,27 +1,154 @@
-"""The manifest of a results folder, which ties the folder to one run.
+"""The folder of a benchmark's results: the manifest that ties it to one run, and the journal that a run resumes from.
 
 `manifest.json` records the model, the facts, the mode, all hyperparameters of the edits and the versions of the
 libraries. A folder of another run is refused with an error that names what differs; only methods may be added. The
 machines are recorded too, but a different machine is not refused.
+
+`results.jsonl` has one JSON line per method, fact and moment. Lines come in groups: the scores of all facts that one
+edit of one method was measured on, and last a line about the model itself, which closes the group. A group without its
+last line is measured again as a whole, so that a run that was interrupted gives the same figures as one that was not.
+Where several processes each measure their own facts, each appends to its own file (`results-3.jsonl`); the files are
+merged in a fixed order.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from ffedit.benchmark.journal import merge
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
-from ffedit.files.atomic import write_text
+from ffedit.files import resuming
+from ffedit.files.atomic import finite, write_text
 from ffedit.files.resuming import LOCK, differences, leaves
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
 WAYS_OUT = "name another folder, or replace these results with --force"
 OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
+RESULTS = "results.jsonl"
+# method, moment, chunk, index of the fact
+Key: TypeAlias = tuple[str, str, int, int]
+# As method: the unedited model. As index of a fact: the whole model; this line closes a group.
+UNEDITED, WHOLE = "", -1
+
+
+@dataclass(frozen=True)
+class Line:
+    """The measurements of one fact, or of the whole model, at one moment.
+
+    Attributes:
+        method: the method that edited the model; `UNEDITED` before any edit.
+        when: "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited.
+        chunk: index of the edit; in a sequence, of the last one so far.
+        fact: index of the fact; `WHOLE` for the model.
+        measured: the measurements, plain JSON.
+    """
+
+    method: str
+    when: str
+    chunk: int
+    fact: int
+    measured: Mapping[str, Any]
+
+    @property
+    def key(self) -> Key:
+        """The identity of the line: of two lines with one key, one is kept."""
+        return self.method, self.when, self.chunk, self.fact
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as plain JSON; numbers that are not finite become null, and `finite` is false then."""
+        measured = finite(self.measured)
+        fact = None if self.fact == WHOLE else self.fact
+        line = {"method": self.method or None, "when": self.when, "chunk": self.chunk, "fact": fact, **measured}
+        return line if measured == self.measured else {**line, "finite": False}
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> Line:
+        """Return the line that `to_dict` was called on."""
+        measured = dict(line)
+        method, when, chunk, fact = (measured.pop(name) for name in ("method", "when", "chunk", "fact"))
+        return cls(method or UNEDITED, when, chunk, WHOLE if fact is None else fact, measured)
+
+
+class Journal:
+    """The lines of a results folder.
+
+    Args:
+        folder: results folder.
+        process: rank of this process, if each writes its own file; None for `results.jsonl`.
+        writes: whether this process writes to disk; otherwise added lines are only held in memory.
+
+    Raises:
+        EditError: a line that is not the last one is damaged.
+    """
+
+    def __init__(self, folder: Path, process: int | None = None, writes: bool = True) -> None:
+        own = folder / (RESULTS if process is None else f"results-{process}.jsonl")
+        self.lines = {line.key: line for path in _files(folder) for line in _read(path)}
+        self._file = resuming.Journal(own) if writes else None
+
+    def done(self, method: str, when: str, chunk: int) -> bool:
+        """Check whether a group is complete."""
+        return (method, when, chunk, WHOLE) in self.lines
+
+    def failed(self, method: str, chunk: int) -> bool:
+        """Check whether the journal records that an edit could not be made."""
+        line = self.lines.get((method, "after", chunk, WHOLE))
+        return line is not None and "error" in line.measured
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Add the lines that are not in the journal yet.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        new = {line.key: line.to_dict() for line in lines if line.key not in self.lines}
+        if self._file is not None:
+            with needed():
+                self._file.add(*new.values())
+        # Parsed back from the text, so that a run that continues reports the same.
+        self.lines |= {key: Line.from_dict(json.loads(json.dumps(line))) for key, line in new.items()}
+
+
+def merge(folder: Path) -> None:
+    """Append the lines of the processes' files to `results.jsonl`, sorted by their keys, and delete those files."""
+    shares = [path for path in _files(folder) if path.name != RESULTS]
+    if not shares:
+        return
+    lines = {line.key: line for line in _read(folder / RESULTS)}
+    new = [line for path in shares for line in _read(path) if line.key not in lines]
+    lines |= {line.key: line for line in sorted(new, key=lambda line: (line.chunk, line.method, line.when, line.fact))}
+    write_text(folder / RESULTS, resuming.json_lines(line.to_dict() for line in lines.values()))
+    for path in shares:
+        path.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of lines that exist, `results.jsonl` first."""
+    shares = sorted(folder.glob("results-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    return [path for path in (folder / RESULTS, *shares) if path.exists()]
+
+
+def _read(path: Path) -> list[Line]:
+    return [Line.from_dict(line) for line in resuming.read_journal(path)]
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Turn an `EditError` inside the block into an `OSError`: a full disk ends the run and is not a failed edit.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    try:
+        yield
+    except EditError as error:
+        raise OSError(str(error)) from error
 
 
 def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -43,9 +170,9 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
             raise EditError(f"{folder}: holds {other}, but no {MANIFEST} of `ffedit bench`; name a new folder")
         return {}, []
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        there, made_by = dict(found["run"]), dict(found["versions"])
-        machines = [dict(machine) for machine in found["hardware"]]
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        there, made_by = dict(manifest["run"]), dict(manifest["versions"])
+        machines = [dict(machine) for machine in manifest["hardware"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
     _refuse_difference(folder, "other versions", _released(made_by), _released(versions()))
@@ -54,7 +181,7 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
     return there, machines
 
 
-def opened(
+def write_manifest(
     folder: Path,
     there: Mapping[str, Any],
     run: Mapping[str, Any],

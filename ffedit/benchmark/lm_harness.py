@@ -14,11 +14,10 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from ffedit.editor import Edit
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.loading.distributed import launched
 from ffedit.model.editable import Editable
 
@@ -102,7 +101,7 @@ class Harness:
                 try:
                     self._manager.load([task])
                 except Exception as error:  # a task file, its code or its data may fail in any way
-                    raise EditError(f"the task {task} cannot be read: {_brief(error)}") from error
+                    raise EditError(f"the task {task} cannot be read: {brief(error)}") from error
 
     def measure(self, editable: Editable) -> dict[str, Any]:
         """Run the tasks on a model in its current state, with its chat template where `editable.chat` is set.
@@ -136,11 +135,11 @@ class Harness:
                     apply_chat_template=editable.chat,
                 )
             except Exception as error:  # a task's code may fail in any way
-                raise EditError(f"the harness failed on {editable.name}: {_brief(error)}") from error
+                raise EditError(f"the harness failed on {editable.name}: {brief(error)}") from error
         assert found is not None
-        parts = ("results", "higher_is_better", "n-samples", "n-shot", "versions")
-        about = {"lm_eval": found["lm_eval_version"], "chat": editable.chat}
-        return {**{part: found.get(part, {}) for part in parts}, **about}
+        names = ("results", "higher_is_better", "n-samples", "n-shot", "versions")
+        figures = {name: found.get(name, {}) for name in names}
+        return {**figures, "lm_eval": found["lm_eval_version"], "chat": editable.chat}
 
     def compare(self, editable: Editable, edit: Edit) -> Measured:
         """Run the tasks on a model and again with `edit` applied; the model is left unchanged.
@@ -188,7 +187,7 @@ class Measured:
     @property
     def figures(self) -> list[Figure]:
         """All metrics of all tasks, in the harness's order."""
-        found = []
+        figures = []
         for task, scores in self.before["results"].items():
             again, higher = self.after["results"][task], self.before["higher_is_better"].get(task, {})
             examples = self.before["n-samples"].get(task, {}).get("effective")
@@ -196,19 +195,16 @@ class Measured:
                 metric, comma, how = key.partition(",")
                 if comma and not metric.endswith("_stderr") and isinstance(value, int | float):
                     name = metric if how == "none" else f"{metric}, {how}"
-                    first, second = (_number(run.get(f"{metric}_stderr,{how}")) for run in (scores, again))
+                    # The harness writes "N/A" where it has no standard error.
+                    errors = [run.get(f"{metric}_stderr,{how}") for run in (scores, again)]
+                    first, second = (float(error) if isinstance(error, int | float) else None for error in errors)
                     numbers = float(value), float(again[key])
-                    found.append(Figure(task, name, *numbers, first, second, examples, higher.get(metric)))
-        return found
+                    figures.append(Figure(task, name, *numbers, first, second, examples, higher.get(metric)))
+        return figures
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
         return {**asdict(self), "figures": [figure.to_dict() for figure in self.figures]}
-
-
-def _number(value: Any) -> float | None:
-    """Convert a standard error to a float; None for the "N/A" that the harness writes where it has none."""
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _is_known(manager: Any, task: str) -> bool:
@@ -219,8 +215,3 @@ def _unknown(task: str) -> str:
     if Path(task).suffix in (".yaml", ".yml"):
         return f"{task}: no such file; a task file of the harness (YAML) was expected"
     return f"the harness has no task {task!r}; `lm-eval ls tasks` lists its own, --include-path adds a folder of yours"
-
-
-def _brief(error: BaseException) -> str:
-    """Shorten an error's message to one readable line, or return the name of its class."""
-    return shorten(str(error), 200, placeholder=" …") or type(error).__name__

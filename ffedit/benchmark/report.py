@@ -7,16 +7,16 @@ was interrupted, or shared by several processes, gives the same report as one th
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import accumulate, combinations
 from statistics import fmean
 from typing import Any
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line
-from ffedit.benchmark.task import unpacked
+from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
+from ffedit.benchmark.task import unpack
 from ffedit.evaluator import METRICS, FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
@@ -45,9 +45,9 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
-        bounds = {name: [found.low, found.high] for name, found in self.intervals.items()}
-        found = {"name": self.name, "facts": self.facts, "scores": self.scores.to_dict(), "intervals": bounds}
-        return {**found, "kinds": dict(self.kinds)} if self.kinds else found
+        bounds = {name: [bound.low, bound.high] for name, bound in self.intervals.items()}
+        row = {"name": self.name, "facts": self.facts, "scores": self.scores.to_dict(), "intervals": bounds}
+        return {**row, "kinds": dict(self.kinds)} if self.kinds else row
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
-        found = {name: [d.mean, d.low, d.high] for name, d in self.differences.items()}
-        return {"names": list(self.names), "facts": self.facts, "differences": found}
+        differences = {name: [d.mean, d.low, d.high] for name, d in self.differences.items()}
+        return {"names": list(self.names), "facts": self.facts, "differences": differences}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class MethodReport:
         failed: number of facts that could not be written.
         not_finite: number of facts not measured because the edit or the edited model's output is NaN or infinite.
         norm_ratio: ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end.
-        seconds: per fact, without measuring: `choosing` values (once for all methods that share them), `solving`.
+        seconds_per_fact: without measuring: `choosing` values (once for all methods that share them), `solving`.
     """
 
     after: Row
@@ -96,27 +96,12 @@ class MethodReport:
     failed: int
     not_finite: int
     norm_ratio: float | None
-    seconds: Mapping[str, float]
+    seconds_per_fact: Mapping[str, float]
 
     @property
     def last(self) -> Row:
         """The row that methods are compared by: the end of a sequence, else each fact right after its own edit."""
         return self.end or self.after
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON."""
-        return {
-            "after": self.after.to_dict(),
-            "end": self.end.to_dict() if self.end else None,
-            "known": [row.to_dict() for row in self.known] if self.known else None,
-            "change": self.change.to_dict(),
-            "curve": [row.to_dict() for row in self.curve],
-            "retention": [row.to_dict() for row in self.retention],
-            "failed": self.failed,
-            "not_finite": self.not_finite,
-            "norm_ratio": self.norm_ratio,
-            "seconds_per_fact": dict(self.seconds),
-        }
 
 
 @dataclass(frozen=True)
@@ -145,16 +130,18 @@ class BenchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
-        return {
-            "run": dict(self.run),
-            "before": self.before.to_dict(),
-            "methods": {name: found.to_dict() for name, found in self.methods.items()},
-            "comparisons": [found.to_dict() for found in self.comparisons],
-            "failures": [dict(failure) for failure in self.failures],
-            "unusable": [dict(record) for record in self.unusable],
-            "left_out": [one.to_dict() for one in self.left_out],
-            "references": self.references,
-        }
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    """Return plain JSON: fields by name, sequences as lists."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Results:
@@ -166,17 +153,14 @@ class Results:
     """
 
     def __init__(self, journal: Journal, facts: Sequence[Fact]) -> None:
-        self._facts: dict[tuple[str, str], list[Line]] = {}
-        self._models: dict[tuple[str, str], list[Line]] = {}
-        self._scores: dict[tuple[str, str], dict[int, FactScores]] = {}
+        self._facts: dict[tuple[str, str], list[Line]] = defaultdict(list)
+        self._models: dict[tuple[str, str], list[Line]] = defaultdict(list)
+        self._scores: dict[tuple[str, str], dict[int, FactScores]] = defaultdict(dict)
         for _, line in sorted(journal.lines.items()):
             moment = line.method, line.when
-            if line.fact == WHOLE:
-                self._models.setdefault(moment, []).append(line)
-                continue
-            self._facts.setdefault(moment, []).append(line)
-            if "error" not in line.found:
-                self._scores.setdefault(moment, {})[line.fact] = unpacked(line.found, facts[line.fact])
+            (self._models if line.fact == WHOLE else self._facts)[moment].append(line)
+            if line.fact != WHOLE and "error" not in line.measured:
+                self._scores[moment][line.fact] = unpack(line.measured, facts[line.fact])
         self.before = self.scores(UNEDITED, "before")
 
     def lines(self, method: str, when: str) -> list[Line]:
@@ -193,19 +177,16 @@ class Results:
 
     def row(self, name: str, method: str, when: str, only: Iterable[int] | None = None) -> Row:
         """Average over all facts, or over the indices in `only`."""
-        found = self.scores(method, when)
-        some = [found[i] for i in sorted(found if only is None else set(found) & set(only))]
-        models = [line.found for line in self.models(method, when)]
-        figures = {
-            figure: [m[figure] for m in models if m.get(figure) is not None]
-            for figure, metric in METRICS.items()
-            if metric.function is None
-        }
-        return _row(name, some, figures)
+        scores = self.scores(method, when)
+        indices = sorted(scores if only is None else set(scores) & set(only))
+        models = [line.measured for line in self.models(method, when)]
+        of_model = [name for name, metric in METRICS.items() if metric.function is None]
+        values = {score: [model[score] for model in models if model.get(score) is not None] for score in of_model}
+        return _row(name, [scores[i] for i in indices], values)
 
     def curve(self, method: str) -> dict[int, str]:
         """Map the number of facts edited at each checkpoint to the checkpoint's name in the lines (`Line.when`)."""
-        moments = [when for own, when in self._models if own == method and when != "after"]
+        moments = [when for of, when in self._models if of == method and when != "after"]
         return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
 
     def retention(self, method: str) -> tuple[Row, ...]:
@@ -213,34 +194,34 @@ class Results:
 
         A fact measured at several checkpoints in one range counts once, with its mean over them.
         """
-        after = self.scores(method, "after")
-        made = {line.chunk for line in self.models(method, "after") if "error" not in line.found}
+        made = {line.chunk for line in self.models(method, "after") if "error" not in line.measured}
         written = [line for line in self.lines(method, "after") if line.chunk in made]
         sizes = Counter(line.chunk for line in written)
         ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
-        edited, count = {line.fact: ends[line.chunk] for line in written}, len(written)
-        width = max(1, math.ceil(count / BINS))
-        found: dict[int, dict[int, list[FactScores]]] = {0: {fact: [one] for fact, one in after.items()}}
+        edited = {line.fact: ends[line.chunk] for line in written}
+        width = max(1, math.ceil(len(written) / BINS))
+        by_age: dict[int, dict[int, list[FactScores]]] = defaultdict(lambda: defaultdict(list))
+        by_age[0] = {fact: [scores] for fact, scores in self.scores(method, "after").items()}
         for so_far, when in self.curve(method).items():
-            for fact, one in self.scores(method, when).items():
+            for fact, scores in self.scores(method, when).items():
                 if so_far > edited[fact]:
-                    age = math.ceil((so_far - edited[fact]) / width)
-                    found.setdefault(age, {}).setdefault(fact, []).append(one)
-        names = {i: str(i) if width == 1 or not i else f"{(i - 1) * width + 1} to {i * width}" for i in found}
-        return tuple(_row(names[i], [_one(found[i][fact]) for fact in sorted(found[i])], {}) for i in sorted(found))
+                    by_age[math.ceil((so_far - edited[fact]) / width)][fact].append(scores)
+        names = {i: str(i) if width == 1 or not i else f"{(i - 1) * width + 1} to {i * width}" for i in by_age}
+        return tuple(_row(names[i], [_mean(by_age[i][fact]) for fact in sorted(by_age[i])], {}) for i in sorted(by_age))
 
 
-def _row(name: str, some: Sequence[FactScores], figures: Mapping[str, Sequence[float]]) -> Row:
-    """Average the scores over facts, each of which occurs once, and the whole-model `figures` over edits."""
-    means = {figure: fmean(values) if values else None for figure, values in figures.items()}
-    bounds = {figure: bound for figure, values in figures.items() if (bound := interval(values, share=False))}
-    scores = mean_scores((one.scores for one in some), **means)
-    return Row(name, len(some), scores, {**intervals(columns(some)), **bounds}, mean_kinds(some))
+def _row(name: str, facts: Sequence[FactScores], of_model: Mapping[str, Sequence[float]]) -> Row:
+    """Average the scores over facts, each of which occurs once, and the scores `of_model` over edits."""
+    means = {score: fmean(values) for score, values in of_model.items() if values}
+    bounds = {score: bound for score, values in of_model.items() if (bound := interval(values, share=False))}
+    scores = mean_scores((fact.scores for fact in facts), **means)
+    return Row(name, len(facts), scores, {**intervals(columns(facts)), **bounds}, mean_kinds(facts))
 
 
-def _one(some: Sequence[FactScores]) -> FactScores:
+def _mean(checkpoints: Sequence[FactScores]) -> FactScores:
     """Average one fact's scores over several checkpoints."""
-    return replace(some[-1], scores=mean_scores(one.scores for one in some), kinds=mean_kinds(some))
+    scores = mean_scores(measured.scores for measured in checkpoints)
+    return replace(checkpoints[-1], scores=scores, kinds=mean_kinds(checkpoints))
 
 
 def change(names: tuple[str, str], first: Mapping[int, FactScores], second: Mapping[int, FactScores]) -> Change:
@@ -269,33 +250,27 @@ def report(
         unusable: records of the data set that could not be made into facts.
     """
     results, last = Results(journal, facts), "end" if sequential else "after"
-    before = results.row("before", UNEDITED, "before")
-    found = {method: _method(results, method, last, sequential) for method in methods}
     ends = {method: results.scores(method, last) for method in methods}
-    pairs = tuple(change(pair, ends[pair[0]], ends[pair[1]]) for pair in combinations(methods, 2))
-    rows = [line.found["drift_rows"] for line in results.models(UNEDITED, "before") if "drift_rows" in line.found]
-    measured, there = rows[0] if rows else (0, 0)
+    rows = [line.measured["drift_rows"] for line in results.models(UNEDITED, "before") if "drift_rows" in line.measured]
     return BenchReport(
         run=run,
-        before=before,
-        methods=found,
-        comparisons=pairs,
+        before=results.row("before", UNEDITED, "before"),
+        methods={method: _method(results, method, last, sequential) for method in methods},
+        comparisons=tuple(change(pair, ends[pair[0]], ends[pair[1]]) for pair in combinations(methods, 2)),
         failures=tuple(_failures(results, facts, methods)),
         unusable=tuple(unusable),
-        left_out=left_out(results.before.values(), (measured, there)),
+        left_out=left_out(results.before.values(), tuple(rows[0]) if rows else (0, 0)),
         references=sum(len(fact.references) for fact in facts),
     )
 
 
 def _method(results: Results, method: str, last: str, sequential: bool) -> MethodReport:
-    knew = [i for i, one in results.before.items() if one.scores.knew]
+    knew = [i for i, fact in results.before.items() if fact.scores.knew]
     known = results.row("before", UNEDITED, "before", knew), results.row(method, method, last, knew)
     written = results.lines(method, "after")
-    made = [line.found for line in results.models(method, "after") if "error" not in line.found]
-    count = len(results.scores(method, "after"))
-    not_finite = sum(line.found.get("finite") is False for line in written)
-    ratios = [found["norm_ratio"] for found in made if found["norm_ratio"] is not None]
-    spent = {name: sum(found["seconds"][name] for found in made) for name in ("choosing", "solving")}
+    made = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
+    count = max(len(results.scores(method, "after")), 1)
+    ratios = [model["norm_ratio"] for model in made if model["norm_ratio"] is not None]
     return MethodReport(
         after=results.row(method, method, "after"),
         end=results.row(method, method, "end") if sequential else None,
@@ -303,29 +278,24 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
         change=change(("before", method), results.before, results.scores(method, last)),
         curve=tuple(results.row(str(n), method, when) for n, when in results.curve(method).items()),
         retention=results.retention(method) if sequential else (),
-        failed=sum("error" in line.found and line.found.get("finite") is not False for line in written),
-        not_finite=not_finite,
+        failed=sum("error" in line.measured and line.measured.get("finite") is not False for line in written),
+        not_finite=sum(line.measured.get("finite") is False for line in written),
         norm_ratio=(ratios[-1] if sequential else fmean(ratios)) if ratios else None,
-        seconds={name: seconds / max(count, 1) for name, seconds in spent.items()},
+        seconds_per_fact={
+            name: sum(model["seconds"][name] for model in made) / count for name in ("choosing", "solving")
+        },
     )
 
 
 def _failures(results: Results, facts: Sequence[Fact], methods: Sequence[str]) -> Iterable[dict[str, Any]]:
     """Yield the facts that could not be asked, then those that a method could not write."""
 
-    def named(i: int, method: str | None, reason: str) -> dict[str, Any]:
-        return {
-            "fact": i,
-            "case_id": facts[i].case_id,
-            "subject": facts[i].subject,
-            "method": method,
-            "reason": reason,
-        }
+    def failure(i: int, method: str | None, reason: str) -> dict[str, Any]:
+        fact = facts[i]
+        return {"fact": i, "case_id": fact.case_id, "subject": fact.subject, "method": method, "reason": reason}
 
     for line in results.models(UNEDITED, "before"):
-        for i, reason in line.found["problems"].items():
-            yield named(int(i), None, reason)
+        yield from (failure(int(i), None, reason) for i, reason in line.measured["problems"].items())
     for method in methods:
-        for line in results.lines(method, "after"):
-            if "error" in line.found:
-                yield named(line.fact, method, line.found["error"])
+        lines = [line for line in results.lines(method, "after") if "error" in line.measured]
+        yield from (failure(line.fact, method, line.measured["error"]) for line in lines)

@@ -10,15 +10,14 @@ from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
-from ffedit.benchmark.apart import edit_apart
+from ffedit.benchmark.folder import Journal, merge
 from ffedit.benchmark.hardware import hardware, machines_list
-from ffedit.benchmark.journal import Journal, merge
-from ffedit.benchmark.plan import Mode
 from ffedit.benchmark.report import BenchReport, report
-from ffedit.benchmark.running import Running
 from ffedit.benchmark.sequence import edit_in_sequence
+from ffedit.benchmark.settings import Mode
+from ffedit.benchmark.single_and_batch import edit_single_or_batch
 from ffedit.benchmark.tables import markdown
-from ffedit.benchmark.task import Task, by_first
+from ffedit.benchmark.task import LiveScores, Task
 from ffedit.editor import Corpus, EditConfig, config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import Fact
@@ -79,30 +78,28 @@ def bench(
         ModelError: the unedited model's output is not finite.
         OSError: the results cannot be written to disk.
     """
-    process_group, place, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
+    group, path, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
     configs = settings.configured(methods, config)
     settings.check_facts(facts)
     generic_text = None if text is None else Path(text)
     with ExitStack() as stack:
-        by_first(process_group, lambda: stack.enter_context(claimed(place)))
+        group.by_first(lambda: stack.enter_context(claimed(path)))
         run = settings.identity(editable, facts, plan, generic_text, full)
         run |= {"spread": spread} if layers is None else {"spread": len(layers), "layers": sorted(layers)}
         run |= {"config": settings.numbers_of(configs)}
-        there, machines = by_first(process_group, lambda: folder.earlier(place, run, force))
-        here = by_first(process_group, lambda: hardware(editable.device, process_group.size))
-        machines += [here] if here not in machines else []
+        there, machines = group.by_first(lambda: folder.earlier(path, run, force))
+        machine = group.by_first(lambda: hardware(editable.device, group.size))
+        machines += [machine] if machine not in machines else []
         configs = {name: config_from_dict(of) for name, of in there.get("config", {}).items()} | configs
         if layers is None:
             seed = next(iter(configs.values())).seed
-            layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, process_group, progress)
-        moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, process_group, progress)
+            layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, group, progress)
+        moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
         about = {"unusable": [dict(record) for record in unusable]}
-        by_first(process_group, lambda: folder.opened(place, there, run, machines, about))
-        alone = plan.name == "single"
-        journal = Journal(
-            place, process_group.rank if alone and process_group.size > 1 else None, writes=alone or process_group.first
-        )
+        group.by_first(lambda: folder.write_manifest(path, there, run, machines, about))
+        single = plan.name == "single"
+        journal = Journal(path, group.rank if single and group.size > 1 else None, writes=single or group.first)
         task = Task(
             editable=editable,
             facts=facts,
@@ -114,22 +111,22 @@ def bench(
             text=GenericText(editable, generic_text),
             full=full,
             weights=reference_weights(facts),
-            folder=place,
+            folder=path,
             journal=journal,
-            process_group=process_group,
-            running=Running(progress, len(process_group.share(facts)) if alone else len(facts), journal),
+            process_group=group,
+            live_scores=LiveScores(progress, len(group.share(facts)) if single else len(facts), journal),
             progress=progress,
         )
-        (edit_in_sequence if plan.sequential else edit_apart)(task)
-        process_group.wait()
-        by_first(process_group, lambda: merge(place))
-        told = {**run, "hardware": machines}
-        found = report(Journal(place, writes=False), facts, list(configs), plan.sequential, told, unusable)
-        by_first(process_group, lambda: _write(place, found))
-    return found
+        (edit_in_sequence if plan.sequential else edit_single_or_batch)(task)
+        group.wait()
+        group.by_first(lambda: merge(path))
+        about_run = {**run, "hardware": machines}
+        made = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
+        group.by_first(lambda: _write(path, made))
+    return made
 
 
-def _write(place: Path, found: BenchReport) -> None:
-    content = json.dumps(finite(found.to_dict()), indent=1, ensure_ascii=False)
-    write_text(place / folder.REPORT, f"{content}\n")
-    write_text(place / folder.TABLES, f"{markdown(found)}\n{machines_list(found.run['hardware'])}\n")
+def _write(path: Path, made: BenchReport) -> None:
+    content = json.dumps(finite(made.to_dict()), indent=1, ensure_ascii=False)
+    write_text(path / folder.REPORT, f"{content}\n")
+    write_text(path / folder.TABLES, f"{markdown(made)}\n{machines_list(made.run['hardware'])}\n")

@@ -22,10 +22,9 @@ from torch import Tensor
 
 import ffedit
 from ffedit.algebra.linalg import double
-from ffedit.benchmark.folder import EDITS
-from ffedit.benchmark.journal import needed
-from ffedit.benchmark.plan import checkpoints
-from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept
+from ffedit.benchmark.folder import EDITS, needed
+from ffedit.benchmark.settings import checkpoints
+from ffedit.benchmark.task import Scorer, Task, check_finite, saved
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
 from ffedit.files.resuming import load_state, save_state
@@ -39,15 +38,15 @@ KEEPING = ("alphaedit",)
 
 def edit_in_sequence(task: Task) -> None:
     """Write the sequence of all chunks by every method and measure it."""
-    asked = Asked(task, range(len(task.facts)))
-    asked.note_before(0)
-    chunks = [tuple(i for i in chunk if i in asked.places) for chunk in task.mode.chunks(task.facts)]
+    scorer = Scorer(task, range(len(task.facts)))
+    scorer.record_before(0)
+    chunks = [tuple(i for i in chunk if i not in scorer.problems) for chunk in task.mode.chunks(task.facts)]
     chunks = [chunk for chunk in chunks if chunk]
     for method in task.methods if chunks else ():
         if not task.journal.done(method, "end", len(chunks) - 1):
             memories = [part for at in task.layers_of(method) for part in task.editable.feed_forward[at].parts]
-            with _edited_for_a_while(task.editable, memories) as weights:
-                Run(task, asked, chunks, method, weights).go_on()
+            with _temporarily_edited(task.editable, memories) as weights:
+                Run(task, scorer, chunks, method, weights).resume()
 
 
 class Weights:
@@ -88,7 +87,7 @@ class Weights:
 
 
 @contextmanager
-def _edited_for_a_while(editable: Editable, memories: Sequence[KeyValueMemory]) -> Iterator[Weights]:
+def _temporarily_edited(editable: Editable, memories: Sequence[KeyValueMemory]) -> Iterator[Weights]:
     """Let the weights of `memories` change inside the block and restore the unedited ones at its end.
 
     Inside, the model's history holds the unedited weights, which the statistics belong to, and only those edits that
@@ -108,36 +107,36 @@ class Run:
 
     Args:
         task: the benchmark.
-        asked: the prompts of all facts.
+        scorer: scores of all facts.
         chunks: indices of the facts that are written together, in order.
         method: name of the method.
         weights: the matrices that it changes.
     """
 
     def __init__(
-        self, task: Task, asked: Asked, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights
+        self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights
     ) -> None:
-        self._task, self._asked, self._chunks, self._method, self._weights = task, asked, chunks, method, weights
+        self._task, self._scorer, self._chunks, self._method, self._weights = task, scorer, chunks, method, weights
         self._folder = task.folder / EDITS / method
         self._file = self._folder / "weights.safetensors"
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Write and measure the chunks that are missing in the journal."""
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
-        last, seconds = by_first(task.process_group, self._resumed)
+        last, seconds = task.process_group.by_first(self._resumed)
         self._catch_up(last)
         written: list[int] = []
-        for chunk, some in enumerate(self._chunks):
+        for chunk, facts in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
                 try:
-                    seconds = by_first(task.process_group, partial(self._write, chunk))
+                    seconds = task.process_group.by_first(partial(self._write, chunk))
                     self._catch_up(chunk)
                 except FFEditError as error:
-                    task.failed(some, method, chunk, error)
+                    task.record_failure(facts, method, chunk, error)
             if not task.journal.done(method, "after", chunk):
-                self._measure(some, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
+                self._measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
             if not task.journal.failed(method, chunk):
-                written += some
+                written += facts
             when = "end" if chunk + 1 == len(self._chunks) else f"at {len(written)}"
             if chunk in stops and not task.journal.done(method, when, chunk):
                 self._measure(written, when, chunk)
@@ -152,7 +151,7 @@ class Run:
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
         config, stats, after = task.configs[method], task.stats, applied_edits(task.editable)
         make = partial(ffedit.edit, task.editable, facts, method, layers, config, stats, after, task.progress)
-        edit = check_finite(kept(self._folder / f"{chunk:05d}", make) if method in KEEPING else make())
+        edit = check_finite(saved(self._folder / f"{chunk:05d}", make) if method in KEEPING else make())
         seconds = time.perf_counter() - started
         edit.check(task.editable)
         for at, delta in edit.updates.items():
@@ -167,9 +166,9 @@ class Run:
         if chunk >= 0 and not self._task.process_group.first:
             self._weights.load_(load_state(self._file, "cannot be read")[0])
 
-    def _measure(self, some: Sequence[int], when: str, chunk: int, **about: object) -> None:
-        ratio = self._weights.norm_ratio
-        self._task.measure(self._asked, some, self._method, when, chunk, {**about, "norm_ratio": ratio})
+    def _measure(self, facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
+        model = {**about, "norm_ratio": self._weights.norm_ratio}
+        self._scorer.record_edited(facts, self._method, when, chunk, model)
 
     def _resumed(self) -> tuple[int, float]:
         """Load the weights after the last saved edit; return its chunk (−1 for none) and its seconds.

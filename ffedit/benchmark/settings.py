@@ -1,6 +1,13 @@
 """The settings that results of one run share: model, facts, mode, hyperparameters, layers, key statistics, text, seeds.
 
-They are written into the manifest; a run that differs in one of them cannot continue in the same folder.
+They are written into the manifest; a run that differs in one of them cannot continue in the same folder. A mode is one
+list of chunks of facts that are edited together:
+
+    single            each fact alone, on the unedited model
+    batch:N           N facts at once, on the unedited model
+    sequential[:N]    N facts at once (1 by default), on top of all before
+
+A subject has one key, so its facts are never split: a chunk ends with the first subject that fills it.
 """
 
 from __future__ import annotations
@@ -9,12 +16,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.benchmark.plan import Mode
-from ffedit.benchmark.task import by_first
 from ffedit.editor import METHODS, Corpus, EditConfig, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
@@ -37,7 +44,65 @@ SEEDS = {
 # Number of facts that are traced to choose the layer.
 TRACED = 30
 # The fields that identify key statistics.
-TOLD = ("source", "count", "ridge", "weighting", "texts")
+IDENTITY = ("source", "count", "ridge", "weighting", "texts")
+
+# Checkpoints of a sequence.
+CHECKPOINTS = 10
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The mode of a benchmark: the number of facts written at once, and whether edits accumulate.
+
+    Attributes:
+        name: "single", "batch" or "sequential".
+        size: minimum number of facts per chunk (the last chunk takes what is left).
+    """
+
+    name: str
+    size: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """Read `single`, `batch:N`, `sequential` or `sequential:N`.
+
+        Raises:
+            EditError: it is none of these.
+        """
+        name, colon, size = text.partition(":")
+        sized = size.isdecimal() and int(size) > 0
+        if not (text in ("single", "sequential") or (name in ("batch", "sequential") and sized)):
+            raise EditError(f"mode {text!r} is not known; give single, batch:N or sequential[:N], N at least 1")
+        return cls(name, int(size) if colon else 1)
+
+    def __str__(self) -> str:
+        return self.name if self.name == "single" else f"{self.name}:{self.size}"
+
+    @property
+    def sequential(self) -> bool:
+        """True if every edit stays in the model."""
+        return self.name == "sequential"
+
+    def chunks(self, facts: Sequence[Fact]) -> list[tuple[int, ...]]:
+        """Divide the indices of `facts` into chunks that are written together; each index is in exactly one."""
+        if self.name == "single":
+            return [(i,) for i in range(len(facts))]
+        groups: dict[str, list[int]] = {}
+        for i, fact in enumerate(facts):
+            groups.setdefault(fact.subject, []).append(i)
+        chunks: list[list[int]] = []
+        for group in groups.values():
+            if not chunks or len(chunks[-1]) >= self.size:
+                chunks.append([])
+            chunks[-1] += group
+        return [tuple(chunk) for chunk in chunks]
+
+
+def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
+    """Choose the chunks after which all facts so far are scored: about ten, evenly spaced; the last is the end."""
+    ends = list(accumulate(map(len, chunks)))
+    wanted = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
+    return sorted({next(i for i, end in enumerate(ends) if end >= least) for least in wanted})
 
 
 def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:
@@ -77,10 +142,10 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
         generic = None if text is None else _digest(text.read_bytes())
     except OSError as error:
         raise EditError(f"{text}: cannot be read ({error.strerror})") from error
-    told = json.dumps([fact.to_dict() for fact in facts], sort_keys=True)
+    content = json.dumps([fact.to_dict() for fact in facts], sort_keys=True)
     return {
         "model": {"name": editable.name, "fingerprint": fingerprint(editable)},
-        "facts": {"count": len(facts), "fingerprint": _digest(told.encode())},
+        "facts": {"count": len(facts), "fingerprint": _digest(content.encode())},
         "mode": str(mode),
         "chat": editable.chat,
         "full": full,
@@ -91,10 +156,8 @@ def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path |
 
 def numbers_of(configs: Mapping[str, EditConfig]) -> dict[str, Any]:
     """Return the hyperparameters by method as plain JSON."""
-    found: dict[str, Any] = json.loads(
-        json.dumps({name: METHODS[name].complete(config).to_dict() for name, config in configs.items()})
-    )
-    return found
+    numbers = {name: METHODS[name].complete(config).to_dict() for name, config in configs.items()}
+    return dict(json.loads(json.dumps(numbers)))
 
 
 def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
@@ -111,12 +174,9 @@ def layers_for(
     Raises:
         EditError: there are fewer than `spread` − 1 layers below it.
     """
-    last = int(
-        by_first(
-            process_group, lambda: layer_for(editable, facts[:TRACED], config=EditConfig(seed=seed), progress=progress)
-        )
-    )
-    return list(spread_below(last, spread))
+    config = EditConfig(seed=seed)
+    last = process_group.by_first(lambda: layer_for(editable, facts[:TRACED], config=config, progress=progress))
+    return list(spread_below(int(last), spread))
 
 
 def moments_of(
@@ -142,22 +202,21 @@ def moments_of(
     if not seeds:
         return {}
     memories = [part for layer in layers for part in editable.feed_forward[layer].parts]
-    found: list[Mapping[Address, KeyMoments]] = []
-    most = most_subjects(facts, mode)
+    most, collected = most_subjects(facts, mode), []
 
     def collect() -> None:
-        found.append(moments_for(editable, memories, stats, most, seeds[0], progress))
+        collected.append(moments_for(editable, memories, stats, most, seeds[0], progress))
 
-    by_first(process_group, collect)
-    if not found:
+    process_group.by_first(collect)
+    if not collected:
         collect()
-    return found[0]
+    return collected[0]
 
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:
     """Return what identifies the key statistics, as plain JSON; an empty dict where no method needs any."""
-    told = {str(at): {name: getattr(one, name) for name in TOLD} for at, one in moments.items()}
-    return json.loads(json.dumps({"statistics": told})) if told else {}
+    identities = {str(at): {name: getattr(one, name) for name in IDENTITY} for at, one in moments.items()}
+    return json.loads(json.dumps({"statistics": identities})) if identities else {}
 
 
 def _digest(content: bytes) -> str:

@@ -6,7 +6,8 @@ figure that was not measured in one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
@@ -35,14 +36,14 @@ SHORT = ("efficacy", "paraphrase", "specificity", "score", "generation", "same_s
 
 def markdown(report: BenchReport) -> str:
     """Render all tables of a report as Markdown."""
-    run, sequential = report.run, any(found.end for found in report.methods.values())
+    run, sequential = report.run, any(method.end for method in report.methods.values())
     rows = [report.before]
-    for name, found in report.methods.items():
-        rows += [found.after] if found.end is None else [_named(found.after, f"{name}, at edit"), found.end]
+    for name, method in report.methods.items():
+        rows += [method.after] if method.end is None else [replace(method.after, name=f"{name}, at edit"), method.end]
     others = [name for name in METRICS if name not in LEADING]
-    known = [row for found in report.methods.values() for row in found.known or ()]
+    known = [row for method in report.methods.values() for row in method.known or ()]
     known = known[:1] + [row for row in known if row.name != "before"]
-    parts = [
+    sections = [
         f"# {run['mode']}, {run['facts']['count']} facts, {run['model']['name']}",
         f"Layer{'s' * (len(run['layers']) > 1)} {', '.join(map(str, run['layers']))}. Figures are means over facts "
         "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
@@ -53,21 +54,21 @@ def markdown(report: BenchReport) -> str:
         _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
         _kinds(rows),
         _scores("Facts that the model knew", known, LEADING),
-        *_changes("Change against before, paired", [found.change for found in report.methods.values()]),
+        *_changes("Change against before, paired", [method.change for method in report.methods.values()]),
         *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
-    for name, found in report.methods.items():
-        parts += [
-            _scores(f"{name}: all facts edited so far", found.curve, SHORT, "edited"),
-            _scores(f"{name}: facts by how many were edited after them", found.retention, SHORT, "later edits"),
+    for name, method in report.methods.items():
+        sections += [
+            _scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"),
+            _scores(f"{name}: facts by how many were edited after them", method.retention, SHORT, "later edits"),
         ]
-    parts += [_costs(report), _failures(report)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    sections += [_costs(report), _failures(report)]
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def headline(report: BenchReport) -> list[list[str]]:
     """Return the cells of a small table for a terminal: a row of titles, then one for each headline score."""
-    rows = [report.before, *(found.last for found in report.methods.values())]
+    rows = [report.before, *(method.last for method in report.methods.values())]
     titles = ["score", *(row.name for row in rows)]
     return [titles, *([n, *(number(getattr(row.scores, n)) for row in rows)] for n in _measured(rows, NAMES))]
 
@@ -79,14 +80,9 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
 
 
-def _named(row: Row, name: str) -> Row:
-    return Row(name, row.facts, row.scores, row.intervals, row.kinds)
-
-
-def _measured(rows: Iterable[Row], names: Sequence[str]) -> list[str]:
+def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     """Return those of `names` that at least one row has a value for."""
-    some = list(rows)
-    return [name for name in names if any(getattr(row.scores, name) is not None for row in some)]
+    return [name for name in names if any(getattr(row.scores, name) is not None for row in rows)]
 
 
 def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> str:
@@ -101,9 +97,8 @@ def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = 
     return _table(title, [first, "facts", *shown], cells)
 
 
-def _cell(value: float | None, found: Interval | None) -> str:
-    beside = "" if found is None else f" [{number(found.low)}, {number(found.high)}]"
-    return number(value) + beside
+def _cell(value: float | None, bound: Interval | None) -> str:
+    return number(value) + ("" if bound is None else f" [{number(bound.low)}, {number(bound.high)}]")
 
 
 def _kinds(rows: Sequence[Row]) -> str:
@@ -112,23 +107,26 @@ def _kinds(rows: Sequence[Row]) -> str:
     return _table("Locality and portability by kind", ["", *names], cells) if names else ""
 
 
-def _changes(title: str, some: Sequence[Change]) -> list[str]:
+def _changes(title: str, changes: Sequence[Change]) -> list[str]:
     """Render one table of the leading scores and one by kind; a table without columns is left out."""
-    names = dict.fromkeys(name for change in some for name in change.differences)
+    names = dict.fromkeys(name for change in changes for name in change.differences)
     leading, kinds = [name for name in LEADING if name in names], [name for name in names if "/" in name]
     return [
         _table(
             heading,
             ["", "facts", *shown],
-            [[" → ".join(c.names), str(c.facts), *(_difference(c.differences, name) for name in shown)] for c in some],
+            [
+                [" → ".join(c.names), str(c.facts), *(_difference(c.differences, name) for name in shown)]
+                for c in changes
+            ],
         )
         for heading, shown in ((title, leading), (f"{title}, by kind", kinds))
         if shown
     ]
 
 
-def _difference(found: Mapping[str, Interval], name: str) -> str:
-    return _cell(found[name].mean, found[name]) if name in found else "-"
+def _difference(differences: Mapping[str, Interval], name: str) -> str:
+    return _cell(differences[name].mean, differences[name]) if name in differences else "-"
 
 
 def _weights(report: BenchReport) -> str:
@@ -146,13 +144,11 @@ def _costs(report: BenchReport) -> str:
     cells = [
         [
             name,
-            str(found.after.facts),
-            str(found.failed),
-            str(found.not_finite),
-            number(found.norm_ratio),
-            *(f"{found.seconds[part]:.2f}" for part in ("choosing", "solving")),
+            *map(str, (method.after.facts, method.failed, method.not_finite)),
+            number(method.norm_ratio),
+            *(f"{method.seconds_per_fact[step]:.2f}" for step in ("choosing", "solving")),
         ]
-        for name, found in report.methods.items()
+        for name, method in report.methods.items()
     ]
     return _table("Edits", titles, cells)
 
@@ -164,7 +160,7 @@ def _failures(report: BenchReport) -> str:
         f"- {failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
         for failure in report.failures
     ]
-    lines += [f"- {one}" for one in report.left_out]
+    lines += [f"- {left_out}" for left_out in report.left_out]
     return "\n".join([f"## Not measured ({len(lines)})", "", *lines]) if lines else ""
 
 

@@ -6,15 +6,15 @@ of scores; it is counted and listed in the report, and the run continues.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.benchmark.journal import UNEDITED, WHOLE, Journal, Line, needed
-from ffedit.benchmark.plan import Mode
-from ffedit.benchmark.running import Running
+from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line, needed
+from ffedit.benchmark.settings import Mode
 from ffedit.editor import METHODS, Edit, EditConfig
 from ffedit.errors import EditError, FactError, FFEditError, ModelError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
@@ -23,6 +23,9 @@ from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress
+
+# Scores whose means so far stand beside the progress bar.
+SHOWN = ("efficacy", "paraphrase", "specificity")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,7 @@ class Task:
         folder: results folder.
         journal: the results so far.
         process_group: the processes that measure each group together.
-        running: reports the mean scores so far.
+        live_scores: reports the mean scores so far.
         progress: callback for the progress of a single edit.
     """
 
@@ -60,101 +63,93 @@ class Task:
     folder: Path
     journal: Journal
     process_group: ProcessGroup
-    running: Running
+    live_scores: LiveScores
     progress: Progress
 
     def layers_of(self, method: str) -> Sequence[int]:
         """Return the layers that a method writes to."""
         return self.layers if METHODS[method].layers else self.layers[-1:]
 
-    def measure(
-        self, asked: Asked, some: Sequence[int], method: str, when: str, chunk: int, about: Mapping[str, Any]
-    ) -> None:
-        """Score facts on the model in its current state and record them as one group, or that it is not finite.
-
-        Args:
-            asked: the prompts, prepared on the unedited model.
-            some: indices of facts.
-            method: the method that edited the model.
-            when: see `Line`.
-            chunk: index of the last edit.
-            about: further entries for the line about the model.
-        """
-        mine = [place for place in (asked.places[i] for i in some) if place in asked.mine]
-        found: Sequence[FactScores] = ()
-        problem, drift, perplexity = None, None, None
-        try:
-            if asked.evaluation and mine:
-                found = asked.evaluation.scores(only=mine)
-            if not (self.mode.sequential and when == "after"):  # a sequence measures these at checkpoints only
-                drift, perplexity = self.text.measure()
-        except ModelError as error:
-            problem = str(error)
-        told = self.process_group.gather([problem, [packed(one) for one in found]])
-        problem = next((problem for problem, _ in told if problem), None)
-        if problem is not None:
-            bad = {"finite": False}
-            self.note(
-                method, when, chunk, {i: {"error": problem, **bad} for i in some}, {**about, "reason": problem, **bad}
-            )
-            return
-        by_place = asked.gathered([scores for _, scores in told], some)
-        self.note(method, when, chunk, by_place, {**about, "drift": drift, "perplexity": perplexity})
-
-    def failed(self, some: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
-        """Record for each fact of an edit that could not be made the reason why."""
-        why = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}
-        self.note(method, "after", chunk, dict.fromkeys(some, why), why)
-
-    def note(
+    def record(
         self, method: str, when: str, chunk: int, facts: Mapping[int, Mapping[str, Any]], model: Mapping[str, Any]
     ) -> None:
-        """Write a group of lines to the journal and report the scores so far."""
-        lines = [Line(method, when, chunk, i, found) for i, found in facts.items()]
+        """Write a group of lines to the results and report the scores so far; for the arguments see `Line`."""
+        lines = [Line(method, when, chunk, i, measured) for i, measured in facts.items()]
         self.journal.add([*lines, Line(method, when, chunk, WHOLE, model)])
         if when == "after":
-            self.running.add(method, [self.journal.lines[line.key].found for line in lines])
+            self.live_scores.add(method, [self.journal.lines[line.key].measured for line in lines])
+
+    def record_failure(self, facts: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
+        """Record for each fact of an edit that could not be made the reason why."""
+        reason = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}
+        self.record(method, "after", chunk, dict.fromkeys(facts, reason), reason)
 
 
-class Asked:
-    """The prompts of facts that are edited together, prepared on the unedited model by a group of processes.
+class LiveScores:
+    """Means over the facts scored right after their own edit so far, reported through the progress callback.
+
+    Args:
+        progress: the callback.
+        total: number of facts that each method is to write.
+        journal: the scores of an earlier, interrupted run.
+    """
+
+    def __init__(self, progress: Progress, total: int, journal: Journal) -> None:
+        self._progress, self._total = progress, total
+        self._facts: Counter[str] = Counter()
+        self._sums: dict[tuple[str, str], tuple[float, int]] = {}
+        for line in journal.lines.values():
+            # The facts of an incomplete group are measured and reported again.
+            if line.when == "after" and line.fact != WHOLE and journal.done(line.method, line.when, line.chunk):
+                self.add(line.method, [line.measured])
+
+    def add(self, method: str, measured: Sequence[Mapping[str, Any]]) -> None:
+        """Add facts of a method, with scores or without, and report the means."""
+        self._facts[method] += len(measured)
+        words = [f"{method}:"]
+        for name in SHOWN:
+            total, count = self._sums.get((method, name), (0.0, 0))
+            values = [value for fact in measured if (value := fact.get("scores", {}).get(name)) is not None]
+            total, count = self._sums[method, name] = total + sum(values), count + len(values)
+            if count:
+                words.append(f"{name} {total / count:.2f}")
+        self._progress(" ".join(words), self._facts[method], self._total)
+
+
+class Scorer:
+    """Scores of facts that are edited together, with their prompts prepared on the unedited model.
 
     A fact that does not fit the model goes to `problems`; each process evaluates its share of the others.
 
     Args:
         task: the benchmark.
-        some: indices of facts.
+        facts: indices of facts.
 
     Attributes:
         problems: by the fact's index, why it cannot be asked.
-        places: by the fact's index, its position among the facts that can be asked.
-        mine: the positions that this process evaluates, in order.
-        evaluation: scores this process's share; None where the share is empty.
+        facts: indices of the other facts.
     """
 
-    def __init__(self, task: Task, some: Sequence[int]) -> None:
+    def __init__(self, task: Task, facts: Sequence[int]) -> None:
+        self._task, group = task, task.process_group
         self.problems: dict[int, str] = {}
-        self.places: dict[int, int] = {}
-        self.mine: Mapping[int, None] = {}
-        self.evaluation: Evaluation | None = None
-        self._task = task
         try:
-            self._prepare(some)
+            self._prepare(facts)
         except FactError:
-            self.problems = {i: reason for i in task.process_group.share(some) if (reason := self._problem(i))}
-        self.problems = {
-            i: reason for part in task.process_group.gather(list(self.problems.items())) for i, reason in part
-        }
+            self.problems = {i: reason for i in group.share(facts) if (reason := self._problem(i))}
+        self.problems = {i: reason for share in group.gather(list(self.problems.items())) for i, reason in share}
         if self.problems:
-            self._prepare([i for i in some if i not in self.problems])
+            self._prepare([i for i in facts if i not in self.problems])
 
-    def _prepare(self, some: Sequence[int]) -> None:
-        task, self.places = self._task, {i: place for place, i in enumerate(some)}
-        self.mine = dict.fromkeys(task.process_group.share(range(len(some))))
-        if self.mine:
-            facts = [task.facts[i] for i in some]
-            self.evaluation = Evaluation(
-                task.editable, facts, task.progress, task.full, list(self.mine), weights=task.weights
+    def _prepare(self, facts: Sequence[int]) -> None:
+        task, self.facts = self._task, facts
+        positions = task.process_group.share(range(len(facts)))
+        self._own = {facts[position]: position for position in positions}
+        self._evaluation = None
+        if positions:
+            together = [task.facts[i] for i in facts]
+            self._evaluation = Evaluation(
+                task.editable, together, task.progress, task.full, positions, weights=task.weights
             )
 
     def _problem(self, i: int) -> str | None:
@@ -164,57 +159,68 @@ class Asked:
             return str(error)
         return None
 
-    def note_before(self, chunk: int) -> None:
-        """Record the scores of the unedited model unless the journal has them already."""
+    def record_before(self, chunk: int) -> None:
+        """Record the scores of the unedited model unless the results have them already."""
         task = self._task
-        if not task.journal.done(UNEDITED, "before", chunk):
-            told = task.process_group.gather([packed(one) for one in self.evaluation.before] if self.evaluation else [])
-            about = {
-                "perplexity": task.text.perplexity,
-                "drift_rows": list(task.text.drift_rows),
-                "problems": {str(i): why for i, why in self.problems.items()},
-            }
-            task.note(UNEDITED, "before", chunk, self.gathered(told, list(self.places)), about)
+        if task.journal.done(UNEDITED, "before", chunk):
+            return
+        scores = self._evaluation.before if self._evaluation else ()
+        shares = task.process_group.gather([[i, pack(one)] for i, one in zip(self._own, scores, strict=True)])
+        model = {
+            "perplexity": task.text.perplexity,
+            "drift_rows": list(task.text.drift_rows),
+            "problems": {str(i): reason for i, reason in self.problems.items()},
+        }
+        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), model)
 
-    def gathered(self, told: Sequence[Sequence[Any]], some: Sequence[int]) -> dict[int, Any]:
-        """Combine what each process returned for its share of the facts `some` into one dict by index, in order."""
-        shares = [
-            [i for i in some if self.places[i] % self._task.process_group.size == rank] for rank in range(len(told))
-        ]
-        found = {i: one for share, part in zip(shares, told, strict=True) for i, one in zip(share, part, strict=True)}
-        return {i: found[i] for i in some}
+    def record_edited(self, facts: Sequence[int], method: str, when: str, chunk: int, model: Mapping[str, Any]) -> None:
+        """Score facts on the model in its current state and record them as one group, or that it is not finite.
 
-
-def packed(scored: FactScores) -> dict[str, Any]:
-    """Return one fact's scores as plain JSON, with only the fact's case_id, subject and target; see `unpacked`."""
-    found = scored.to_dict()
-    fact = found.pop("fact")
-    return {**{name: fact[name] for name in ("case_id", "subject", "target") if name in fact}, **found}
-
-
-def unpacked(found: Mapping[str, Any], fact: Fact) -> FactScores:
-    """Restore the scores that `packed` made plain JSON."""
-    own = {name: value for name, value in found.items() if name not in ("case_id", "subject", "target", "finite")}
-    return FactScores.from_dict({**own, "fact": fact.to_dict()})
-
-
-def by_first(process_group: ProcessGroup, work: Callable[[], Any]) -> Any:
-    """Call `work` in the first process only, and return its result (plain JSON) in all of them.
-
-    Raises:
-        EditError: in every process, if `work` raises an `FFEditError`.
-        ModelError: in every process, if `work` raises a `ModelError`.
-    """
-    found, problem, numbers = None, None, False
-    if process_group.first:
+        Args:
+            facts: indices of facts.
+            method: the method that edited the model.
+            when: see `Line`.
+            chunk: index of the last edit.
+            model: further entries for the line about the model.
+        """
+        task, own = self._task, [i for i in facts if i in self._own]
+        scores: Sequence[FactScores] = ()
+        problem, drift, perplexity = None, None, None
         try:
-            found = work()
-        except FFEditError as error:
-            problem, numbers = str(error), isinstance(error, ModelError)
-    found, problem, numbers = process_group.gather([found, problem, numbers])[0]
-    if problem is not None:
-        raise ModelError(problem) if numbers else EditError(problem)
-    return found
+            if self._evaluation and own:
+                scores = self._evaluation.scores(only=[self._own[i] for i in own])
+            if not (task.mode.sequential and when == "after"):  # a sequence measures these at checkpoints only
+                drift, perplexity = task.text.measure()
+        except ModelError as error:
+            problem = str(error)
+        gathered = task.process_group.gather([problem, [[i, pack(one)] for i, one in zip(own, scores, strict=False)]])
+        problem = next((problem for problem, _ in gathered if problem), None)
+        if problem is None:
+            by_fact = _in_order([share for _, share in gathered], facts)
+            task.record(method, when, chunk, by_fact, {**model, "drift": drift, "perplexity": perplexity})
+        else:
+            reason = {"error": problem, "finite": False}
+            task.record(
+                method, when, chunk, dict.fromkeys(facts, reason), {**model, "reason": problem, "finite": False}
+            )
+
+
+def _in_order(shares: Sequence[Sequence[Any]], facts: Sequence[int]) -> dict[int, Any]:
+    """Combine [fact, value] pairs of all processes into one mapping, in the order of `facts`."""
+    values = {i: value for share in shares for i, value in share}
+    return {i: values[i] for i in facts}
+
+
+def pack(scores: FactScores) -> dict[str, Any]:
+    """Return one fact's scores as plain JSON, with only the fact's case_id, subject and target; see `unpack`."""
+    packed = scores.to_dict()
+    fact = packed.pop("fact")
+    return {**{name: fact[name] for name in ("case_id", "subject", "target") if name in fact}, **packed}
+
+
+def unpack(packed: Mapping[str, Any], fact: Fact) -> FactScores:
+    """Return the scores that `pack` made plain JSON."""
+    return FactScores.from_dict({**packed, "fact": fact.to_dict()})
 
 
 def check_finite(edit: Edit) -> Edit:
@@ -228,7 +234,7 @@ def check_finite(edit: Edit) -> Edit:
     return edit
 
 
-def kept(path: Path, make: Callable[[], Edit]) -> Edit:
+def saved(path: Path, make: Callable[[], Edit]) -> Edit:
     """Load the edit saved in a folder; where there is none or it is damaged, make and save it."""
     if path.exists():
         try:

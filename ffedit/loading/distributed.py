@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from ffedit.errors import EditError, FFEditError, ModelError
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -66,6 +68,24 @@ class ProcessGroup:
         padded[: len(own)] = own
         texts = zip(_all(padded, self.size), lengths, strict=True)
         return [json.loads(bytes(row[: int(length)].tolist())) for row, length in texts]
+
+    def by_first(self, work: Callable[[], Any]) -> Any:
+        """Call `work` in the first process only, and return its result (plain JSON) in all of them.
+
+        Raises:
+            EditError: in every process, if `work` raises an `FFEditError`.
+            ModelError: in every process, if `work` raises a `ModelError`.
+        """
+        result, problem, of_model = None, None, False
+        if self.first:
+            try:
+                result = work()
+            except FFEditError as error:
+                problem, of_model = str(error), isinstance(error, ModelError)
+        result, problem, of_model = self.gather([result, problem, of_model])[0]
+        if problem is not None:
+            raise ModelError(problem) if of_model else EditError(problem)
+        return result
 
     def wait(self) -> None:
         """Wait until every process has reached this call."""

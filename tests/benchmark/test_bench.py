@@ -19,7 +19,7 @@ from ffedit import Edit, EditError, Fact, FactError
 from ffedit.algebra.low_rank import LowRank
 from ffedit.benchmark import Mode, bench
 from ffedit.benchmark.hardware import machines_list
-from ffedit.benchmark.plan import checkpoints
+from ffedit.benchmark.settings import checkpoints
 from ffedit.benchmark.tables import markdown, number
 from ffedit.evaluator import Evaluation
 from ffedit.model.editable import Editable

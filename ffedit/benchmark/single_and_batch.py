@@ -16,39 +16,37 @@ from functools import partial
 from hashlib import sha256
 
 import ffedit
-from ffedit.benchmark.folder import EDITS
-from ffedit.benchmark.journal import UNEDITED
-from ffedit.benchmark.task import Asked, Task, by_first, check_finite, kept
+from ffedit.benchmark.folder import EDITS, UNEDITED
+from ffedit.benchmark.task import Scorer, Task, check_finite, saved
 from ffedit.editor import METHODS, Edit, EditConfig, by_subject, combine
 from ffedit.errors import FFEditError
 from ffedit.facts.fact import Fact
 from ffedit.loading.distributed import ProcessGroup
 
 
-def edit_apart(task: Task) -> None:
+def edit_single_or_batch(task: Task) -> None:
     """Measure every chunk by every method; in single mode, each process takes its own share of the facts."""
     chunks = list(enumerate(task.mode.chunks(task.facts)))
     if task.mode.name == "single":
         chunks, task = task.process_group.share(chunks), replace(task, process_group=ProcessGroup())
-    for chunk, some in chunks:
+    for chunk, facts in chunks:
         missing = [method for method in task.methods if not task.journal.done(method, "after", chunk)]
         if missing or not task.journal.done(UNEDITED, "before", chunk):
-            _edit_chunk(task, chunk, some, missing)
+            _edit_chunk(task, chunk, facts, missing)
 
 
-def _edit_chunk(task: Task, chunk: int, some: tuple[int, ...], methods: list[str]) -> None:
-    asked = Asked(task, some)
-    asked.note_before(chunk)
-    fit = list(asked.places)
-    written = Chunk(task, chunk, [task.facts[i] for i in fit])
+def _edit_chunk(task: Task, chunk: int, facts: tuple[int, ...], methods: list[str]) -> None:
+    scorer = Scorer(task, facts)
+    scorer.record_before(chunk)
+    edits = Chunk(task, chunk, [task.facts[i] for i in scorer.facts])
     for method in methods:
         try:
-            edit = check_finite(written.by(method))
+            edit = check_finite(edits.by(method))
             about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
             with edit.applied(task.editable):
-                task.measure(asked, fit, method, "after", chunk, about)
+                scorer.record_edited(scorer.facts, method, "after", chunk, about)
         except FFEditError as error:
-            task.failed(fit, method, chunk, error)
+            task.record_failure(scorer.facts, method, chunk, error)
 
 
 class Chunk:
@@ -75,7 +73,7 @@ class Chunk:
             return self._make(method)
         # The first process computes and saves the edit; the others load it.
         path = task.folder / EDITS / method / self._name
-        by_first(task.process_group, lambda: kept(path, partial(self._make, method)).fingerprint())
+        task.process_group.by_first(lambda: saved(path, partial(self._make, method)).fingerprint())
         return Edit.load(path)
 
     def _make(self, method: str) -> Edit:
@@ -112,7 +110,7 @@ class Chunk:
             return timed(edit, 0.0, started)
 
         try:
-            return kept(task.folder / EDITS / f"values-{numbers}" / self._name, choose)
+            return saved(task.folder / EDITS / f"values-{numbers}" / self._name, choose)
         except FFEditError as error:
             self._no_values[config] = error
             raise
