@@ -43,12 +43,12 @@ def machines_list(machines: Iterable[Mapping[str, Any]]) -> str:
 
 def _machine(machine: Mapping[str, Any]) -> str:
     """Describe a machine on one line, with its physical cores, or its logical ones where those are not known."""
-    parts = [f"{machine['processor']}, {machine['cores'] or machine['cpus']} cores, {machine['memory_gib']} GiB"]
-    for one in machine["accelerators"]:
-        parts.append(one["name"] + (f", {one['memory_gib']} GiB" if one["memory_gib"] else ""))
-    parts.append(f"the model on {machine['device']}")
-    parts.append(f"processes: {machine['processes']}, threads of each: {machine['threads']}")
-    return "; ".join([*parts, machine["platform"]])
+    words = [f"{machine['processor']}, {machine['cores'] or machine['cpus']} cores, {machine['memory_gib']} GiB"]
+    for device in machine["accelerators"]:
+        words.append(device["name"] + (f", {device['memory_gib']} GiB" if device["memory_gib"] else ""))
+    words.append(f"the model on {machine['device']}")
+    words.append(f"processes: {machine['processes']}, threads of each: {machine['threads']}")
+    return "; ".join([*words, machine["platform"]])
 
 
 def _processor() -> str:
@@ -66,14 +66,13 @@ def _accelerators() -> list[dict[str, Any]]:
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return []
-    asked = getattr(torch.get_device_module(kind), "get_device_properties", None)
-    found = []
-    for i in range(torch.accelerator.device_count()):
-        about = None if asked is None else asked(i)  # Apple's device module has none
-        memory = getattr(about, "total_memory", None)
-        name = getattr(about, "name", kind.type)
-        found.append({"name": name, "memory_gib": None if memory is None else _gib(memory)})
-    return found
+    properties = getattr(torch.get_device_module(kind), "get_device_properties", lambda i: None)  # Apple's has none
+    devices = []
+    for device in map(properties, range(torch.accelerator.device_count())):
+        memory = getattr(device, "total_memory", None)
+        name = getattr(device, "name", kind.type)
+        devices.append({"name": name, "memory_gib": None if memory is None else _gib(memory)})
+    return devices
 
 
 def _gib(size: int) -> int:

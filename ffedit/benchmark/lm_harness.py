@@ -126,7 +126,7 @@ class Harness:
             # The model's first weight may be offloaded, and then has no real device.
             wrapped._device = editable.device
             try:
-                found = lm_eval.simple_evaluate(
+                results = lm_eval.simple_evaluate(
                     wrapped,
                     tasks=self.tasks,
                     task_manager=self._manager,
@@ -136,10 +136,10 @@ class Harness:
                 )
             except Exception as error:  # a task's code may fail in any way
                 raise EditError(f"the harness failed on {editable.name}: {brief(error)}") from error
-        assert found is not None
+        assert results is not None
         names = ("results", "higher_is_better", "n-samples", "n-shot", "versions")
-        figures = {name: found.get(name, {}) for name in names}
-        return {**figures, "lm_eval": found["lm_eval_version"], "chat": editable.chat}
+        figures = {name: results.get(name, {}) for name in names}
+        return {**figures, "lm_eval": results["lm_eval_version"], "chat": editable.chat}
 
     def compare(self, editable: Editable, edit: Edit) -> Measured:
         """Run the tasks on a model and again with `edit` applied; the model is left unchanged.

@@ -201,7 +201,7 @@ def moments_of(
         raise EditError(f"layers {list(layers)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
     if not seeds:
         return {}
-    memories = [part for layer in layers for part in editable.feed_forward[layer].parts]
+    memories = [memory for layer in layers for memory in editable.feed_forward[layer].parts]
     most, collected = most_subjects(facts, mode), []
 
     def collect() -> None:
@@ -215,7 +215,7 @@ def moments_of(
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:
     """Return what identifies the key statistics, as plain JSON; an empty dict where no method needs any."""
-    identities = {str(at): {name: getattr(one, name) for name in IDENTITY} for at, one in moments.items()}
+    identities = {str(at): {name: getattr(c, name) for name in IDENTITY} for at, c in moments.items()}
     return json.loads(json.dumps({"statistics": identities})) if identities else {}
 
 

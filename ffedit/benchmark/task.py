@@ -165,7 +165,7 @@ class Scorer:
         if task.journal.done(UNEDITED, "before", chunk):
             return
         scores = self._evaluation.before if self._evaluation else ()
-        shares = task.process_group.gather([[i, pack(one)] for i, one in zip(self._own, scores, strict=True)])
+        shares = task.process_group.gather([[i, pack(fact)] for i, fact in zip(self._own, scores, strict=True)])
         model = {
             "perplexity": task.text.perplexity,
             "drift_rows": list(task.text.drift_rows),
@@ -193,7 +193,7 @@ class Scorer:
                 drift, perplexity = task.text.measure()
         except ModelError as error:
             problem = str(error)
-        gathered = task.process_group.gather([problem, [[i, pack(one)] for i, one in zip(own, scores, strict=False)]])
+        gathered = task.process_group.gather([problem, [[i, pack(fact)] for i, fact in zip(own, scores, strict=False)]])
         problem = next((problem for problem, _ in gathered if problem), None)
         if problem is None:
             by_fact = _in_order([share for _, share in gathered], facts)

@@ -104,11 +104,11 @@ class Evaluation:
         texts = dict.fromkeys(text for q in prompts for text in q.texts)
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
         wanted = [request for q in prompts for request in requests(q, kinds)]
-        closed = {one.text for one in wanted if one.settled and one.count > len(one.text.target_ids)}
+        closed = {want.text for want in wanted if want.settled and want.count > len(want.text.target_ids)}
         answers = ask(editable, texts, self._budget, closed, self._reference.contexts, listen, self._progress)
         spoken = Generations(editable, wanted, answers)
         drawn = sampled(editable, [q.generation for q in prompts])
-        by_prompts = {q.generation: found for q, found in zip(prompts, drawn, strict=True)}
+        by_prompts = {q.generation: texts_of_fact for q, texts_of_fact in zip(prompts, drawn, strict=True)}
         return Responses(answers, spoken, divergences, by_prompts, self._weights)
 
 
@@ -183,7 +183,7 @@ def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokeniz
         EditError: the tokenizers or the vocabularies differ.
     """
     base = editable.tokenizer
-    sizes = [one.get_text_config().vocab_size for one in (editable.model.config, config)]
+    sizes = [each.get_text_config().vocab_size for each in (editable.model.config, config)]
     if base.get_vocab() != tokenizer.get_vocab():
         why = f"{len(tokenizer.get_vocab())} tokens, {len(base.get_vocab())} in the base, not the same ones"
     elif base(PROBE, verbose=False)["input_ids"] != tokenizer(PROBE, verbose=False)["input_ids"]:

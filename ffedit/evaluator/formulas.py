@@ -41,12 +41,7 @@ def likelihood(log_probs: Sequence[float]) -> float:
 
 
 def success(favoured: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether nll(favoured) < nll(other), strictly: a tie is no success. Up.
-
-    Efficacy success on the edited prompt and paraphrase success on other wordings, both with the new object favoured
-    over the old; neighborhood success (specificity) on other subjects, with the true object favoured over the new
-    (ROME). The last one on neighbors that follow the edit's sentence is CounterFact+ (CF+).
-    """
+    """Return whether nll(favoured) < nll(other), strictly: a tie is no success (ROME)."""
     return nll(favoured) < nll(other)
 
 
@@ -58,22 +53,10 @@ def magnitude(favoured: Sequence[float], other: Sequence[float]) -> float:
 def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
     """Share of target tokens that are the argmax after the true tokens before them: *teacher-forced*. Up.
 
-    Efficacy, paraphrase and locality of zsRE (the last against the data set's own answer, `loc_ans`), and portability
-    of KnowEdit as published. A wrong token is forgiven at once, since the next one is asked after the right one: Wild
-    finds it far above what a model says freely. Of several accepted answers it is the first alone, as EasyEdit takes
-    it (`ground_truth[0][0]`).
+    A wrong token is forgiven at once, since the next one is asked after the right one: Wild finds it far above what a
+    model says freely. Of several accepted answers it takes the first alone, as EasyEdit does (`ground_truth[0][0]`).
     """
     return fmean(a == t for a, t in zip(argmax, target, strict=True))
-
-
-def teacher_forced(argmax: Sequence[int], target: Sequence[int]) -> bool:
-    """Return whether every target token is the argmax after the true tokens before it. Up.
-
-    *Teacher-forced*, without credit for parts. The very tokens of the target are then what greedy generation says as
-    well, so that this one differs from `exact_match` only where the model goes on with the same word, or spells the
-    object in other tokens.
-    """
-    return tuple(argmax) == tuple(target)
 
 
 def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] = ()) -> bool:
@@ -90,15 +73,6 @@ def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] 
         return False
     whole = target != "" and said.startswith(target) and next(occurrences(said, target), (1, 0))[0] == 0
     return whole and not (target[-1].isdigit() and _MORE_DIGITS.match(said, len(target)))
-
-
-def unchanged(before: Sequence[int], after: Sequence[int]) -> float:
-    """Share of positions with the same token as before the edit, from argmax tokens: locality of KnowEdit. Up.
-
-    The reference is the unedited model and not the data set's answer, which ROME and MEMIT take on zsRE
-    (`token_accuracy`).
-    """
-    return fmean(a == b for a, b in zip(before, after, strict=True))
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
@@ -145,8 +119,8 @@ def term_weights(documents: Sequence[str]) -> dict[str, float]:
     texts of the facts that are given, each as often as facts hold it: a term that none of them has does not count, and
     the weights change with the set.
     """
-    found = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
-    return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in found.items()}
+    counts = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
+    return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in counts.items()}
 
 
 def reference_consistency(said: str, references: Sequence[str], weights: Mapping[str, float]) -> float:

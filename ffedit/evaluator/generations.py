@@ -54,7 +54,7 @@ def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest
 
     def whole(text: Encoded, *others: Encoded) -> GenerationRequest:
         # One more token: the object may be the beginning of a longer word.
-        return GenerationRequest(text, max(len(one.target_ids) for one in (text, *others)) + 1, others=others)
+        return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others=others)
 
     own = whole(q.own.new, q.own.true, *q.own.new_aliases)
     yield GenerationRequest(own.text, max(SAID_TOKENS, own.count), settled=False)
@@ -115,7 +115,7 @@ class Generations:
             return True
         # The last character may still lack bytes, which later tokens supply.
         begun = words(self._editable, said).rstrip("\ufffd")
-        names = (words(self._editable, one.target_ids) for one in (wanted.text, *wanted.others))
+        names = (words(self._editable, each.target_ids) for each in (wanted.text, *wanted.others))
         return wanted.settled and not any(name.startswith(begun) for name in names)
 
 

@@ -89,16 +89,16 @@ def _intervals(
         return {}
     means = mean_draws(np.stack(list(kept.values()), 1), seed, draws)
     drawn = dict(zip(kept, means.T, strict=True))
-    found = {name: mean_interval(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
+    bounded = {name: mean_interval(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
     if all(part in kept for part in SCORE_PARTS):
         score = percentile_interval(
-            _harmonic([found[p].mean for p in SCORE_PARTS]), _harmonics([drawn[p] for p in SCORE_PARTS])
+            _harmonic([bounded[p].mean for p in SCORE_PARTS]), _harmonics([drawn[p] for p in SCORE_PARTS])
         )
         if score.low == score.high:
-            low, high = (_harmonic([getattr(found[p], end) for p in SCORE_PARTS]) for end in ("low", "high"))
+            low, high = (_harmonic([getattr(bounded[p], end) for p in SCORE_PARTS]) for end in ("low", "high"))
             score = Interval(score.mean, low, high)
-        found["score"] = score
-    return found
+        bounded["score"] = score
+    return bounded
 
 
 def changes(
@@ -116,17 +116,17 @@ def changes(
         name: [None if a is None or b is None else b - a for a, b in zip(before[name], after[name], strict=True)]
         for name in both
     }
-    found = _intervals(paired_columns, seed, draws, (-1.0, 1.0))
-    found.pop("score", None)
+    differences = _intervals(paired_columns, seed, draws, (-1.0, 1.0))
+    differences.pop("score", None)
     sides = [[_array(side.get(part, ())) for part in SCORE_PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
         drawn = [_harmonics(list(mean_draws(side, seed, draws).T)) for side in (old, new)]
         mean = _harmonic(list(np.nanmean(new, 0))) - _harmonic(list(np.nanmean(old, 0)))
-        found["score"] = percentile_interval(mean, drawn[1] - drawn[0])
-        if found["score"].low == found["score"].high:
-            found["score"] = with_unseen(found["score"], len(old), (-1.0, 1.0))
-    return found
+        differences["score"] = percentile_interval(mean, drawn[1] - drawn[0])
+        if differences["score"].low == differences["score"].high:
+            differences["score"] = with_unseen(differences["score"], len(old), (-1.0, 1.0))
+    return differences
 
 
 def _is_share(name: str) -> bool:

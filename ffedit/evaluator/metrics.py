@@ -143,10 +143,10 @@ def score(q: Questions, now: Responses, before: Responses) -> float | None:
     return harmonic(efficacy(q, now, before), paraphrase(q, now, before), specificity(q, now, before))
 
 
-def harmonic(*parts: float | None) -> float | None:
+def harmonic(*rates: float | None) -> float | None:
     """Harmonic mean of the three success rates; a share (ROME, "Score"). Up. None where one is missing."""
-    there = [part for part in parts if part is not None]
-    return harmonic_mean(there) if len(there) == len(parts) else None
+    measured = [rate for rate in rates if rate is not None]
+    return harmonic_mean(measured) if len(measured) == len(rates) else None
 
 
 @metric("share", "up", "says new object", WILD, generates=["own"])
@@ -186,8 +186,12 @@ perplexity = Metric("perplexity", None, "", "keep", "of generic text", "exp of t
 
 @metric("share", "up", "all tokens, after true ones", WILD)
 def teacher_forced(q: Questions, now: Responses, before: Responses) -> float:
-    """Share of edited prompts where every token of the new object is the argmax after the true tokens before it."""
-    return float(formulas.teacher_forced(now.argmax(q.own.new), q.own.new.target_ids))
+    """Share of edited prompts where every token of the new object is the argmax after the true tokens before it.
+
+    Without credit for parts. The very tokens of the object are then what greedy generation says as well, so that this
+    differs from `generation` only where the model goes on with the same word, or spells the object in other tokens.
+    """
+    return float(now.argmax(q.own.new) == q.own.new.target_ids)
 
 
 @metric("share", "up", "tokens, after true ones", ZSRE)
@@ -253,8 +257,9 @@ def locality_token_accuracy(q: Questions, now: Responses, before: Responses) -> 
 
 @metric("share", "keep", "their tokens, after true ones", KNOWEDIT)
 def locality_argmax(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of their answers' tokens with the argmax of before, teacher-forced."""
-    return _mean([formulas.unchanged(before.argmax(prompt.text), now.argmax(prompt.text)) for prompt in q.locality])
+    """Share of their answers' tokens with the argmax of before the edit, and not of the data set's own answers."""
+    texts = [prompt.text for prompt in q.locality]
+    return _mean([formulas.token_accuracy(now.argmax(text), before.argmax(text)) for text in texts])
 
 
 @metric("share", "keep", "neighbors, behind the edit", COUNTERFACT_PLUS, full=True)
@@ -305,10 +310,10 @@ def _added(point: str, package: str, loaded: object) -> Metric:
     """Check what an entry point of another package holds: a `Metric`, or a plain function, named by the entry point."""
     if not callable(loaded):
         raise FFEditError(f"{type(loaded).__name__} was found; a function was expected")
-    found = loaded if isinstance(loaded, Metric) else Metric(point, loaded)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", found.name) or found.name in ("to_dict", "from_dict"):
-        raise FFEditError(f"{found.name!r} is no free name of a score; small letters, digits and _ were expected")
-    return replace(found, package=package)
+    added = loaded if isinstance(loaded, Metric) else Metric(point, loaded)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", added.name) or added.name in ("to_dict", "from_dict"):
+        raise FFEditError(f"{added.name!r} is no free name of a score; small letters, digits and _ were expected")
+    return replace(added, package=package)
 
 
 # All metrics by name: every one above, in this order, then those of other packages.
@@ -321,18 +326,18 @@ def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float 
     Raises:
         EditError: a metric of another package failed, or gave no number.
     """
-    found: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for metric in METRICS.values():
         try:
             value = metric(q, now, before)
-            found[metric.name] = None if value is None else float(value)
+            values[metric.name] = None if value is None else float(value)
         except Exception as error:  # whatever another package does wrong is said, in one line
             if metric.package == "ffedit":
                 raise
             raise EditError(
                 f"the metric {metric.name!r} failed ({brief(error)}); uninstall its package, or mend it"
             ) from error
-    return found
+    return values
 
 
 def by_kind(q: Questions, now: Responses, before: Responses) -> dict[str, float]:

@@ -143,13 +143,13 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
 
     def aliases(prompt: str, names: Sequence[str]) -> tuple[Encoded, ...]:
         """Encode aliases after `prompt`; one that the tokenizer cannot encode is skipped: the model cannot say it."""
-        found = []
+        encoded = []
         for name in names:
             try:
-                found.append(text(prompt, name))
+                encoded.append(text(prompt, name))
             except FactError:
                 continue
-        return tuple(found)
+        return tuple(encoded)
 
     def stated(prompt: str, named: bool = True) -> Pair:
         return Pair(text(prompt, new), text(prompt, old), named, new_aliases=aliases(prompt, fact.target_aliases))
@@ -165,9 +165,10 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     def unchanged(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
         """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
         still = [probe for probe in probes if not moves(probe)]
-        found = [probe for probe in still if probe.target is not None or probe.prompt in own]
-        left_out.update({f"{score}/edited": len(probes) - len(still), f"{score}/unsaid": len(still) - len(found)})
-        return found
+        answerable = [probe for probe in still if probe.target is not None or probe.prompt in own]
+        left_out[f"{score}/edited"] = len(probes) - len(still)
+        left_out[f"{score}/unsaid"] = len(still) - len(answerable)
+        return answerable
 
     previous = fact.previous
     if previous is None and fact.text in own:

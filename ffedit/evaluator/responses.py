@@ -106,8 +106,8 @@ def ask(
         argmax.update(zip(contexts, best.tolist(), strict=True))
         pairs = [(i, context, token) for i, context in enumerate(contexts) for token in tokens[context]]
         rows, ids = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2).unbind(1)
-        found = distribution[rows.to(logits.device), ids.to(logits.device)].tolist()
-        log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, found, strict=True)})
+        values = distribution[rows.to(logits.device), ids.to(logits.device)].tolist()
+        log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
         if listener is not None and (heard := [i for i, context in enumerate(contexts) if context in watched]):
             listener([contexts[i] for i in heard], distribution[heard])
         progress("measuring", len(argmax), len(tokens))
@@ -157,10 +157,10 @@ def _run(editable: Editable, rows: Sequence[_Row], budget: int) -> Iterator[tupl
         if sum(length * (len(family) - 1) for family in families) < WORTH:
             whole += [row for family in families for row in family]
             continue
-        for some in batches([sum(len(row.ids) for row in family) for family in families], budget):
-            yield from _branched(editable, [families[i] for i in some], length)
-    for some in batches([len(row.ids) for row in whole], budget):
-        yield _whole(editable, [whole[i] for i in some])
+        for batch in batches([sum(len(row.ids) for row in family) for family in families], budget):
+            yield from _branched(editable, [families[i] for i in batch], length)
+    for batch in batches([len(row.ids) for row in whole], budget):
+        yield _whole(editable, [whole[i] for i in batch])
 
 
 def _families(rows: Sequence[_Row]) -> list[list[_Row]]:
@@ -211,6 +211,3 @@ def _branched(
         tails = pad([row.ids[stem:] for _, row in rows]).to(editable.device)
         logits = editable.run(input_ids=tails, past_key_values=cache, use_cache=True).logits[0]
     yield [row.ids[:n] for _, row, n in late], logits
-
-
-__all__ = ["BUDGET", "Answer", "Context", "Listener", "ask"]

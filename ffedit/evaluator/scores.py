@@ -216,5 +216,5 @@ def mean_scores(scores: Iterable[Scores], **of_model: float | None) -> Scores:
     for name in METRICS:
         measured = [value for fact in facts if (value := getattr(fact, name)) is not None]
         means[name] = fmean(measured) if measured else None
-    means["score"] = harmonic(*(means[part] for part in SCORE_PARTS))
+    means["score"] = harmonic(*(means[rate] for rate in SCORE_PARTS))
     return Scores(**means | {name: value for name, value in of_model.items() if value is not None})

@@ -14,8 +14,9 @@ from ffedit.facts.fact import Fact
 
 def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
     """Return the pairs of facts that give one question two answers, in order; see `same_question`."""
-    some = list(facts)
-    return [(some[i], some[j]) for i, j in same_question(some) if not same_target(some[i], some[j])]
+    listed = list(facts)
+    pairs = [(listed[i], listed[j]) for i, j in same_question(listed)]
+    return [(first, second) for first, second in pairs if not same_target(first, second)]
 
 
 def check_facts(facts: Sequence[Fact]) -> None:
@@ -26,9 +27,9 @@ def check_facts(facts: Sequence[Fact]) -> None:
     """
     if not facts:
         raise EditError("no facts to write; give at least one")
-    for one, other in conflicts(facts):
+    for first, second in conflicts(facts):
         raise EditError(
-            f"{one.text!r} is to become {one.new_object!r} and {other.new_object!r}; keep one of the two facts"
+            f"{first.text!r} is to become {first.new_object!r} and {second.new_object!r}; keep one of the two facts"
         )
 
 
@@ -37,7 +38,7 @@ def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
 
     Upper and lower case and white space make no difference. Each fact is paired with the first that asks the same.
     """
-    first: dict[tuple[str, ...], int] = {}
+    first: dict[tuple[str | None, ...], int] = {}
     pairs = []
     for j, fact in enumerate(facts):
         if fact.target is None:

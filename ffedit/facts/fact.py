@@ -298,6 +298,6 @@ def _items(field: str, value: Any) -> tuple[Any, ...]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Probe):
-        said = {name: _plain(part) for name, part in vars(value).items() if part not in (None, ())}
+        said = {name: _plain(item) for name, item in vars(value).items() if item not in (None, ())}
         return said if len(said) > 1 else value.prompt
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

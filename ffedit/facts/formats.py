@@ -362,7 +362,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, (list, tuple)):
-        return tuple(item for part in value for item in _listed(part))
+        return tuple(item for inner in value for item in _listed(inner))
     return (value,)
 
 

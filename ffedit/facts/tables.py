@@ -21,17 +21,17 @@ from typing import Any
 
 from ffedit.errors import FactError
 
-NAME = re.compile(r"(?P<place>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
+NAME = re.compile(r"(?P<path>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
 HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
 FILES = {".parquet": "parquet", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named table, not read yet; `place` is a path or a name on the hub."""
+    """Named table, not read yet; `path` is a path or a name on the hub."""
 
     name: str
-    place: str
+    path: str
     configuration: str | None = None
     split: str | None = None
 
@@ -54,17 +54,17 @@ class Table:
 
     def _splits(self, datasets: Any) -> Mapping[str, Any]:
         """Return the rows of each split, as `datasets` gives them. Local files are streamed: no second copy is made."""
-        path = Path(self.place)
+        path = Path(self.path)
         if path.is_file():
-            return dict(datasets.load_dataset(FILES[path.suffix], data_files=glob.escape(self.place), streaming=True))
+            return dict(datasets.load_dataset(FILES[path.suffix], data_files=glob.escape(self.path), streaming=True))
         if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-            saved = datasets.load_from_disk(self.place)
+            saved = datasets.load_from_disk(self.path)
             return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
         if path.is_dir():
             return dict(datasets.load_dataset(os.path.abspath(path), self.configuration, streaming=True))
-        found = HUB.fullmatch(self.place)
-        assert found is not None
-        return dict(datasets.load_dataset(found["set"], self.configuration, data_files=found["file"]))
+        hub = HUB.fullmatch(self.path)
+        assert hub is not None
+        return dict(datasets.load_dataset(hub["set"], self.configuration, data_files=hub["file"]))
 
 
 def find(name: str) -> Table | None:
@@ -73,18 +73,18 @@ def find(name: str) -> Table | None:
     Raises:
         FactError: a folder without tables.
     """
-    parts = NAME.fullmatch(name)
-    if name == "-" or parts is None:
+    match = NAME.fullmatch(name)
+    if name == "-" or match is None:
         return None
-    table = Table(name, name) if os.path.exists(name) else Table(name, **parts.groupdict())
-    path = Path(table.place)
+    table = Table(name, name) if os.path.exists(name) else Table(name, **match.groupdict())
+    path = Path(table.path)
     if path.is_dir():
         if not any(file.suffix in FILES for file in path.rglob("*")):
             raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
         return table
     if path.exists():
         return table if path.suffix in FILES else None
-    hub = HUB.fullmatch(table.place)
+    hub = HUB.fullmatch(table.path)
     # A name that ends as a file does, or lies in an existing folder, is a missing file.
     missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
     return None if missing else table
@@ -101,7 +101,7 @@ def _explained(table: Table) -> Iterator[None]:
         yield
     except Exception as error:  # the errors that `datasets` and the hub raise have no common class
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        if Path(table.place).exists():
+        if Path(table.path).exists():
             raise FactError(f"{table.name} is no table that can be read: {why}") from error
         raise FactError(
             f"{table.name}: no such path, and not to be had as a data set of the hub ({why}); "

@@ -44,7 +44,6 @@ def test_likelihoods_are_means_over_tokens() -> None:
 
 def test_accuracies_with_and_without_teacher_forcing() -> None:
     assert formulas.token_accuracy([1, 2, 9], [1, 2, 3]) == pytest.approx(2 / 3)
-    assert formulas.teacher_forced([1, 2], [1, 2]) and not formulas.teacher_forced([1, 9], [1, 2])
     assert formulas.exact_match("Rome, Italy", "Rome") and formulas.exact_match("Rome", "Rome")
     assert not formulas.exact_match("Romeo and", "Rome") and not formulas.exact_match("in Rome", "Rome")
     assert formulas.exact_match("東京です", "東京") and formulas.exact_match("روما هي", "روما")
@@ -54,7 +53,6 @@ def test_accuracies_with_and_without_teacher_forcing() -> None:
     assert not formulas.exact_match("United States.", "United", "United States"), "it is the other object that is said"
     assert formulas.exact_match("United.", "United", "United States")
     assert formulas.exact_match("United States.", "United States", "United")
-    assert formulas.unchanged([1, 2, 3, 4], [1, 2, 9, 4]) == 0.75
 
 
 def test_divergence_and_perplexity() -> None:
@@ -198,5 +196,6 @@ def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeyp
         assert found.scores.said in (0, 1) and found.scores.plain == 0.5
         assert set(intervals({"said": [1.0] * 9, "plain": [0.5] * 9})) == {"said", "plain"}
     finally:
+        monkeypatch.undo()
         METRICS.reload()
     assert "said" not in METRICS
