@@ -83,6 +83,12 @@ ROWS = (
         "--out DIR",
     ),
     (
+        "reports/atlas-llama-single.* reports/atlas-moe-single.*",
+        "the same for the two smaller models",
+        "python evaluations/scripts/compare.py --model atlas-llama "
+        f"--data evaluations/data/atlas-llama-counterfact.json {SINGLE} --out DIR",
+    ),
+    (
         "reports/smollm2-single.*",
         "40 reporting facts of SmolLM2 one by one, default settings",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed {SINGLE} --out DIR",
@@ -103,6 +109,17 @@ ROWS = (
         "100 reporting facts of SmolLM2 at once, three methods",
         f"ffedit bench {SMOLLM2} --where split=reporting --limit 100 --model smollm2 --layers 8 --mode batch:100 "
         "--methods memit,emmet,alphaedit --no-full --out DIR",
+    ),
+    (
+        "reports/smollm2-sequence.*",
+        "the same 100 facts one after another, alphaedit",
+        f"ffedit bench {SMOLLM2} --where split=reporting --limit 100 --model smollm2 --layers 8 --mode sequential "
+        "--methods alphaedit --no-full --out DIR",
+    ),
+    (
+        "reports/stories-edits.*",
+        "28 edits of what a TinyStories model of 260,000 parameters reliably says",
+        "python evaluations/scripts/stories_edits.py --model DIR",
     ),
     (
         "reports/zoo/*",
