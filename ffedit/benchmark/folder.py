@@ -102,11 +102,7 @@ class Journal:
         return line is not None and "error" in line.measured
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Add the lines that are not in the journal yet.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Add the lines that are not in the journal yet. Raises OSError where they cannot be written."""
         new = {line.key: line.to_dict() for line in lines if line.key not in self.lines}
         if self._file is not None:
             with needed():
@@ -140,11 +136,7 @@ def _read(path: Path) -> list[Line]:
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Turn an `EditError` inside the block into an `OSError`: a full disk ends the run and is not a failed edit.
-
-    Raises:
-        OSError: something cannot be written.
-    """
+    """Turn an `EditError` inside the block into an `OSError`: a full disk ends the run and is not a failed edit."""
     try:
         yield
     except EditError as error:
@@ -188,17 +180,10 @@ def write_manifest(
     machines: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
 ) -> None:
-    """Write the manifest of a run, at every start: methods or a machine may have been added.
-
-    Args:
-        folder: results folder, claimed.
-        there: the settings that `earlier` returned.
-        run: the settings that all results in the folder must share, plain JSON.
-        machines: all machines of the run, as by `hardware`.
-        about: further entries, plain JSON.
+    """Write the manifest of `run` into a claimed folder, at every start: methods or a machine may have been added.
 
     Raises:
-        EditError: the two runs differ, or the folder cannot be written.
+        EditError: the run differs from the settings `there` that `earlier` returned, or the folder cannot be written.
     """
     _refuse_difference(folder, "another run", there, run)
     content = {"run": run, "versions": versions(), "hardware": list(machines), **about}
@@ -214,11 +199,7 @@ def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: 
 
 
 def _clear(folder: Path) -> None:
-    """Delete the results in a folder.
-
-    Raises:
-        EditError: the folder holds other files too; nothing is deleted then.
-    """
+    """Delete the results in a folder; one that holds other files too is refused, and nothing is deleted."""
     own = [path for name in OWN for path in folder.glob(name)]
     if (other := _other(folder, own)) is not None:
         raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")

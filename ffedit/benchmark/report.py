@@ -145,12 +145,7 @@ def _plain(value: Any) -> Any:
 
 
 class Results:
-    """The lines of a journal, indexed by method and moment.
-
-    Args:
-        journal: all lines.
-        facts: the facts that the lines refer to by index.
-    """
+    """The lines of a journal, indexed by method and moment; `facts` are those that they refer to by index."""
 
     def __init__(self, journal: Journal, facts: Sequence[Fact]) -> None:
         self._facts: dict[tuple[str, str], list[Line]] = defaultdict(list)

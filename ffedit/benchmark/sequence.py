@@ -50,14 +50,7 @@ def edit_in_sequence(task: Task) -> None:
 
 
 class Weights:
-    """The value matrices that a sequence changes, with saving and restoring.
-
-    Args:
-        memories: the memories whose value matrices change.
-
-    Attributes:
-        originals: the unedited matrices by address.
-    """
+    """The value matrices that a sequence changes, with saving and restoring; `originals` by address."""
 
     def __init__(self, memories: Sequence[KeyValueMemory]) -> None:
         self._memories = memories
@@ -103,15 +96,7 @@ def _temporarily_edited(editable: Editable, memories: Sequence[KeyValueMemory]) 
 
 
 class Run:
-    """The sequence of edits of one method.
-
-    Args:
-        task: the benchmark.
-        scorer: scores of all facts.
-        chunks: indices of the facts that are written together, in order.
-        method: name of the method.
-        weights: the matrices that it changes.
-    """
+    """The sequence of edits of one method: `chunks` are indices of the facts that are written together, in order."""
 
     def __init__(
         self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights

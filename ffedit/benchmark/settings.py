@@ -52,11 +52,9 @@ CHECKPOINTS = 10
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of a benchmark: the number of facts written at once, and whether edits accumulate.
+    """The mode of a benchmark: "single", "batch" or "sequential", and the minimum number of facts per chunk.
 
-    Attributes:
-        name: "single", "batch" or "sequential".
-        size: minimum number of facts per chunk (the last chunk takes what is left).
+    The last chunk takes what is left.
     """
 
     name: str
@@ -64,11 +62,7 @@ class Mode:
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """Read `single`, `batch:N`, `sequential` or `sequential:N`.
-
-        Raises:
-            EditError: it is none of these.
-        """
+        """Read `single`, `batch:N`, `sequential` or `sequential:N`. Raises EditError for anything else."""
         name, colon, size = text.partition(":")
         sized = size.isdecimal() and int(size) > 0
         if not (text in ("single", "sequential") or (name in ("batch", "sequential") and sized)):
@@ -106,11 +100,7 @@ def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
 
 
 def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:
-    """Return the hyperparameters of each method.
-
-    Raises:
-        EditError: no method, or an unknown one.
-    """
+    """Return the hyperparameters of each method. Raises EditError for none, or an unknown one."""
     if not methods:
         raise EditError("no methods to measure; give at least one (`ffedit methods` lists them)")
     names = [check_method(method).name for method in methods]
@@ -120,11 +110,7 @@ def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditCon
 
 
 def check_facts(facts: Sequence[Fact]) -> None:
-    """Check that there are facts and that a report can tell them apart.
-
-    Raises:
-        FactError: there are none, or two have the same case_id.
-    """
+    """Check that there are facts and that a report can tell them apart, by their case_id if they have one."""
     if not facts:
         raise FactError("no facts to edit; give at least one")
     for number, count in Counter(fact.case_id for fact in facts if fact.case_id is not None).items():
@@ -133,11 +119,7 @@ def check_facts(facts: Sequence[Fact]) -> None:
 
 
 def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path | None, full: bool) -> dict[str, Any]:
-    """Return the settings known before any computation, as plain JSON.
-
-    Raises:
-        EditError: the text cannot be read.
-    """
+    """Return the settings known before any computation, as plain JSON."""
     try:
         generic = None if text is None else _digest(text.read_bytes())
     except OSError as error:
@@ -169,11 +151,7 @@ def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
 def layers_for(
     editable: Editable, facts: Sequence[Fact], spread: int, seed: int, process_group: ProcessGroup, progress: Progress
 ) -> list[int]:
-    """Choose the layers to edit: the model's layer, or the one that tracing the first facts finds, and those below it.
-
-    Raises:
-        EditError: there are fewer than `spread` − 1 layers below it.
-    """
+    """Choose the layers to edit: the model's, or the one that tracing the first facts finds, and those below it."""
     config = EditConfig(seed=seed)
     last = process_group.by_first(lambda: layer_for(editable, facts[:TRACED], config=config, progress=progress))
     return list(spread_below(int(last), spread))

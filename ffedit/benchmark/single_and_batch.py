@@ -50,24 +50,14 @@ def _edit_chunk(task: Task, chunk: int, facts: tuple[int, ...], methods: list[st
 
 
 class Chunk:
-    """Facts that are written at once, and the values that the methods share.
-
-    Args:
-        task: the benchmark.
-        chunk: index of the chunk.
-        facts: the facts to write.
-    """
+    """Facts that are written at once, and the values that the methods share."""
 
     def __init__(self, task: Task, chunk: int, facts: Sequence[Fact]) -> None:
         self._task, self._name, self._facts = task, f"{chunk:05d}", facts
         self._no_values: dict[EditConfig, FFEditError] = {}
 
     def by(self, method: str) -> Edit:
-        """Return the edit of a method; its provenance has the `seconds` of choosing values and of solving.
-
-        Raises:
-            EditError: the edit cannot be computed.
-        """
+        """Return the edit of a method; its provenance has the `seconds` of choosing values and of solving."""
         task = self._task
         if task.mode.name == "single":
             return self._make(method)
@@ -95,8 +85,7 @@ class Chunk:
     def _values(self, config: EditConfig) -> Edit:
         """Return the MEMIT edit, which holds the shared values, from the folder if it is there.
 
-        Raises:
-            EditError: it cannot be computed; the error is remembered and raised again without a second attempt.
+        An error is remembered and raised again without a second attempt.
         """
         if config in self._no_values:
             raise self._no_values[config]

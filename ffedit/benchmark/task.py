@@ -30,23 +30,15 @@ SHOWN = ("efficacy", "paraphrase", "specificity")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The state of a running benchmark.
+    """A running benchmark of `facts` by each of `methods`, on the unedited model `editable`.
 
     Attributes:
-        editable: the unedited model.
-        facts: the facts to write.
-        methods: names of the methods, measured one after another.
-        mode: how many facts are written at once, and whether edits accumulate.
         layers: layers to edit, in rising order; single-layer methods write to the last.
         configs: hyperparameters by method.
         stats: second moments of the unedited model's keys.
         text: generic text for drift and perplexity.
-        full: also measure the slowest scores (`Evaluation`).
         weights: weights of the terms of all facts' reference texts.
-        folder: results folder.
-        journal: the results so far.
         process_group: the processes that measure each group together.
-        live_scores: reports the mean scores so far.
         progress: callback for the progress of a single edit.
     """
 
@@ -86,13 +78,7 @@ class Task:
 
 
 class LiveScores:
-    """Means over the facts scored right after their own edit so far, reported through the progress callback.
-
-    Args:
-        progress: the callback.
-        total: number of facts that each method is to write.
-        journal: the scores of an earlier, interrupted run.
-    """
+    """Means over the facts scored right after their own edit so far, reported with the number of facts of `total`."""
 
     def __init__(self, progress: Progress, total: int, journal: Journal) -> None:
         self._progress, self._total = progress, total
@@ -119,15 +105,8 @@ class LiveScores:
 class Scorer:
     """Scores of facts that are edited together, with their prompts prepared on the unedited model.
 
-    A fact that does not fit the model goes to `problems`; each process evaluates its share of the others.
-
-    Args:
-        task: the benchmark.
-        facts: indices of facts.
-
-    Attributes:
-        problems: by the fact's index, why it cannot be asked.
-        facts: indices of the other facts.
+    A fact that does not fit the model goes to `problems`, by its index, with the reason; `facts` are the indices of the
+    others. Each process evaluates its share of them.
     """
 
     def __init__(self, task: Task, facts: Sequence[int]) -> None:
@@ -176,12 +155,7 @@ class Scorer:
     def record_edited(self, facts: Sequence[int], method: str, when: str, chunk: int, model: Mapping[str, Any]) -> None:
         """Score facts on the model in its current state and record them as one group, or that it is not finite.
 
-        Args:
-            facts: indices of facts.
-            method: the method that edited the model.
-            when: see `Line`.
-            chunk: index of the last edit.
-            model: further entries for the line about the model.
+        For the arguments see `Line`; `model` has further entries for the line about the model.
         """
         task, own = self._task, [i for i in facts if i in self._own]
         scores: Sequence[FactScores] = ()
@@ -224,11 +198,7 @@ def unpack(packed: Mapping[str, Any], fact: Fact) -> FactScores:
 
 
 def check_finite(edit: Edit) -> Edit:
-    """Check that an edit is finite and return it.
-
-    Raises:
-        ModelError: it holds NaN or infinity.
-    """
+    """Return the edit. Raises ModelError where it holds NaN or infinity."""
     if not all(update.is_finite() for update in edit.updates.values()):
         raise ModelError("the edit holds NaN or infinity; nothing was written")
     return edit

@@ -41,6 +41,7 @@ class GenericText:
     Args:
         editable: the unedited model.
         path: a text file; None for text that the model samples.
+        most: limit of the distributions in bytes.
 
     Attributes:
         rows: token ids, rows of equal length.
@@ -68,11 +69,8 @@ class GenericText:
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
         """Return drift from the unedited model, nats per token, and perplexity, of the model in its current state.
 
-        Args:
-            editable: another model, with the same tokenizer.
-
-        Raises:
-            ModelError: the model's numbers are not finite.
+        Of `editable`, if that is given: another model with the same tokenizer. Raises ModelError for numbers that are
+        not finite.
         """
         return self._run(editable or self._editable)
 
@@ -121,11 +119,7 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
 class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
-    Args:
-        contexts: the contexts; sampled where those of all processes would take more than `most` bytes.
-        vocabulary: entries of a distribution.
-        count: number of contexts of all processes.
-        most: limit in bytes.
+    The contexts are sampled where those of all processes, `count`, would take more than `most` bytes.
     """
 
     def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int, most: int = NEIGHBOR_BYTES) -> None:

@@ -171,16 +171,13 @@ def evaluate(
 
 
 def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Refuse an edited model whose tokenizer differs from the base's: their answers cannot be compared.
+    """Refuse an edited model whose tokenizer or vocabulary differs from the base's: answers cannot be compared.
 
     Args:
         editable: the base.
         name: name of the edited model, whose weights need not be loaded.
         tokenizer: its tokenizer.
         config: its config.
-
-    Raises:
-        EditError: the tokenizers or the vocabularies differ.
     """
     base = editable.tokenizer
     sizes = [each.get_text_config().vocab_size for each in (editable.model.config, config)]

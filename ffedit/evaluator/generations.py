@@ -125,17 +125,9 @@ def prompt_of(text: Encoded) -> Context:
 
 
 def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]], seed: int = SAMPLE_SEED) -> list[list[str]]:
-    """Sample a continuation of each prompt and return both, up to `SAMPLED_TOKENS` tokens together.
+    """Sample a continuation of each fact's prompts and return both, up to `SAMPLED_TOKENS` tokens together, by fact.
 
-    In a chat, the assistant's turn alone is returned.
-
-    Args:
-        editable: the model.
-        prompts: the prompts of each fact; one given twice for a fact is drawn twice.
-        seed: seed of all draws.
-
-    Returns:
-        the texts of each fact.
+    In a chat, the assistant's turn alone is returned. A prompt that is there twice for one fact is drawn twice.
     """
     flat = [prompt for group in prompts for prompt in group]
     count = max(1, SAMPLED_TOKENS - min((len(prompt.ids) for prompt in flat), default=0))

@@ -69,12 +69,8 @@ def paired(
 def intervals(columns: dict[str, Sequence[float | None]], seed: int = SEED, draws: int = DRAWS) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
-    "score" is computed from its parts, where all of them were measured.
-
-    Args:
-        columns: by the name of a score, one value per fact; all of one length.
-        seed: seed of the draws.
-        draws: number of draws.
+    `columns` has one value per fact by the name of a score; "score" is computed from `SCORE_PARTS`, where all of them
+    were measured.
     """
     return _intervals(columns, seed, draws, (0.0, 1.0))
 

@@ -41,11 +41,9 @@ WORTH = 256
 
 @dataclass(frozen=True)
 class Answer:
-    """Log-probabilities of one given answer, and the model's own choice at each of its tokens.
+    """Log-probabilities of one answer's tokens, each given those before it, nats; and the argmax at each of them.
 
-    Attributes:
-        log_probs: of each token of the answer, given those before it; nats.
-        argmax: the likeliest token at each of these positions, and after the last one where that was requested.
+    The argmax after the last token follows where that was requested.
     """
 
     log_probs: tuple[float, ...]

@@ -62,10 +62,8 @@ class Probe:
     @classmethod
     def of(cls, value: ProbeLike) -> Probe:
         """Read a probe given as a Probe, as its prompt, or as a mapping of its fields."""
-        if isinstance(value, Probe):
-            return value
-        if isinstance(value, str):
-            return cls(value)
+        if isinstance(value, (Probe, str)):
+            return value if isinstance(value, Probe) else cls(value)
         names = [field.name for field in dataclasses.fields(cls)]
         if isinstance(value, Mapping) and "prompt" in value and set(value) <= set(names):
             return cls(**value)

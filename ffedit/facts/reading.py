@@ -121,12 +121,12 @@ def sift_facts(
         facts += [(number, fact) for fact in parsed.facts]
         notes += [(number, note) for note in parsed.notes]
     if together:
-        facts, contradictions = merge_repeats(facts)
-        left_out += contradictions
-    facts, repeated = _own_ids(facts)
-    left_out = sorted(left_out + repeated)
-    found = Sifted(name, len(records), tuple(fact for _, fact in facts), tuple(left_out), tuple(notes))
-    return found if facts else dataclasses.replace(found, facts=tuple(found.whole()))
+        facts = _merge_repeats(facts, left_out)
+    facts = _with_own_ids(facts, left_out)
+    sifted = Sifted(name, len(records), tuple(fact for _, fact in facts), tuple(sorted(left_out)), tuple(notes))
+    if not facts:
+        sifted.whole()  # raises the first reason
+    return sifted
 
 
 def _has(record: Any, where: tuple[str, str] | None) -> bool:
@@ -147,8 +147,8 @@ def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> 
             values.append(value)
             end = _skip_space(text, end)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise FactError(f"{name} is not JSON ({place}): {error.msg.removesuffix(' starting at')}") from None
+        why = f"(line {error.lineno}, column {error.colno}): {error.msg.removesuffix(' starting at')}"
+        raise FactError(f"{name} is not JSON {why}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
         raise FactError(f"{name} is not JSON that can be read: {error}") from None
     records = values[0] if len(values) == 1 and isinstance(values[0], list) else values
@@ -157,21 +157,20 @@ def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> 
     return records
 
 
-def merge_repeats(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fact]], list[tuple[int, str]]]:
-    """Merge the facts that ask the same; list the records that contradict an earlier one, with the reason."""
+def _merge_repeats(facts: Iterable[tuple[int, Fact]], left_out: list[tuple[int, str]]) -> list[tuple[int, Fact]]:
+    """Merge the facts that ask the same; add to `left_out` the records that contradict an earlier one."""
     merged: dict[tuple[str, str], tuple[int, Fact]] = {}
-    contradictions = []
     for number, fact in facts:
         first, known = merged.setdefault((fact.subject, fact.text), (number, fact))
-        values = [(f, getattr(known, f), getattr(fact, f)) for f in ("target", "previous")]
-        disagree = [(f, old, new) for f, old, new in values if old != new and None not in (old, new)]
+        values = [(name, getattr(known, name), getattr(fact, name)) for name in ("target", "previous")]
+        disagree = [(name, old, new) for name, old, new in values if old != new and None not in (old, new)]
         if disagree:
-            field, old, new = disagree[0]
-            reason = f"{show(fact.text)} has {field} {show(new)} here and {show(old)} in record {first}; keep one"
-            contradictions.append((number, reason))
+            name, old, new = disagree[0]
+            reason = f"{show(fact.text)} has {name} {show(new)} here and {show(old)} in record {first}; keep one"
+            left_out.append((number, reason))
         elif fact != known:
             merged[fact.subject, fact.text] = first, _union(known, fact)
-    return list(merged.values()), contradictions
+    return list(merged.values())
 
 
 def _union(a: Fact, b: Fact) -> Fact:
@@ -179,24 +178,22 @@ def _union(a: Fact, b: Fact) -> Fact:
     joined: dict[str, Any] = {}
     for field in dataclasses.fields(Fact):
         old, new = getattr(a, field.name), getattr(b, field.name)
-        joined[field.name] = new if old is None else old
-        if isinstance(old, tuple):
-            joined[field.name] = tuple(dict.fromkeys(old + new))
+        joined[field.name] = new if old is None else tuple(dict.fromkeys(old + new)) if isinstance(old, tuple) else old
     return Fact(**joined)
 
 
-def _own_ids(facts: Iterable[tuple[int, Fact]]) -> tuple[list[tuple[int, Fact]], list[tuple[int, str]]]:
+def _with_own_ids(facts: Iterable[tuple[int, Fact]], left_out: list[tuple[int, str]]) -> list[tuple[int, Fact]]:
     """Leave out facts whose case id another fact has already: their results could not be told apart."""
     owners: dict[str, int] = {}
-    kept, repeated = [], []
+    kept = []
     for number, fact in facts:
-        if fact.case_id is None or owners.setdefault(fact.case_id, number) == number:
+        first = number if fact.case_id is None else owners.setdefault(fact.case_id, number)
+        if first == number:
             kept.append((number, fact))
         else:
-            first = owners[fact.case_id]
             reason = f"case_id {show(fact.case_id)} is that of record {first}, another fact; give each its own"
-            repeated.append((number, reason))
-    return kept, repeated
+            left_out.append((number, reason))
+    return kept
 
 
 def _skip_space(text: str, start: int) -> int:
