@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 from ffedit.algebra.bootstrap import Interval
@@ -37,32 +38,26 @@ REASONS = {
 OF_SCORE = {"neighbor_with_edit": "too long for the model behind the edit's sentence", "divergence": SAMPLED}
 
 
-@dataclass(frozen=True, init=False)
-class Scores:
+class Scores(SimpleNamespace):
     """Scores by the name of the metric (`ffedit.evaluator.metrics`), as attributes: `scores.efficacy`.
 
     Rates are shares, magnitudes differences of probability, drift nats per token; None where unmeasured.
     """
 
-    _values: Mapping[str, float | None]
-
     def __init__(self, **values: float | None) -> None:
         if unknown := [name for name in values if name not in METRICS]:
             raise TypeError(f"there is no score {unknown[0]!r}; there is {', '.join(METRICS)}")
-        object.__setattr__(self, "_values", {name: values.get(name) for name in METRICS})
+        super().__init__(**{name: values.get(name) for name in METRICS})
 
     def __getattr__(self, name: str) -> float | None:
-        """Return a score, None where it was not measured."""
-        if name in METRICS:
-            return self._values[name]
         raise AttributeError(f"there is no score {name!r}")
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *METRICS]
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("scores do not change")
 
     def to_dict(self) -> dict[str, float | None]:
         """Return plain numbers by name."""
-        return dict(self._values)
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, float | None]) -> Scores:
