@@ -31,6 +31,8 @@ from ffedit.model.tokenization import Encoded, batches, decode, pad
 from ffedit.progress import Progress, silent
 
 Context: TypeAlias = tuple[int, ...]
+# Contexts that are run together, each a prefix of the next: the last one holds all tokens.
+Row: TypeAlias = list[Context]
 # Called with contexts and the log-probabilities of the token after each, [k, vocabulary], nats.
 Listener: TypeAlias = Callable[[list[Context], Tensor], None]
 
@@ -56,14 +58,6 @@ class Answer:
         """
         wrong = next((i for i, (a, t) in enumerate(zip(self.argmax, target, strict=False)) if a != t), len(target))
         return self.argmax[: wrong + 1]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Tokens to run, and the lengths of the prefixes whose next-token logits are read, ascending."""
-
-    ids: Context
-    reads: tuple[int, ...]
 
 
 @torch.no_grad()
@@ -131,47 +125,49 @@ def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None
         )
 
 
-def _rows(contexts: Sequence[Context]) -> list[_Row]:
+def _rows(contexts: Sequence[Context]) -> list[Row]:
     """Return the rows to run for sorted `contexts`, where those that begin with a context directly follow it."""
-    rows, reads = [], []
-    for i, context in enumerate(contexts):
-        reads.append(len(context))
-        if i + 1 == len(contexts) or contexts[i + 1][: len(context)] != context:
-            rows.append(_Row(context, tuple(reads)))
-            reads = []
+    rows: list[Row] = []
+    for context in contexts:
+        if rows and context[: len(rows[-1][-1])] == rows[-1][-1]:
+            rows[-1].append(context)
+        else:
+            rows.append([context])
     return rows
 
 
-def _run(editable: Editable, rows: Sequence[_Row], budget: int) -> Iterator[tuple[list[Context], Tensor]]:
+def _run(editable: Editable, rows: Sequence[Row], budget: int) -> Iterator[tuple[list[Context], Tensor]]:
     """Yield contexts, and the logits after each, [k, vocabulary], batch by batch."""
-    whole: list[_Row] = []
-    stems: dict[int, list[list[_Row]]] = defaultdict(list)
+    whole: list[Row] = []
+    stems: dict[int, list[list[Row]]] = defaultdict(list)
     for family in _families(rows) if editable.resumable else [[row] for row in rows]:
         if len(family) == 1:
             whole += family
         else:
-            stems[_shared(family)].append(family)
+            # Rows are sorted, so the first and the last share the fewest tokens.
+            stems[_common(family[0][-1], family[-1][-1])].append(family)
     for length, families in stems.items():
         if sum(length * (len(family) - 1) for family in families) < WORTH:
             whole += [row for family in families for row in family]
             continue
-        for batch in batches([sum(len(row.ids) for row in family) for family in families], budget):
+        for batch in batches([sum(len(row[-1]) for row in family) for family in families], budget):
             yield from _branched(editable, [families[i] for i in batch], length)
-    for batch in batches([len(row.ids) for row in whole], budget):
+    for batch in batches([len(row[-1]) for row in whole], budget):
         yield _whole(editable, [whole[i] for i in batch])
 
 
-def _families(rows: Sequence[_Row]) -> list[list[_Row]]:
+def _families(rows: Sequence[Row]) -> list[list[Row]]:
     """Group rows adjacent in order that share at least half of their tokens; a row that shares less is alone."""
-    families: list[list[_Row]] = []
+    families: list[list[Row]] = []
     longest = 0
     for row in rows:
-        if families and 2 * _common(families[-1][0].ids, row.ids) >= max(longest, len(row.ids)):
+        length = len(row[-1])
+        if families and 2 * _common(families[-1][0][-1], row[-1]) >= max(longest, length):
             families[-1].append(row)
-            longest = max(longest, len(row.ids))
+            longest = max(longest, length)
         else:
             families.append([row])
-            longest = len(row.ids)
+            longest = length
     return families
 
 
@@ -179,33 +175,27 @@ def _common(a: Context, b: Context) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _shared(family: Sequence[_Row]) -> int:
-    """Count the tokens that all rows of a family share; rows are sorted, so the first and last share the fewest."""
-    return _common(family[0].ids, family[-1].ids)
-
-
-def _whole(editable: Editable, rows: Sequence[_Row]) -> tuple[list[Context], Tensor]:
-    reads = [(i, length) for i, row in enumerate(rows) for length in row.reads]
-    logits = replay.forward(editable, pad([row.ids for row in rows]), torch.tensor([(i, n - 1) for i, n in reads]))
-    return [rows[i].ids[:n] for i, n in reads], logits
+def _whole(editable: Editable, rows: Sequence[Row]) -> tuple[list[Context], Tensor]:
+    reads = torch.tensor([(i, len(context) - 1) for i, row in enumerate(rows) for context in row])
+    return [context for row in rows for context in row], replay.forward(editable, pad([row[-1] for row in rows]), reads)
 
 
 def _branched(
-    editable: Editable, families: Sequence[Sequence[_Row]], stem: int
+    editable: Editable, families: Sequence[Sequence[Row]], stem: int
 ) -> Iterator[tuple[list[Context], Tensor]]:
     """Run the first `stem` tokens of each family once, then the rest of every row from their keys and values."""
     cache = DynamicCache()
     rows = [(owner, row) for owner, family in enumerate(families) for row in family]
-    early = [(owner, row, n) for owner, row in rows for n in row.reads if n <= stem]
-    reads = torch.tensor([(owner, n - 1) for owner, _, n in early], dtype=torch.long).reshape(-1, 2)
-    ids = torch.tensor([family[0].ids[:stem] for family in families], device=editable.device)
+    early = [(owner, context) for owner, row in rows for context in row if len(context) <= stem]
+    reads = torch.tensor([(owner, len(context) - 1) for owner, context in early], dtype=torch.long).reshape(-1, 2)
+    ids = torch.tensor([family[0][-1][:stem] for family in families], device=editable.device)
     with replay.unembedding(editable, reads):
         logits = editable.run(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
     if early:
-        yield [row.ids[:n] for _, row, n in early], logits
+        yield [context for _, context in early], logits
     cache.batch_select_indices(torch.tensor([owner for owner, _ in rows]))  # on the CPU: layers may be anywhere
-    late = [(i, row, n) for i, (_, row) in enumerate(rows) for n in row.reads if n > stem]
-    with replay.unembedding(editable, torch.tensor([(i, n - 1) for i, _, n in late]), stem):
-        tails = pad([row.ids[stem:] for _, row in rows]).to(editable.device)
+    late = [(i, context) for i, (_, row) in enumerate(rows) for context in row if len(context) > stem]
+    with replay.unembedding(editable, torch.tensor([(i, len(context) - 1) for i, context in late]), stem):
+        tails = pad([row[-1][stem:] for _, row in rows]).to(editable.device)
         logits = editable.run(input_ids=tails, past_key_values=cache, use_cache=True).logits[0]
-    yield [row.ids[:n] for _, row, n in late], logits
+    yield [context for _, context in late], logits
