@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from making import made
 from shell import FACT as ROW
 from shell import PROBES, save_model, shell
 from shown import shown
@@ -204,4 +205,5 @@ def test_the_command_shows_everything_with_intervals(
     found = json.loads((empty / "r.json").read_text())
     assert set(found["intervals"]["change"]["efficacy"]) == {"mean", "low", "high"}
     assert found["known"]["facts"] == 2 and found["after"]["perplexity"] > found["before"]["perplexity"]
+    made(zoo.build("gpt2", True), {1: 1}).save(empty / "e")
     assert shell(capsys, *asked, "--edit", "e").code == 2
