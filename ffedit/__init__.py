@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from ffedit.errors import CheckError, EditError, FactError, FFEditError, ModelError
     from ffedit.evaluator import Report, Scores
     from ffedit.evaluator.evaluate import evaluate
-    from ffedit.exporter import export, undo
-    from ffedit.exporter.diff import Diff, diff
-    from ffedit.exporter.recovered_edit import recovered
+    from ffedit.exporter import Exported, export, undo
+    from ffedit.exporter.diff import Diff, diff, recovered
     from ffedit.facts.fact import Fact, Probe
     from ffedit.facts.reading import read_facts, sift_facts
     from ffedit.inspector import Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt
@@ -54,7 +53,7 @@ _HOMES = {
     "api": ("edit", "load", "stats"),
     "benchmark": ("BenchReport", "bench"),
     "layer_choice.calibrate": ("Choice", "LayerScore", "choose_layer"),
-    "exporter.diff": ("Diff", "diff"),
+    "exporter.diff": ("Diff", "diff", "recovered"),
     "editor": (
         "Corpus",
         "Edit",
@@ -77,8 +76,7 @@ _HOMES = {
     "model.memory": ("Address", "KeyValueMemory"),
     "algebra.key_moments": ("KeyMoments",),
     "facts.reading": ("read_facts", "sift_facts"),
-    "exporter.recovered_edit": ("recovered",),
-    "exporter": ("export", "undo"),
+    "exporter": ("Exported", "export", "undo"),
 }
 
 __all__ = [
@@ -92,6 +90,7 @@ __all__ = [
     "EditConfig",
     "EditError",
     "Editable",
+    "Exported",
     "FFEditError",
     "Fact",
     "FactError",

@@ -35,12 +35,11 @@ IDLE = "import json, ffedit.exporter; from ffedit.exporter.subprocess_check impo
 EXPORT = """
 import json, sys, time
 from dataclasses import asdict
-from ffedit import Edit
-from ffedit.exporter import ship
+from ffedit import Edit, export
 from ffedit.exporter.subprocess_check import peak
 base, edit, out = sys.argv[1:]
 began = time.perf_counter()
-done = ship(base, Edit.load(edit), out, verify="tensors")
+done = export(base, Edit.load(edit), out, verify="tensors")
 seconds = time.perf_counter() - began
 print(json.dumps({"peak": peak(), "verifying_peak": done.checked.peak, "tensors": done.checked.tensors,
                   "seconds": seconds, **asdict(done.moved)}))

@@ -32,7 +32,6 @@ from transformers import PreTrainedTokenizerFast
 
 import ffedit
 from ffedit.cli.options import parse_layers
-from ffedit.exporter import ship
 
 FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
 CONFIG = ffedit.EditConfig(value=ffedit.ValueConfig(steps=5))
@@ -72,7 +71,7 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
         return "one fact with a paraphrase, before and after; drift"
 
     def export() -> str:
-        checked = ship(model, edit, folder.parent / "out", verify="tensors").checked
+        checked = ffedit.export(model, edit, folder.parent / "out", verify="tensors").checked
         return f"{checked.tensors} tensors; the process that verifies them: {checked.peak / 1e6:,.0f} MB"
 
     yield from {

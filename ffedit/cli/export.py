@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+import ffedit
 from ffedit.cli.options import FILE, Surface, base_of, writing_options
 from ffedit.display.terminal.messages import Commands, shipped
 from ffedit.editor import Edit
-from ffedit.exporter import push, ship
+from ffedit.exporter import push
 
 
 @click.command()
@@ -33,7 +34,7 @@ from ffedit.exporter import push, ship
 def export(edit: Edit, out: Path, model: str | None, no_originals: bool, hub: str | None, **how: Any) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     with base_of(edit, model) as base:
-        done = ship(base, edit, out, originals=not no_originals, **how)
+        done = ffedit.export(base, edit, out, originals=not no_originals, **how)
     prompts = [fact.text for fact in edit.facts[:1]] if how["format"] == "checkpoint" else []
     steps = [join(["ffedit", "ask", prompt, "--model", str(out)]) for prompt in prompts]
     Surface().show(shipped(done), Commands(steps) if steps else None)

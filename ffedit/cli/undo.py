@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+import ffedit
 from ffedit.cli.options import FILE, Surface, writing_options
 from ffedit.display.terminal.messages import shipped
-from ffedit.exporter import restore_checkpoint
 
 
 @click.command()
@@ -20,4 +20,4 @@ from ffedit.exporter import restore_checkpoint
 @writing_options
 def undo(checkpoint: str, out: Path, **how: Any) -> None:
     """Take an edit out of CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
-    Surface().show(shipped(restore_checkpoint(checkpoint, out, **how), undone=True))
+    Surface().show(shipped(ffedit.undo(checkpoint, out, **how), undone=True))

@@ -4,8 +4,7 @@ The files are written without loading a model, and a fresh process verifies them
 """
 
 from ffedit.exporter.embedded_edits import history
-from ffedit.exporter.exporting import Exported, export, ship
-from ffedit.exporter.hub import push
-from ffedit.exporter.undoing import restore_checkpoint, undo
+from ffedit.exporter.exporting import Exported, export, push
+from ffedit.exporter.undoing import undo
 
-__all__ = ["Exported", "export", "history", "push", "restore_checkpoint", "ship", "undo"]
+__all__ = ["Exported", "export", "history", "push", "undo"]

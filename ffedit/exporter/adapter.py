@@ -24,7 +24,7 @@ from torch import Tensor
 from ffedit.algebra.low_rank import LowRank
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.shard_plan import matrix
+from ffedit.exporter.rewrite_shards import identity_in
 from ffedit.files.tensor_ranges import Stored, of_expert, write
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -37,7 +37,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
     """Write `adapter_config.json` and `adapter_model.safetensors`.
 
     Args:
-        folder: an empty folder.
+        folder: an empty folder, where PEFT loads the adapter from.
         base: hub id or folder of the base, as PEFT loads it.
         edit: an edit with `provenance["matrices"]`.
         revision: revision of a hub id.
@@ -49,28 +49,26 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
     modules: dict[str, Factors] = {}
     shared: dict[str, dict[int, Factors]] = {}
     experts: dict[str, int] = {}
-    transposed = set()
+    transposed: set[bool] = set()
     for address, update in edit.updates.items():
         if not isinstance(update, LowRank):
             raise EditError(
                 f"the update of layer {address} is dense, which no adapter of low rank holds; export a checkpoint or a "
                 "delta (--format)"
             )
-        about = matrix(edit, address)
+        about = identity_in(edit, address)
         parameter, expert = of_expert(about["parameter"])
         if expert is None:
             modules[parameter.removesuffix(".weight")] = balanced(update)
             transposed.add(about["transposed"])
-        elif "experts" in about:
+        else:
             factors = balanced(update)
             shared.setdefault(parameter, {})[expert] = turned(factors) if unknown_to_peft(about) else factors
             experts[parameter] = about["experts"]
             transposed.add(False)
-        else:
-            raise EditError(f"the edit does not say beside how many experts {address} is kept; make it anew")
     if len(transposed) > 1:
         raise EditError("the edit changes matrices of both orientations, which one adapter cannot hold; export a delta")
-    joined = {name: _side_by_side(found, experts[name]) for name, found in shared.items()}
+    joined = {name: _side_by_side(factors, experts[name]) for name, factors in shared.items()}
     ranks = {name: len(right) // experts[name] for name, (_, right) in joined.items()}
     by_parameter = mixture or bool(joined)
     ranks |= {path + (".weight" if by_parameter else ""): len(right) for path, (_, right) in modules.items()}
@@ -106,8 +104,8 @@ def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Fact
     if expert is None:
         return b, right.rows(0, right.shape[0]).double()
     rank = right.shape[0] // about["experts"]
-    found = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
-    return turned(found) if unknown_to_peft(about) else found
+    factors = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
+    return turned(factors) if unknown_to_peft(about) else factors
 
 
 def unknown_to_peft(about: Mapping[str, Any]) -> bool:
@@ -121,13 +119,13 @@ def turned(factors: Factors) -> Factors:
     return right.T, left.T
 
 
-def _side_by_side(found: Mapping[int, Factors], experts: int) -> Factors:
+def _side_by_side(by_expert: Mapping[int, Factors], experts: int) -> Factors:
     """Join the factors of all experts of a parameter, zeros where there are none: [d_out, r E] and [E r, d_in]."""
-    rank = max(len(right) for _, right in found.values())
-    left, right = next(iter(found.values()))
+    rank = max(len(right) for _, right in by_expert.values())
+    left, right = next(iter(by_expert.values()))
     b = left.new_zeros(len(left), rank, experts)
     a = right.new_zeros(experts, rank, right.shape[1])
-    for expert, (left, right) in found.items():
+    for expert, (left, right) in by_expert.items():
         b[:, : len(right), expert], a[expert, : len(right)] = left, right
     return b.flatten(1), a.flatten(0, 1)
 

@@ -12,33 +12,30 @@ from torch import Tensor
 
 from ffedit.algebra.low_rank import Update
 from ffedit.editor import Edit
-from ffedit.exporter.shard_plan import matrix, rows_of
+from ffedit.exporter.rewrite_shards import identity_in, rows_of
 from ffedit.files.tensor_ranges import of_expert, row_blocks, write
 
 WEIGHTS, MANIFEST = "delta.safetensors", "manifest.json"
 
 
 def write_delta(folder: Path, base: str, edit: Edit) -> None:
-    """Write `delta.safetensors` {parameter: Δ as it is stored, float32} and `manifest.json`.
+    """Write `delta.safetensors` {parameter: Δ as it is stored, float32} and `manifest.json` into an empty folder.
 
-    Args:
-        folder: an empty folder.
-        base: name of the model that the edit was computed on.
-        edit: an edit with `provenance["matrices"]`.
+    `base` is the name of the model that the edit, with `provenance["matrices"]`, was computed on.
     """
-    matrices, told = {}, {}
+    matrices, parameters = {}, {}
     for address, update in edit.updates.items():
-        about = matrix(edit, address)
+        about = identity_in(edit, address)
         name, transposed = about["parameter"], about["transposed"]
         shape = (update.shape[1], update.shape[0]) if transposed else update.shape
         matrices[name] = (torch.float32, shape, blocks(update, transposed))
-        told[name] = {"layer": address.layer, "shape": list(shape), "norm": update.norm()}
+        parameters[name] = {"layer": address.layer, "shape": list(shape), "norm": update.norm()}
     write(folder / WEIGHTS, matrices)
     manifest = {
         "base": base,
         "base_fingerprint": edit.base,
         "edit": edit.fingerprint(),
-        "parameters": told,
+        "parameters": parameters,
         "facts": [fact.to_dict() for fact in edit.facts],
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

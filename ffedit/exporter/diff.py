@@ -2,13 +2,17 @@
 
 Files are read one tensor at a time. A changed matrix is split into rounding noise and a low-rank change above it
 (`ffedit.algebra.rounding`): an edit shows as a change of low rank, fine-tuning as one of high rank.
+
+A low-rank change of value matrices is an edit again: `recovered` makes one, which can be applied, undone, exported for
+other precisions or as an adapter. If the second checkpoint stores its own edits, their facts are included. Keys and
+values are not in the weights, so such an edit can be added but not solved again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.algebra.rounding import INDEPENDENT, noise_floor, recover
-from ffedit.errors import ModelError
+from ffedit.editor import Edit
+from ffedit.editor.provenance import dtypes, versions
+from ffedit.errors import EditError, ModelError
+from ffedit.exporter.embedded_edits import history
+from ffedit.exporter.rewrite_shards import file_name
+from ffedit.facts.fact import Fact
+from ffedit.facts.text import counted
 from ffedit.files.tensor_ranges import Stored, contents, of_expert
 from ffedit.loading.load import path_of
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address, identity
 from ffedit.progress import Progress, silent
 
 
@@ -91,9 +105,8 @@ class Diff:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON, without the factors of the updates."""
-        told = {name: value for name, value in vars(self).items() if name != "changes"}
-        rows = [{name: value for name, value in vars(change).items() if name != "update"} for change in self.changes]
-        return {**told, "identical": self.identical, "changes": rows}
+        changes = [{name: value for name, value in vars(change).items() if name != "update"} for change in self.changes]
+        return vars(self) | {"identical": self.identical, "changes": changes}
 
 
 def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress: Progress = silent) -> Diff:
@@ -120,8 +133,8 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
             same += 1
         elif a.shape != b.shape:
             reshaped.append(f"{name}: {list(a.shape)} → {list(b.shape)}")
-        elif found := _compared(name, a, b, rank):
-            changes.append(found)
+        elif change := _change(name, a, b, rank):
+            changes.append(change)
         elif a.kind != b.kind:
             retyped.append(f"{name}: {a.kind} → {b.kind}")
         else:  # the bytes differ in the sign of zeros only
@@ -154,13 +167,29 @@ def _folder(name: str | Path, progress: Progress) -> Path:
     return Path(config).parent
 
 
-def _compared(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:
+def _change(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:
     """Compute the change of one tensor; None where only the dtype differs."""
     ours, theirs = (_read(stored, name) for stored in (a, b))
-    coarse = max(ours.dtype, theirs.dtype, key=_eps)
+    coarse = max(ours.dtype, theirs.dtype, key=lambda dtype: torch.finfo(dtype).eps if dtype.is_floating_point else 0)
     if torch.equal(ours.to(coarse), theirs.to(coarse)):
         return None
-    return _change(name, a.kind if a.kind == b.kind else f"{a.kind} → {b.kind}", ours, theirs, coarse, rank)
+    delta = theirs.double() - ours.double()
+    norm, before = (float(torch.linalg.vector_norm(tensor.double())) for tensor in (delta, ours))
+    share = float((delta != 0).double().mean())
+    kind = a.kind if a.kind == b.kind else f"{a.kind} → {b.kind}"
+    change = Change(name, tuple(ours.shape), kind, norm, norm / before if before else float("inf"), share)
+    if delta.ndim != 2 or not coarse.is_floating_point or not torch.isfinite(delta).all():
+        return change
+    above = recover(delta, noise_floor(theirs, coarse), rank)
+    return replace(
+        change,
+        rank=above.rank,
+        exact=share >= INDEPENDENT and not above.more,
+        more=above.more,
+        floor=above.floor,
+        values=tuple(above.values.tolist()),
+        update=above.update,
+    )
 
 
 def _read(stored: Stored, name: str) -> Tensor:
@@ -174,43 +203,21 @@ def _read(stored: Stored, name: str) -> Tensor:
     return found
 
 
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-
-
-def _change(name: str, kind: str, ours: Tensor, theirs: Tensor, coarse: torch.dtype, rank: int | None) -> Change:
-    delta = theirs.double() - ours.double()
-    before = float(torch.linalg.vector_norm(ours.double()))
-    norm = float(torch.linalg.vector_norm(delta))
-    share = float((delta != 0).double().mean())
-    change = (name, tuple(ours.shape), kind, norm, norm / before if before else float("inf"), share)
-    if delta.ndim != 2 or not coarse.is_floating_point or not torch.isfinite(delta).all():
-        return Change(*change)
-    found = recover(delta, noise_floor(theirs, coarse), rank)
-    exact = share >= INDEPENDENT and not found.more
-    values = tuple(found.values.tolist())
-    return Change(*change, found.rank, exact, found.more, found.floor, values, found.update)
-
-
 def _files(base: Path, edited: Path) -> Iterator[str]:
     """Yield the files beside the weights that differ, by name; for JSON, with the entries that differ."""
-    sides = [{path.name: path for path in folder.iterdir() if not _is_weight(path)} for folder in (base, edited)]
-    ours, theirs = sides
+    ours, theirs = (
+        {path.name: path for path in folder.iterdir() if ".safetensors" not in path.suffixes}
+        for folder in (base, edited)
+    )
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in theirs:
             yield f"{name} is missing"
         elif name not in ours:
             yield f"{name} is new"
-        elif (
-            ours[name].is_file()
-            and theirs[name].is_file()
-            and (a := ours[name].read_bytes()) != (b := theirs[name].read_bytes())
-        ):
-            yield f"{name} differs{_entries(a, b)}"
-
-
-def _is_weight(path: Path) -> bool:
-    return ".safetensors" in path.suffixes
+        elif ours[name].is_file() and theirs[name].is_file():
+            a, b = ours[name].read_bytes(), theirs[name].read_bytes()
+            if a != b:
+                yield f"{name} differs{_entries(a, b)}"
 
 
 def _entries(a: bytes, b: bytes) -> str:
@@ -223,3 +230,63 @@ def _entries(a: bytes, b: bytes) -> str:
         return ""
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return f" in {', '.join(names)}" if names else " in its layout only"
+
+
+# As an edit ---------------------------------------------------------------------------------------
+
+
+def recovered(editable: Editable, difference: Diff) -> Edit:
+    """Compute the edit that takes `difference.base` to `difference.edited`, up to rounding.
+
+    Args:
+        editable: the first checkpoint, loaded.
+        difference: the result of `ffedit.diff`, with updates of the rank that it was asked for.
+
+    Raises:
+        EditError: no change is above the rounding noise, or tensors other than value matrices differ.
+    """
+    memories = {
+        name: memory for memory in editable.memories.values() for name in (memory.saved_as, memory.parameter) if name
+    }
+    others = [*difference.missing, *difference.added, *difference.reshaped]
+    updates: dict[Address, Update] = {}
+    for change in difference.changes:
+        name = file_name(memories, change.name)
+        if name is None or change.update is None:
+            others.append(change.name)
+        elif change.update.rank:
+            memory, delta = memories[name], change.update
+            updates[memory.address] = LowRank(delta.right.T, delta.left.T) if memory.stored_transposed else delta
+    if others:
+        many = f"{counted(len(others), 'tensor')} {'differs that is' if len(others) == 1 else 'differ that are'}"
+        raise EditError(
+            f"{many} no value matrix of {difference.base} ({', '.join(others[:3])}), which no edit can hold; ship the "
+            "whole checkpoint"
+        )
+    if not updates:
+        raise EditError(
+            f"{difference.edited} differs from {difference.base} by no more than rounding; there is no edit to save"
+        )
+    changed = {at: editable.memories[at] for at in sorted(updates)}
+    norms = {str(at): float(double(memory.value).norm()) for at, memory in changed.items()}
+    about = {
+        "method": "diff",
+        "model": editable.name,
+        **({"source": editable.source} if editable.source else {}),
+        "edited": difference.edited,
+        "base": fingerprint(editable),
+        **dtypes(editable.feed_forward[0].parts[0]),
+        "layers": sorted(at.layer for at in updates),
+        "matrices": {str(at): identity(memory) for at, memory in changed.items()},
+        "norms": norms,
+        "norm_ratio": max(delta.norm() / norms[str(at)] for at, delta in updates.items()),
+        "versions": versions(),
+    }
+    return Edit(dict(sorted(updates.items())), {}, {}, _added_facts(difference), about)
+
+
+def _added_facts(difference: Diff) -> tuple[Fact, ...]:
+    """Collect the facts of the edits that are stored in the second checkpoint and not in the first."""
+    before, after = (history(name) for name in (difference.base, difference.edited))
+    known = {edit.fingerprint() for edit in before}
+    return tuple(fact for edit in after if edit.fingerprint() not in known for fact in edit.facts)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.shard_plan import file_name
+from ffedit.exporter.rewrite_shards import EDITS, file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
 from ffedit.model.edit_history import Change, History
@@ -23,7 +23,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.model.offload import device_of
 
-EDITS, ORIGINALS = "ffedit_edits", "originals.safetensors"
+ORIGINALS = "originals.safetensors"
 
 
 def history(folder: str | Path) -> tuple[Edit, ...]:
@@ -33,15 +33,13 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
         EditError: one of them is damaged, changed by hand, or missing.
     """
     inside = Path(folder) / EDITS
-    found = sorted((path for path in inside.glob("*") if path.is_dir()), key=lambda path: (len(path.name), path.name))
-    if [path.name for path in found] != [f"{i:03}" for i in range(len(found))]:
-        raise EditError(
-            f"{inside}: edits 000 to {len(found) - 1:03} were expected, found {', '.join(p.name for p in found)}"
-        )
-    return tuple(Edit.load(path) for path in found)
+    names = sorted((path.name for path in inside.glob("*") if path.is_dir()), key=lambda name: (len(name), name))
+    if names != [f"{i:03}" for i in range(len(names))]:
+        raise EditError(f"{inside}: edits 000 to {len(names) - 1:03} were expected, found {', '.join(names)}")
+    return tuple(Edit.load(inside / name) for name in names)
 
 
-def originals(folder: Path) -> dict[str, Stored]:
+def read_originals(folder: Path) -> dict[str, Stored]:
     """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out.
 
     Raises:
@@ -51,57 +49,45 @@ def originals(folder: Path) -> dict[str, Stored]:
     return read_header(path) if path.is_file() else {}
 
 
-def keep(folder: Path, edits: Sequence[Edit], matrices: Mapping[str, Matrix]) -> None:
-    """Write the edits of a checkpoint, and the originals of the matrices that they changed, into its folder.
-
-    Args:
-        folder: checkpoint folder.
-        edits: oldest first.
-        matrices: the originals, by their names in the files.
-    """
+def embed(folder: Path, edits: Sequence[Edit], originals: Mapping[str, Matrix]) -> None:
+    """Write the edits of a checkpoint, oldest first, and the originals by their names in the files, into its folder."""
     for i, edit in enumerate(edits):
         edit.save(folder / EDITS / f"{i:03}")
-    if matrices:
-        write(folder / EDITS / ORIGINALS, matrices)
+    if originals:
+        write(folder / EDITS / ORIGINALS, originals)
 
 
 def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
     """Load a model and add its checkpoint's edits to its history; `options` are those of `loading.load.load_model`.
+
+    The edits can be undone in the model unless originals were left out or do not fit its memories.
 
     Raises:
         ModelError: it cannot be loaded.
         EditError: one of its edits is damaged.
     """
     editable = load_model(name_or_path, **options)
-    if isinstance(name_or_path, str | Path) and (folder := cached_folder(editable)):
-        remember(editable, folder)
+    folder = cached_folder(editable) if isinstance(name_or_path, str | Path) else None
+    if folder and (edits := history(folder)):
+        by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
+        originals = _load_originals(editable, edits, read_originals(folder))
+        if originals is None:
+            editable.history = History(lasting=by_name)
+        else:
+            editable.history = History(edits[0].base, by_name, originals)
     return editable
 
 
-def remember(editable: Editable, folder: Path) -> None:
-    """Add the edits of a checkpoint to the history of the model that was loaded from it.
-
-    They can be undone in the model unless originals were left out or do not fit its memories.
-
-    Raises:
-        EditError: an edit is damaged.
-    """
-    edits = history(folder)
-    if not edits:
-        return
-    by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
-    found = _found(editable, edits, originals(folder))
-    editable.history = History(lasting=by_name) if found is None else History(edits[0].base, by_name, found)
-
-
-def _found(editable: Editable, edits: Sequence[Edit], kept: Mapping[str, Stored]) -> dict[Address, Tensor] | None:
+def _load_originals(
+    editable: Editable, edits: Sequence[Edit], stored: Mapping[str, Stored]
+) -> dict[Address, Tensor] | None:
     """Load the originals of all matrices that `edits` change, oriented as W; None if one cannot be put back."""
-    found: dict[Address, Tensor] = {}
+    originals: dict[Address, Tensor] = {}
     for at in {at for edit in edits for at in edit.updates}:
         memory = editable.memories.get(at)
-        name = None if memory is None else file_name(kept, memory.parameter, memory.saved_as)
-        if memory is None or memory.quantised or name is None or kept[name].shape != tuple(memory.weight.shape):
+        name = None if memory is None else file_name(stored, memory.parameter, memory.saved_as)
+        if memory is None or memory.quantised or name is None or stored[name].shape != tuple(memory.weight.shape):
             return None
-        original = torch.cat(list(kept[name].blocks())).to(device_of(memory.module), memory.weight.dtype)
-        found[at] = original.T if memory.stored_transposed else original
-    return found
+        original = torch.cat(list(stored[name].blocks())).to(device_of(memory.module), memory.weight.dtype)
+        originals[at] = original.T if memory.stored_transposed else original
+    return originals

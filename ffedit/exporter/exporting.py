@@ -5,19 +5,22 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from ffedit.editor import Edit
 from ffedit.editor.edit import refuse_shared
 from ffedit.errors import EditError
 from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.delta import write_delta
-from ffedit.exporter.embedded_edits import history, keep, originals
-from ffedit.exporter.from_memory import expect, is_on_disk, write_from_memory
+from ffedit.exporter.embedded_edits import embed, history, read_originals
+from ffedit.exporter.from_memory import identified, is_on_disk, save_expected, write_from_memory
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card
-from ffedit.exporter.rewrite_shards import Moved, stream
-from ffedit.exporter.shard_plan import export_plan, identified, recognise, touched
+from ffedit.exporter.rewrite_shards import Moved, changed_by, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, written
 from ffedit.files.tensor_ranges import contents
@@ -31,7 +34,7 @@ class Exported:
 
     Attributes:
         folder: the folder written.
-        moved: bytes linked, copied and rewritten; None where no checkpoint was streamed.
+        moved: bytes linked, copied and rewritten; None where no checkpoint was made from the base's files.
         checked: what a fresh process found equal.
         edit: the edit that was exported or undone.
         exact: whether an undo is exact.
@@ -52,7 +55,9 @@ def export(
     format: str = "checkpoint",
     verify: str = "auto",
     originals: bool = True,
-) -> Path:
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Exported:
     """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as plain Δ.
 
     A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
@@ -67,34 +72,17 @@ def export(
         verify: what a fresh process compares before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
         originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
+        revision: branch, tag or commit where `model` is a hub id.
+        trust_remote_code: run code that comes with the checkpoint when it is verified.
 
     Returns:
-        The folder.
+        The folder, and what was rewritten and verified.
 
     Raises:
         ModelError: the base cannot be found or read, or its weights are pickled.
         EditError: the folder exists or cannot be written, the edit is another base's or does not fit the format, or
             logits are asked for that cannot be compared.
         CheckError: the verification failed; nothing is left then.
-    """
-    return ship(model, edit, out, force, format, verify, originals).folder
-
-
-def ship(
-    model: Editable | str | Path,
-    edit: Edit,
-    out: str | Path,
-    force: bool = False,
-    format: str = "checkpoint",
-    verify: str = "auto",
-    originals: bool = True,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Exported:
-    """Write an edit as `export` does, and return the details.
-
-    Arguments and errors are those of `export`; `revision` is a branch, tag or commit where `model` is a hub id, and
-    `trust_remote_code` runs code that comes with the checkpoint when it is verified.
     """
     check_how(verify)
     if format not in WRITERS:
@@ -104,46 +92,45 @@ def ship(
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    check_comparable(base, format, verify)
+    _check_comparable(base, format, verify)
     with written(Path(out), force) as folder:
         moved = WRITERS[format](base, folder, originals)
-        kind = "memory" if format == "checkpoint" and base.folder is None else format
-        task = Task(
-            kind,
-            str(folder),
-            str(base.folder.absolute()) if base.folder else "",
-            verify,
-            originals,
-            trust_remote_code=trust_remote_code,
-        )
-        if kind == "memory":
+
+        def check(kind: str, against: str) -> Checked:
+            return check_fresh(Task(kind, str(folder), against, verify, originals, trust_remote_code=trust_remote_code))
+
+        if base.folder is None and format == "checkpoint":
             assert base.editable is not None
             with tempfile.TemporaryDirectory() as beside, base.edit.applied(base.editable):
-                expect(base.editable, Path(beside) / "expected.safetensors")
-                checked = check_fresh(replace(task, base=str(Path(beside) / "expected.safetensors")))
+                expected = Path(beside) / "expected.safetensors"
+                save_expected(base.editable, expected)
+                checked = check("memory", str(expected))
         else:
-            checked = check_fresh(task)
+            checked = check(format, str(base.folder.absolute()) if base.folder else "")
     return Exported(Path(out), moved, checked, edit)
 
 
-def check_comparable(base: Base, format: str, verify: str) -> None:
-    """Check that logits, if asked for, can be compared.
+def push(folder: Path, name: str) -> str:
+    """Upload a folder that `export` made as the repository `name` ("user/model") of the Hugging Face hub.
+
+    The repository is created if it does not exist; its address is returned.
 
     Raises:
-        EditError: an adapter or a delta of a base that is not on disk, or an adapter without PEFT installed.
+        EditError: no network, no token, no permission, or no such name; the local folder is kept.
     """
-    if verify != "logits" or format == "checkpoint":
-        return
-    if base.folder is None:
+    failures = (
+        *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
+        *(OSError, ValueError),
+    )
+    try:
+        made = huggingface_hub.create_repo(name, exist_ok=True)
+        huggingface_hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Edited with ffedit")
+    except failures as error:
         raise EditError(
-            f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
-            f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"
-        )
-    if format == "adapter" and importlib.util.find_spec("peft") is None:
-        raise EditError(
-            "PEFT is not installed, so that logits with the adapter cannot be compared; install it "
-            "(pip install 'ffedit[peft]'), or verify tensors alone"
-        )
+            f"{name}: not pushed ({shorten(str(error), 200, placeholder=' …')}); {folder} stands, "
+            f"`hf upload {name} {folder}` tries again"
+        ) from error
+    return str(made)
 
 
 @dataclass(frozen=True)
@@ -174,7 +161,7 @@ class Base:
     def is_mixture(self) -> bool:
         """True if some of its layers have experts."""
         if self.editable is not None:
-            return any(place.mixture is not None for place in self.editable.feed_forward)
+            return any(layer.mixture is not None for layer in self.editable.feed_forward)
         assert self.folder is not None
         return any(".experts." in name for name in contents(self.folder))
 
@@ -195,9 +182,29 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
         raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")
-    if not recognise(contents(folder), originals(folder), edit, str(model)):
+    if not is_of_edited_base(edit, contents(folder), read_originals(folder), str(model)):
         refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
     return Base(str(model), edit, folder, revision=revision)
+
+
+def _check_comparable(base: Base, format: str, verify: str) -> None:
+    """Check that logits, if asked for, can be compared.
+
+    Raises:
+        EditError: an adapter or a delta of a base that is not on disk, or an adapter without PEFT installed.
+    """
+    if verify != "logits" or format == "checkpoint":
+        return
+    if base.folder is None:
+        raise EditError(
+            f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
+            f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"
+        )
+    if format == "adapter" and importlib.util.find_spec("peft") is None:
+        raise EditError(
+            "PEFT is not installed, so that logits with the adapter cannot be compared; install it "
+            "(pip install 'ffedit[peft]'), or verify tensors alone"
+        )
 
 
 def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | None:
@@ -205,15 +212,16 @@ def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | 
     moved = None
     if base.folder is not None:
         tensors = contents(base.folder)
-        moved = stream(base.folder, tensors, export_plan(tensors, base.edit), folder)
-        edits, kept = history(base.folder), originals(base.folder)
-        untouched = touched(tensors, base.edit).keys() - {n for other in edits for n in touched(tensors, other)}
-        matrices = {name: stored.matrix() for name, stored in (kept | {n: tensors[n] for n in untouched}).items()}
+        moved = rewrite(base.folder, tensors, export_plan(tensors, base.edit), folder)
+        edits, originals = history(base.folder), read_originals(base.folder)
+        changed_before = {name for other in edits for name in changed_by(other, tensors)}
+        originals |= {name: tensors[name] for name in changed_by(base.edit, tensors) if name not in changed_before}
+        matrices = {name: stored.matrix() for name, stored in originals.items()}
     else:
         assert base.editable is not None
         edits, matrices = write_from_memory(base.editable, base.edit, folder)
     edits = (*edits, base.edit)
-    keep(folder, edits, matrices if with_originals else {})
+    embed(folder, edits, matrices if with_originals else {})
     (folder / "README.md").write_text(model_card(base.name, edits), encoding="utf-8")
     return moved
 
@@ -221,14 +229,14 @@ def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | 
 def write_adapter_folder(base: Base, folder: Path, with_originals: bool) -> None:
     """Write a LoRA adapter, with its card and the edit."""
     write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
-    keep(folder, (base.edit,), {})
+    embed(folder, (base.edit,), {})
     (folder / "README.md").write_text(adapter_card(base.reference, base.edit), encoding="utf-8")
 
 
 def write_delta_folder(base: Base, folder: Path, with_originals: bool) -> None:
     """Write the matrix to add to each parameter, with its card and the edit."""
     write_delta(folder, base.name, base.edit)
-    keep(folder, (base.edit,), {})
+    embed(folder, (base.edit,), {})
     (folder / "README.md").write_text(delta_card(base.name, base.edit), encoding="utf-8")
 
 

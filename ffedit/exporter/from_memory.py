@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
@@ -19,12 +20,20 @@ from transformers import PreTrainedModel
 
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError
-from ffedit.exporter.shard_plan import file_name
+from ffedit.exporter.rewrite_shards import file_name
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, sample_of
 from ffedit.model.editable import Editable
-from ffedit.model.memory import SAMPLE
+from ffedit.model.memory import SAMPLE, identity
 from ffedit.model.offload import fetched_from, is_offloaded, parameters
 from ffedit.model.saved_names import saved
+
+
+def identified(edit: Edit, editable: Editable) -> Edit:
+    """Return the edit with `provenance["matrices"]`, the description of each matrix that it changes."""
+    if "matrices" in edit.provenance:
+        return edit
+    matrices = {str(address): identity(editable.memories[address]) for address in edit.updates}
+    return replace(edit, provenance={**edit.provenance, "matrices": matrices})
 
 
 def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tuple[Edit, ...], dict[str, Matrix]]:
@@ -60,7 +69,7 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
 
 def _save(editable: Editable, folder: Path) -> None:
     """Write the current weights, config and tokenizer of the model."""
-    dtype = next(iter(editable.memories.values())).saved_dtype
+    dtype = _saved_dtype(editable)
     # Tied weights must stay one tensor to be written once.
     cast: dict[int, Tensor] = {}
     weights = {
@@ -71,31 +80,34 @@ def _save(editable: Editable, folder: Path) -> None:
         editable.model.save_pretrained(folder, state_dict=weights)
     except SafetensorError as error:
         raise OSError(shorten(str(error), 200)) from error
-    del weights, cast
-    _set_dtype(folder / "config.json", dtype)
+    # The dtype written may differ from the one computed in.
+    config = folder / "config.json"
+    content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": _name(dtype)}
+    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     editable.tokenizer.save_pretrained(folder)
 
 
-def _set_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Set the dtype in the config to the one written, which may differ from the one computed in."""
-    content = json.loads(config.read_text(encoding="utf-8"))
-    content["dtype"] = str(dtype).removeprefix("torch.")
-    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def _saved_dtype(editable: Editable) -> torch.dtype:
+    return next(iter(editable.memories.values())).saved_dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @torch.no_grad()
-def expect(editable: Editable, place: Path) -> None:
+def save_expected(editable: Editable, path: Path) -> None:
     """Save what a fresh process compares with: probe ids, the model's logits on them, and a hash of each weight."""
     ids = editable.probe_ids(min(32, editable.max_tokens)).to(editable.device)
     logits = editable.run(input_ids=ids, use_cache=False).logits
-    saved = next(iter(editable.memories.values())).saved_dtype
+    dtype = _saved_dtype(editable)
     about = {
-        "hashes": json.dumps({name: digest(weight, saved) for name, weight in editable.model.state_dict().items()}),
-        "dtype": str(editable.model.dtype).removeprefix("torch."),
-        "saved": str(saved).removeprefix("torch."),
+        "hashes": json.dumps({name: digest(weight, dtype) for name, weight in editable.model.state_dict().items()}),
+        "dtype": _name(editable.model.dtype),
+        "saved": _name(dtype),
         "device": str(editable.device),
     }
-    save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, place, metadata=about)
+    save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, path, metadata=about)
 
 
 def digest(weight: Tensor, dtype: torch.dtype) -> str:
@@ -115,17 +127,20 @@ def is_on_disk(editable: Editable, folder: Path) -> bool:
     model = editable.model
     if not all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model)):
         return False
-    some = [layer.parts[0] for layer in editable.feed_forward]
-    names = [file_name(tensors, memory.parameter, memory.saved_as) for memory in some]
-    return all(n is None or tensors[n].dtype == memory.saved_dtype for n, memory in zip(names, some, strict=True))
+    memories = [layer.parts[0] for layer in editable.feed_forward]
+    names = [file_name(tensors, memory.parameter, memory.saved_as) for memory in memories]
+    return all(n is None or tensors[n].dtype == memory.saved_dtype for n, memory in zip(names, memories, strict=True))
 
 
 def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
     known = file_name(tensors, name)
     if known is None:
-        held = saved(model, name, weight)
-        parts = {own: part for path, tensor in held.items() for own, part in _matrices(path, tensor)}
-        return name not in parts and all(_is_stored(model, part, tensors, own) for own, part in parts.items())
+        matrices = {
+            own: matrix
+            for path, tensor in saved(model, name, weight).items()
+            for own, matrix in _matrices(path, tensor)
+        }
+        return name not in matrices and all(_is_stored(model, matrix, tensors, own) for own, matrix in matrices.items())
     if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
         return False
     return torch.equal(tensors[known].sample(SAMPLE).to(weight.dtype).double(), sample_of(weight, SAMPLE))
@@ -133,4 +148,4 @@ def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored
 
 def _matrices(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield a tensor under the names of `contents`: each matrix of a three-dimensional tensor has its own."""
-    yield from ((f"{name}[{i}]", part) for i, part in enumerate(tensor)) if tensor.ndim == 3 else ((name, tensor),)
+    yield from ((f"{name}[{i}]", matrix) for i, matrix in enumerate(tensor)) if tensor.ndim == 3 else ((name, tensor),)

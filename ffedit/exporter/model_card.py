@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ffedit.editor import Edit
@@ -12,7 +12,7 @@ from ffedit.loading.gguf import in_words
 ROWS = 20
 # Code that finds a parameter by its name in a delta, and one expert's slice of it.
 WHOLE = "weight = model.get_parameter(name).data"
-PART = """name, _, expert = name.rstrip("]").partition("[")
+EXPERT = """name, _, expert = name.rstrip("]").partition("[")
     weight = model.get_parameter(name).data
     weight = weight[int(expert)] if expert else weight"""
 
@@ -25,18 +25,9 @@ def model_card(base: str, edits: Sequence[Edit]) -> str:
         edits: all edits in the weights, oldest first; the card shows the last one's scores.
     """
     count = sum(len(edit.facts) for edit in edits)
-    recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
-    return f"""{_front(base)}
-# {base}, edited
-
-This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by ffedit.
-Everything else is as in the base model.{_source(edits)}
-
-{_table(edits)}
-{_scores(edits[-1].provenance.get("scores"))}
-## Recipe
-
-{recipes}
+    text = f"""This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by ffedit.
+Everything else is as in the base model.{_source(edits)}"""
+    return f"""{_card(base, f"{base}, edited", text, edits)}
 `ffedit_edits/` holds the edits themselves, oldest first; `ffedit undo CHECKPOINT --out DIR` takes the last one out.
 """
 
@@ -53,10 +44,7 @@ def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) 
 
 def adapter_card(base: str, edit: Edit) -> str:
     """Write the card of a LoRA adapter."""
-    return f"""{_front(base, "peft")}
-# An edit of {base}
-
-A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by
+    text = f"""A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by
 ffedit.{_source([edit])}
 
 ```python
@@ -64,23 +52,16 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base)}), "THIS FOLDER")
-```
-
-{_table([edit])}
-{_scores(edit.provenance.get("scores"))}
-## Recipe
-
-{_recipe("`ffedit_edits/000`", edit)}"""
+```"""
+    return _card(base, f"An edit of {base}", text, [edit], "peft")
 
 
 def delta_card(base: str, edit: Edit) -> str:
     """Write the card of a delta, with the code that applies it."""
     names = [about["parameter"] for about in edit.provenance["matrices"].values()]
-    weight = PART if any(name.endswith("]") for name in names) else WHOLE
-    return f"""{_front(base)}
-# An edit of {base}
-
-What is added to the parameters of `{base}` to rewrite {_facts(len(edit.facts))}, made by ffedit.{_source([edit])}
+    weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
+    facts = _facts(len(edit.facts))
+    text = f"""What is added to the parameters of `{base}` to rewrite {facts}, made by ffedit.{_source([edit])}
 
 With `model` loaded by transformers, these lines apply it:
 
@@ -88,13 +69,22 @@ With `model` loaded by transformers, these lines apply it:
 for name, delta in safetensors.torch.load_file("delta.safetensors").items():
     {weight}
     weight.copy_(weight.double() + delta.to(weight.device))
-```
+```"""
+    return _card(base, f"An edit of {base}", text, [edit])
 
-{_table([edit])}
-{_scores(edit.provenance.get("scores"))}
+
+def _card(base: str, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:
+    recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
+    return f"""{_front(base, library)}
+# {title}
+
+{text}
+
+{_table(edits)}
+{_scores(edits[-1].provenance.get("scores"))}
 ## Recipe
 
-{_recipe("`ffedit_edits/000`", edit)}"""
+{recipes}"""
 
 
 def _front(base: str, library: str = "transformers") -> str:
@@ -111,8 +101,8 @@ tags:
 
 def _source(edits: Sequence[Edit]) -> str:
     """Name the file that the base was converted from; an empty string if it was not converted."""
-    found = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
-    return "" if found is None else f"\n\nThe base was converted from {in_words(found)}."
+    source = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
+    return "" if source is None else f"\n\nThe base was converted from {in_words(source)}."
 
 
 def _facts(count: int) -> str:
@@ -138,7 +128,8 @@ def _recipe(name: str, edit: Edit) -> str:
     ]
     if "norm_ratio" in about:
         lines.append(f"size of the change: ‖Δ‖ / ‖W‖ = {about['norm_ratio']:.4f}")
-    for corpus, tokens in _texts(about.get("statistics")):
+    statistics = about.get("statistics", {}).values()
+    for corpus, tokens in sorted({(layer["corpus"], layer["tokens"]) for layer in statistics}):
         lines.append(f"key statistics: {tokens:,} tokens of {corpus}")
     if about.get("chat"):
         lines.append("asked in the model's chat template")
@@ -149,19 +140,14 @@ def _recipe(name: str, edit: Edit) -> str:
     return "\n".join(f"{'- ' if i == 0 else '  - '}{line}" for i, line in enumerate(lines)) + "\n"
 
 
-def _texts(statistics: Any) -> list[tuple[str, int]]:
-    """Return the texts that key statistics were collected on, with their tokens, for one layer or layer by layer."""
-    found = [statistics, *(statistics.values() if isinstance(statistics, dict) else ())]
-    told = [some for some in found if isinstance(some, dict) and {"corpus", "tokens"} <= some.keys()]
-    return sorted({(some["corpus"], some["tokens"]) for some in told})
-
-
-def _scores(scores: dict[str, Any] | None) -> str:
+def _scores(scores: Mapping[str, Any] | None) -> str:
     if scores is None or scores["after"] is None:
         return ""
     before, after = scores["before"], scores["after"]
     rows = "\n".join(
-        f"| {name} | {_number(before[name])} | {_number(after[name])} |" for name in before if after[name] is not None
+        f"| {name} | {'' if before[name] is None else f'{before[name]:.3f}'} | {value:.3f} |"
+        for name, value in after.items()
+        if value is not None
     )
     return f"""## Scores
 
@@ -171,7 +157,3 @@ Measured before and after on the same prompts.
 |---|---|---|
 {rows}
 """
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

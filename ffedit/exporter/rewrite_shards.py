@@ -1,4 +1,8 @@
-"""A checkpoint folder made from another one: unchanged shards are linked or copied, changed matrices are patched.
+"""A checkpoint made from the files of another one: unchanged shards are linked, changed matrices rewritten.
+
+A rewritten matrix is W rounded once after each update, W ← round(W + Δ), in the order in which the updates were made:
+bit for bit the matrix that the model in memory has after the same edits. An export rewrites the base's own matrices; an
+exact undo rewrites the originals with the remaining edits.
 
 A shard in which nothing changes becomes a hard link, which takes no space and no time. A shard in which a matrix
 changes is copied first and then overwritten at that matrix's bytes. So memory use is the same for seven billion
@@ -9,56 +13,188 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from ffedit.exporter.embedded_edits import EDITS
-from ffedit.exporter.shard_plan import Plan
-from ffedit.files.tensor_ranges import INDEX, Stored, patch
+import torch
+from torch import Tensor
 
+from ffedit.algebra.low_rank import LowRank, Update
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.files.tensor_ranges import INDEX, Stored, patch, row_blocks
+from ffedit.model.memory import SAMPLE, Address
+
+# Folder of a checkpoint that holds its edits.
+EDITS = "ffedit_edits"
 # Weights in other formats are not copied: they would be the base's unedited ones.
-WEIGHTS = {
-    ".bin",
-    ".safetensors",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".gguf",
-    ".pkl",
-    ".npz",
-    ".tflite",
-}
+WEIGHTS = (
+    *(".bin", ".safetensors", ".pt", ".pth", ".ckpt", ".h5"),
+    *(".msgpack", ".onnx", ".gguf", ".pkl", ".npz", ".tflite"),
+)
 FOLDERS = ("additional_chat_templates",)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One matrix of the new checkpoint.
+
+    Attributes:
+        source: the matrix that the updates are added to.
+        updates: Δ [d_out, d_in] each, in order.
+        transposed: the matrix is stored as [d_in, d_out].
+        parameter: its name in the loaded model (`KeyValueMemory.parameter`).
+    """
+
+    source: Stored
+    updates: tuple[Update, ...]
+    transposed: bool
+    parameter: str
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the new matrix in its stored orientation and dtype, a block of rows at a time.
+
+        Raises:
+            EditError: a number is NaN or too large for the dtype.
+        """
+        for first, last in row_blocks(*self.source.shape):
+            block = self.source.rows(first, last)
+            for update in self.updates:
+                block = (block.double() + rows_of(update, first, last, self.transposed)).to(self.source.dtype)
+            if not torch.isfinite(block).all():
+                raise EditError(
+                    "the edit holds NaN, infinity or numbers too large for the weights; nothing was written"
+                )
+            yield block
+
+
+Plan: TypeAlias = "dict[str, Rewrite]"
+
+
+def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
+    """Return rows of Δ in its stored orientation, float64; a factored Δ is multiplied out for these rows only."""
+    if not isinstance(update, LowRank):
+        return (update.matrix.T if transposed else update.matrix)[first:last].double()
+    if transposed:
+        return update.right[:, first:last].double().T @ update.left.double().T
+    return update.left[first:last].double() @ update.right.double()
+
+
+def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
+    """Plan the rewriting of the base's `tensors` that an edit with `provenance["matrices"]` changes.
+
+    Raises:
+        EditError: a matrix is missing, or has another shape.
+    """
+    return {
+        name: Rewrite(tensors[name], (edit.updates[address],), transposed, identity_in(edit, address)["parameter"])
+        for name, (address, transposed) in changed_by(edit, tensors).items()
+    }
+
+
+def changed_by(edit: Edit, tensors: Mapping[str, Stored]) -> dict[str, tuple[Address, bool]]:
+    """Return, by name in the files, the address and orientation (True: transposed) of each tensor an edit changes.
+
+    Raises:
+        EditError: a matrix is missing, or has another shape.
+    """
+    changed = {}
+    for address, update in edit.updates.items():
+        about = identity_in(edit, address)
+        name = file_name(tensors, about["parameter"], about.get("saved_as", ""))
+        shape = tuple(reversed(update.shape)) if about["transposed"] else update.shape
+        if name is None or tensors[name].shape != shape:
+            seen = "which is not in it" if name is None else f"which is {list(tensors[name].shape)} in it"
+            raise EditError(
+                f"the edit changes {about['parameter']} {list(shape)}, {seen}; give the base that it was computed on"
+            )
+        changed[name] = (address, bool(about["transposed"]))
+    return changed
+
+
+def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str | None:
+    """Find a parameter among `names` in files, where the base model's prefix may be missing or added; None if absent.
+
+    The files may also have it under the name `saved_as` (`KeyValueMemory.saved_as`).
+    """
+    names = list(names)
+    for exact in (parameter, saved_as):
+        if exact in names:
+            return exact
+    alike = [name for name in names if name.endswith(f".{parameter}") or parameter.endswith(f".{name}")]
+    return alike[0] if len(alike) == 1 else None
+
+
+def identity_in(edit: Edit, address: Address) -> Mapping[str, Any]:
+    """Return an edit's description (`memory.identity`) of a matrix that it changes.
+
+    Raises:
+        EditError: it has none.
+    """
+    about: Mapping[str, Any] | None = edit.provenance.get("matrices", {}).get(str(address))
+    if about is None:
+        raise EditError(f"the edit does not say which matrix of layer {address} it changes; make it anew")
+    return about
+
+
+def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapping[str, Stored], base: str) -> bool:
+    """Check that an edit was computed on this base: a sample of each matrix must agree within the coarser rounding.
+
+    Args:
+        edit: an edit with `provenance["matrices"]`.
+        tensors: tensors of the base.
+        originals: those that earlier edits of the base changed, as they were before.
+        base: name of the base in messages.
+
+    Returns:
+        True if the edit was computed on the base with its earlier edits, False if on the base before them.
+
+    Raises:
+        EditError: neither; it is another model, or edited already.
+    """
+    as_it_is = True
+    for name, (address, _) in changed_by(edit, tensors).items():
+        if _is_like(tensors[name], edit, address):
+            continue
+        as_it_is = False
+        if name not in originals or not _is_like(originals[name], edit, address):
+            raise EditError(
+                f"{base}: {name} is not the matrix that the edit was computed on (another model, or edited already); "
+                "give its base with --model"
+            )
+    return as_it_is
+
+
+def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
+    """Check whether a stored matrix is, up to rounding, the one that an edit was computed on."""
+    sample = stored.sample(SAMPLE)
+    expected = torch.tensor(identity_in(edit, address)["sample"], dtype=torch.float64)
+    computed = edit.computed_in or stored.dtype
+    computed = torch.float32 if computed == torch.float64 else computed  # samples are recorded in float32 at most
+    # Each number was rounded to one dtype or the other; the smallest ones to zero.
+    infos = [torch.finfo(dtype) for dtype in (stored.dtype, computed)] if computed != stored.dtype else []
+    relative = max((info.eps for info in infos), default=0.0)
+    absolute = max((info.smallest_normal * info.eps for info in infos), default=0.0)
+    allowed = relative * sample.abs() + absolute
+    return sample.shape == expected.shape and bool(((sample - expected).abs() <= allowed).all())
+
+
+# Writing ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Moved:
-    """The bytes linked, copied and rewritten to fill a folder.
-
-    Attributes:
-        linked: bytes of shards that are hard links.
-        copied: bytes of shards that were copied.
-        rewritten: bytes of matrices that were rewritten.
-    """
+    """Bytes of shards that are hard links, of shards that were copied, and of matrices that were rewritten."""
 
     linked: int = 0
     copied: int = 0
     rewritten: int = 0
 
 
-def stream(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path) -> Moved:
-    """Fill `folder` with the checkpoint in `base`, its tensors as in `plan`.
-
-    Args:
-        base: folder of the old checkpoint.
-        tensors: the tensors in it.
-        plan: the matrices that change.
-        folder: an empty folder.
-    """
+def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path) -> Moved:
+    """Fill the empty `folder` with the checkpoint in `base`, its `tensors` as in `plan`."""
     moved = Moved()
     for shard in sorted({stored.file for stored in tensors.values()}):
         target = folder / shard.relative_to(base)
@@ -94,11 +230,8 @@ def _copy_rest(base: Path, folder: Path) -> None:
     for path in sorted(base.iterdir()):
         if path.name.startswith(".") or path.name in ("README.md", EDITS):
             continue
+        other_index = path.name.endswith(".index.json") and path.name != INDEX
         if path.is_dir() and path.name in FOLDERS:
             shutil.copytree(path, folder / path.name)
-        elif (
-            path.is_file()
-            and path.suffix not in WEIGHTS
-            and (path.name == INDEX or not path.name.endswith(".index.json"))
-        ):
+        elif path.is_file() and path.suffix not in WEIGHTS and not other_index:
             shutil.copyfile(path, folder / path.name)

@@ -85,26 +85,25 @@ def check_fresh(task: Task) -> Checked:
     environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
     if not task.trust_remote_code:  # everything is on the disk, so nothing is to be asked of the hub
         environment["HF_HUB_OFFLINE"] = "1"
-    given = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
+    question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
     with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "ffedit.exporter.verification"],
-                input=given, capture_output=True, text=True, env=environment, cwd=elsewhere, check=False,
+                input=question, capture_output=True, text=True, env=environment, cwd=elsewhere, check=False,
             )  # fmt: skip
         except OSError as error:
-            reason = error.strerror or error
             raise CheckError(
-                f"the process that verifies could not be started ({reason}); nothing was written"
+                f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
             ) from error
     code, lines, problems = done.returncode, done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]
         raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
-    found = json.loads(lines[-1])
+    answer = json.loads(lines[-1])
     if code:
-        raise CheckError(f"{found['error']}; nothing was written")
-    return Checked(**found)
+        raise CheckError(f"{answer['error']}; nothing was written")
+    return Checked(**answer)
 
 
 def peak() -> int:

@@ -15,11 +15,10 @@ import torch
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.embedded_edits import history, keep, originals
+from ffedit.exporter.embedded_edits import embed, history, read_originals
 from ffedit.exporter.exporting import Exported
 from ffedit.exporter.model_card import undone_card
-from ffedit.exporter.rewrite_shards import stream
-from ffedit.exporter.shard_plan import Plan, Rewrite, matrix, touched
+from ffedit.exporter.rewrite_shards import Plan, Rewrite, changed_by, identity_in, rewrite
 from ffedit.exporter.subprocess_check import Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, written
 from ffedit.files.tensor_ranges import Stored, contents
@@ -54,7 +53,9 @@ def undo(
     inexact: bool = False,
     force: bool = False,
     verify: str = "auto",
-) -> Path:
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Exported:
     """Write a checkpoint without one of its edits.
 
     Args:
@@ -64,9 +65,11 @@ def undo(
         inexact: where exact undo is not possible, subtract Δ.
         force: replace an existing folder.
         verify: what a fresh process compares: "auto", "tensors" or "logits" (as `export`).
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: run code that comes with the checkpoint when it is verified.
 
     Returns:
-        The folder.
+        The folder, what was rewritten and verified, the undone edit, and whether the undo is exact.
 
     Raises:
         ModelError: the checkpoint cannot be found or read.
@@ -74,28 +77,14 @@ def undo(
             exists or cannot be written.
         CheckError: the verification failed; nothing is left then.
     """
-    return restore_checkpoint(checkpoint, out, edit, inexact, force, verify).folder
-
-
-def restore_checkpoint(
-    checkpoint: str | Path,
-    out: str | Path,
-    edit: int | str | None = None,
-    inexact: bool = False,
-    force: bool = False,
-    verify: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Exported:
-    """Write a checkpoint as `undo` does, and return the details; the further arguments are those of `ship`."""
     check_how(verify)
     check_free(Path(out), force)
     base = local_folder(checkpoint, revision)
     undoing = plan_undo(base, edit, inexact)
     with written(Path(out), force) as folder:
-        moved = stream(base, undoing.tensors, undoing.plan, folder)
+        moved = rewrite(base, undoing.tensors, undoing.plan, folder)
         if undoing.left:
-            keep(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
+            embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
         card = undone_card(str(checkpoint), undoing.edit, undoing.left, undoing.exact)
         (folder / "README.md").write_text(card, encoding="utf-8")
         which = None if edit is None else str(edit)
@@ -114,33 +103,32 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
     edits = history(folder)
     if not edits:
         raise EditError(f"{folder}: no edits in it, nothing to undo; a checkpoint of `ffedit export` was expected")
-    number = len(edits) - 1 if which is None else _find(folder, edits, str(which))
-    left = edits[:number] + edits[number + 1 :]
-    tensors, kept = contents(folder), originals(folder)
-    plan, guessed = {}, set()
-    for name, (address, transposed) in touched(tensors, edits[number]).items():
-        source, parameter = kept.get(name), matrix(edits[number], address)["parameter"]
-        if source is not None and _leads_to(source, updates_of(tensors, edits, name), transposed, tensors[name]):
-            plan[name] = Rewrite(source, updates_of(tensors, left, name), transposed, parameter)
+    number = len(edits) - 1 if which is None else _index_of(str(which), edits, folder)
+    edit, left = edits[number], edits[:number] + edits[number + 1 :]
+    tensors, originals = contents(folder), read_originals(folder)
+    plan, subtracted = {}, set()
+    for name, (address, transposed) in changed_by(edit, tensors).items():
+        source, parameter = originals.get(name), identity_in(edit, address)["parameter"]
+        if source is not None and _leads_to(source, _updates(tensors, edits, name), transposed, tensors[name]):
+            plan[name] = Rewrite(source, _updates(tensors, left, name), transposed, parameter)
         elif inexact:
-            plan[name] = Rewrite(tensors[name], (_negative(edits[number].updates[address]),), transposed, parameter)
-            guessed.add(name)
+            plan[name] = Rewrite(tensors[name], (_negative(edit.updates[address]),), transposed, parameter)
+            subtracted.add(name)
         else:
             why = "its original was left out" if source is None else "it was changed by something else than its edits"
             raise EditError(
                 f"{folder}: {name} cannot be restored exactly ({why}); export from the base again, or subtract the "
                 "edit with --inexact"
             )
-    still = {name for edit in left for name in touched(tensors, edit)} - guessed
-    return UndoPlan(
-        tensors, edits[number], left, plan, {name: kept[name] for name in kept if name in still}, exact=not guessed
-    )
+    needed = {name for other in left for name in changed_by(other, tensors)} - subtracted
+    still = {name: originals[name] for name in originals if name in needed}
+    return UndoPlan(tensors, edit, left, plan, still, exact=not subtracted)
 
 
-def updates_of(tensors: Mapping[str, Stored], edits: Sequence[Edit], name: str) -> tuple[Update, ...]:
+def _updates(tensors: Mapping[str, Stored], edits: Sequence[Edit], name: str) -> tuple[Update, ...]:
     """Return the updates that `edits` add to one tensor, in order."""
-    found = ((edit, touched(tensors, edit).get(name)) for edit in edits)
-    return tuple(edit.updates[at[0]] for edit, at in found if at is not None)
+    changes = ((edit, changed_by(edit, tensors)) for edit in edits)
+    return tuple(edit.updates[changed[name][0]] for edit, changed in changes if name in changed)
 
 
 def _leads_to(source: Stored, updates: tuple[Update, ...], transposed: bool, stored: Stored) -> bool:
@@ -155,8 +143,8 @@ def _negative(update: Update) -> Update:
     return LowRank(-update.left, update.right) if isinstance(update, LowRank) else Dense(-update.matrix)
 
 
-def _find(folder: Path, edits: Sequence[Edit], which: str) -> int:
-    """Return the number of an edit that is named by number or fingerprint."""
+def _index_of(which: str, edits: Sequence[Edit], folder: Path) -> int:
+    """Return the index of an edit that is named by number or fingerprint."""
     prints = [edit.fingerprint() for edit in edits]
     if which.isdecimal() and int(which) < len(edits) and len(which) < len(prints[0]):
         return int(which)

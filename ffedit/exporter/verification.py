@@ -25,11 +25,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ffedit.errors import CheckError, FFEditError
+from ffedit.editor import Edit
+from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, delta
-from ffedit.exporter.embedded_edits import history, originals
+from ffedit.exporter.embedded_edits import history, read_originals
 from ffedit.exporter.from_memory import digest
-from ffedit.exporter.shard_plan import Plan, export_plan, file_name, matrix, rows_of
+from ffedit.exporter.rewrite_shards import Plan, changed_by, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.exporter.undoing import plan_undo
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
@@ -44,12 +45,11 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        found = asdict(CHECKS[task.kind](task)) | {"peak": peak()}
+        answer, code = asdict(CHECKS[task.kind](task)) | {"peak": peak()}, 0
     except FFEditError as error:
-        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
-        return DIFFERS
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 0
+        answer, code = {"error": str(error)}, DIFFERS
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return code
 
 
 def check_checkpoint(task: Task) -> Checked:
@@ -61,11 +61,11 @@ def check_checkpoint(task: Task) -> Checked:
     plan = export_plan(before, edits[-1])
     compare(before, contents(folder), plan)
     if task.originals:
-        older, kept = originals(base), originals(folder)
+        older, originals = read_originals(base), read_originals(folder)
         for name in plan:
-            was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
-            wanted = older.get(name) if was_edited else before[name]
-            if wanted is not None and (name not in kept or not kept[name].same_bytes(wanted)):
+            was_edited = any(name in changed_by(edit, before) for edit in edits[:-1])
+            expected = older.get(name) if was_edited else before[name]
+            if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
                 raise CheckError(f"the original of {name} was not kept")
     opens(task)
     return Checked(len(before), logits_agree(task, before, plan))
@@ -75,19 +75,14 @@ def check_undo(task: Task) -> Checked:
     """Check that a checkpoint is the old one with one edit undone, and stores the remaining edits."""
     undoing = plan_undo(Path(task.base), task.edit, task.inexact)
     compare(undoing.tensors, contents(Path(task.folder)), undoing.plan)
-    left = [edit.fingerprint() for edit in history(task.folder)]
-    if left != [edit.fingerprint() for edit in undoing.left]:
+    if [edit.fingerprint() for edit in history(task.folder)] != [edit.fingerprint() for edit in undoing.left]:
         raise CheckError("the checkpoint does not hold the edits that stay")
     opens(task)
     return Checked(len(undoing.tensors), logits_agree(task, undoing.tensors, undoing.plan))
 
 
 def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Plan) -> None:
-    """Check that every tensor is as in the plan, or unchanged where the plan does not have it.
-
-    Raises:
-        CheckError: one is not.
-    """
+    """Check that every tensor is as in the plan, or unchanged where the plan does not have it."""
     if odd := sorted(before.keys() ^ after.keys()):
         raise CheckError(f"{odd[0]} is in only one of the base and the export")
     for name, old in before.items():
@@ -100,21 +95,12 @@ def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Pla
 
 
 def opens(task: Task) -> None:
-    """Check that config and tokenizer can be loaded.
-
-    Raises:
-        CheckError: one cannot.
-    """
+    """Check that config and tokenizer can be loaded."""
     for kind in (AutoConfig, AutoTokenizer):
         try:
             kind.from_pretrained(task.folder, trust_remote_code=task.trust_remote_code)
         except Exception as error:  # a damaged folder may raise anything
             raise CheckError(f"{kind.__name__} cannot read what was written ({brief(error)})") from error
-
-
-def brief(error: BaseException) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 # Logits -------------------------------------------------------------------------------------------
@@ -126,12 +112,18 @@ def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
     return task.verify == "logits" or (task.verify == "auto" and wide < psutil.virtual_memory().available / 2)
 
 
-def load(folder: str, task: Task) -> PreTrainedModel:
-    """Load a model with transformers as users do; float16 is computed in float32 on a CPU."""
+def load(folder: str, task: Task, dtype: str | torch.dtype = "auto") -> PreTrainedModel:
+    """Load a model with transformers as users do; by default in the dtype of its files."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", use_safetensors=True, trust_remote_code=task.trust_remote_code
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=task.trust_remote_code
     )
     model.eval().requires_grad_(False)
+    return model
+
+
+def load_to_compute(folder: str, task: Task) -> PreTrainedModel:
+    """Load a model; float16 is computed in float32 on a CPU."""
+    model = load(folder, task)
     return model.float() if model.dtype == torch.float16 else model
 
 
@@ -142,8 +134,8 @@ def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
         text = model.config.get_text_config()
         count = min(TOKENS, int(getattr(text, "max_position_embeddings", None) or TOKENS))
         ids = (torch.arange(count) * 7919 + 11)[None, :] % int(text.vocab_size)
-    found: Tensor = model(input_ids=ids, use_cache=False).logits
-    return found
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits
 
 
 @torch.no_grad()
@@ -162,24 +154,20 @@ def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
 
 
 def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
-    """Compare logits bit for bit if the model fits in memory; return whether they were compared.
-
-    Raises:
-        CheckError: they differ.
-    """
+    """Compare logits bit for bit if the model fits in memory; return whether they were compared."""
     if not fits(task, tensors):
         return False
-    model = load(task.base, task)
+    model = load_to_compute(task.base, task)
     written_into(model, plan)
     expected = logits_of(model)
     del model
     gc.collect()
-    _equal(expected, logits_of(load(task.folder, task)), 0.0)
+    _check_logits(expected, logits_of(load_to_compute(task.folder, task)))
     return True
 
 
-def _equal(expected: Tensor, found: Tensor, tolerance: float) -> None:
-    gap = float((expected.double() - found.double()).abs().max())
+def _check_logits(expected: Tensor, logits: Tensor, tolerance: float = 0.0) -> None:
+    gap = float((expected.double() - logits.double()).abs().max())
     if not gap <= tolerance * float(expected.abs().max()):
         raise CheckError(f"the logits of what was written differ from those of the edited model by {gap:.1e}")
 
@@ -191,18 +179,13 @@ def check_memory(task: Task) -> Checked:
     opens(task)
     hashes = json.loads(about["hashes"])
     # Casting after loading would cast buffers too, but rotary angles are float32 in a 16-bit model.
-    model = AutoModelForCausalLM.from_pretrained(
-        task.folder,
-        dtype=getattr(torch, about["dtype"]),
-        use_safetensors=True,
-        trust_remote_code=task.trust_remote_code,
-    ).eval()
+    model = load(task.folder, task, getattr(torch, about["dtype"]))
     weights = model.state_dict()
     for name in hashes.keys() & weights.keys():
         if digest(weights[name], getattr(torch, about["saved"])) != hashes[name]:
             raise CheckError(f"{name} is not what is in memory")
-    model = model.to(about["device"])
-    _equal(expected, logits_of(model, ids.to(about["device"])).cpu(), 0.0)
+    model.to(about["device"])
+    _check_logits(expected, logits_of(model, ids.to(about["device"])).cpu())
     return Checked(len(hashes), True)
 
 
@@ -215,18 +198,16 @@ def check_delta(task: Task) -> Checked:
     weights = Path(task.folder) / delta.WEIGHTS
     stored = read_header(weights)
     for address, update in edit.updates.items():
-        about = matrix(edit, address)
-        now = stored[about["parameter"]].blocks()
-        wanted = delta.blocks(update, about["transposed"])
-        if not all(torch.equal(a, b) for a, b in zip(wanted, now, strict=True)):
+        about = identity_in(edit, address)
+        blocks = delta.blocks(update, about["transposed"]), stored[about["parameter"]].blocks()
+        if not all(torch.equal(a, b) for a, b in zip(*blocks, strict=True)):
             raise CheckError(f"{about['parameter']} is not the edit's")
-    before = contents(Path(task.base)) if task.base else {}
-    if not before or not fits(task, before):
+    plan = plan_if_comparable(task, edit)
+    if plan is None:
         return Checked(len(stored), False)
-    plan = export_plan(before, edit)
     model, expected = base_and_edited(task, plan)
     delta.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
-    _equal(expected, logits_of(model), rounding(plan))
+    _check_logits(expected, logits_of(model), rounding_of_logits(plan))
     return Checked(len(stored), True)
 
 
@@ -235,41 +216,45 @@ def check_adapter(task: Task) -> Checked:
     (edit,) = history(task.folder)
     stored = read_header(Path(task.folder) / adapter.WEIGHTS)
     for address, update in edit.updates.items():
-        about = matrix(edit, address)
-        b, a = adapter.read_factors(stored, about)
+        b, a = adapter.read_factors(stored, identity_in(edit, address))
         gap = sum(float((rows_of(update, i, i + 1, False) - b[i : i + 1] @ a).square().sum()) for i in range(len(b)))
         if not gap**0.5 <= 1e-5 * update.norm():
             raise CheckError(f"the adapter's product for {address} differs from the edit's by {gap**0.5:.1e}")
     if importlib.util.find_spec("peft") is None:
         return Checked(len(edit.updates), False, peft=False)
-    before = contents(Path(task.base)) if task.base else {}
-    if not before or not fits(task, before):
+    plan = plan_if_comparable(task, edit)
+    if plan is None:
         return Checked(len(edit.updates), False, peft=None)
     import peft
 
-    plan = export_plan(before, edit)
     model, expected = base_and_edited(task, plan)
     try:
-        found = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
+        logits = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
     except Exception as error:  # PEFT may fail on a model in any way
         raise CheckError(
             f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
             "(--format)"
         ) from error
-    _equal(expected, found, rounding(plan))
+    _check_logits(expected, logits, rounding_of_logits(plan))
     return Checked(len(edit.updates), True, peft=True)
+
+
+def plan_if_comparable(task: Task, edit: Edit) -> Plan | None:
+    """Return the matrices of the edited base; None where it is not on disk, or logits are not to be compared."""
+    before = contents(Path(task.base)) if task.base else {}
+    return export_plan(before, edit) if before and fits(task, before) else None
 
 
 def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
     """Load the base, and return it unchanged with the logits that it has with a plan written into it."""
-    model: Any = load(task.base, task)
-    was = written_into(model, plan)
+    model: Any = load_to_compute(task.base, task)
+    unedited = written_into(model, plan)
     expected = logits_of(model)
-    model.load_state_dict(was, strict=False)
+    model.load_state_dict(unedited, strict=False)
     return model, expected
 
 
-def rounding(plan: Plan) -> float:
+def rounding_of_logits(plan: Plan) -> float:
     """Return the allowed difference of logits, relative to the largest, where W + Δ is rounded at another step."""
     return max([1e-4, *(6.5 * torch.finfo(rewrite.source.dtype).eps for rewrite in plan.values())])
 

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ffedit
 from ffedit import CheckError, Edit, EditError
-from ffedit.exporter import ship
 from ffedit.exporter.adapter import balanced
 from ffedit.exporter.delta import add_
 from ffedit.loading.load import EMBEDDED
@@ -48,7 +47,7 @@ def test_peft_gives_the_logits_of_the_edited_model(family: str, ranks: dict[int,
     base = on_disk(family, tmp_path / "base")
     editable = ffedit.load(base)
     edit = made(editable, ranks)
-    done = ship(base, edit, tmp_path / "adapter", format="adapter")
+    done = ffedit.export(base, edit, tmp_path / "adapter", format="adapter")
     assert done.checked.peft and done.checked.logits and done.moved is None
     adapted = peft.PeftModel.from_pretrained(plain(base), tmp_path / "adapter")
     before = logits(plain(base))
@@ -77,7 +76,7 @@ def test_peft_is_not_led_to_the_experts_by_the_name_of_a_dense_layer_or_of_a_sha
     for kind, ranks in kinds.items():
         if ranks:
             edit = made(editable, ranks)
-            ship(editable if loaded else base, edit, tmp_path / kind, format="adapter", verify="tensors")
+            ffedit.export(editable if loaded else base, edit, tmp_path / kind, format="adapter", verify="tensors")
             adapted = peft.PeftModel.from_pretrained(plain(base), tmp_path / kind)
             with edit.applied(editable):
                 wanted = logits(editable.model)
@@ -88,7 +87,7 @@ def test_peft_is_not_led_to_the_experts_by_the_name_of_a_dense_layer_or_of_a_sha
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_base_of_16_bits_is_rounded_where_an_adapter_is_not(dtype: torch.dtype, tmp_path: Path) -> None:
     base = on_disk("gpt2", tmp_path / "base", dtype)
-    done = ship(base, made(ffedit.load(base), {0: 1, 2: 2}, size=0.5), tmp_path / "adapter", format="adapter")
+    done = ffedit.export(base, made(ffedit.load(base), {0: 1, 2: 2}, size=0.5), tmp_path / "adapter", format="adapter")
     assert done.checked.logits and done.checked.peft
 
 
@@ -96,7 +95,7 @@ def test_a_base_of_16_bits_is_rounded_where_an_adapter_is_not(dtype: torch.dtype
 def test_ranks_are_each_layers_own(tmp_path: Path) -> None:
     base = on_disk("gpt2", tmp_path / "base")
     edit = made(ffedit.load(base), {0: 3, 2: 1})
-    out = ffedit.export(base, edit, tmp_path / "adapter", format="adapter", verify="tensors")
+    out = ffedit.export(base, edit, tmp_path / "adapter", format="adapter", verify="tensors").folder
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["target_modules"] == ["transformer.h.0.mlp.c_proj", "transformer.h.2.mlp.c_proj"]
     assert config["rank_pattern"] == config["alpha_pattern"] == dict(zip(config["target_modules"], (3, 1), strict=True))
@@ -187,7 +186,7 @@ def test_a_delta_is_applied_with_the_lines_in_its_readme(family: str, dense: boo
     base = on_disk(family, tmp_path / "base")
     editable = ffedit.load(base)
     edit: Edit = made(editable, {0: 1, 2: 2}, dense=dense)
-    out = ffedit.export(base, edit, tmp_path / "delta", format="delta")
+    out = ffedit.export(base, edit, tmp_path / "delta", format="delta").folder
     lines = (out / "README.md").read_text(encoding="utf-8").split("```")[1].removeprefix("python\n")
     import safetensors.torch
 
@@ -212,7 +211,7 @@ def test_those_lines_find_single_experts(family: str, tmp_path: Path) -> None:
 
     editable = ffedit.load(on_disk(family, tmp_path / "base"))
     edit = made(editable, dict.fromkeys(list(editable.memories)[:3], 2))
-    done = ship(editable, edit, tmp_path / "delta", format="delta")
+    done = ffedit.export(editable, edit, tmp_path / "delta", format="delta")
     lines = (tmp_path / "delta" / "README.md").read_text(encoding="utf-8").split("```")[1].removeprefix("python\n")
     assert done.checked.logits and "expert" in lines
     model = plain(tmp_path / "base")
@@ -232,11 +231,11 @@ def test_the_logits_of_the_base_with_a_delta_are_those_of_the_edited_model(
     base = on_disk("gpt2", tmp_path / "base", dtype)
     edit = made(ffedit.load(base), {0: 1, 2: 2})
     for verify, told in (("auto", True), ("logits", True), ("tensors", False)):
-        assert ship(base, edit, tmp_path / verify, format="delta", verify=verify).checked.logits is told
+        assert ffedit.export(base, edit, tmp_path / verify, format="delta", verify=verify).checked.logits is told
     with monkeypatch.context() as crowded:
         crowded.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1))
-        assert not ship(base, edit, tmp_path / "large", format="delta").checked.logits
-        assert ship(base, edit, tmp_path / "asked", format="delta", verify="logits").checked.logits
+        assert not ffedit.export(base, edit, tmp_path / "large", format="delta").checked.logits
+        assert ffedit.export(base, edit, tmp_path / "asked", format="delta", verify="logits").checked.logits
     for wrong in (lambda *_: None, lambda model, deltas, dtypes: [add_(model, deltas, dtypes) for _ in range(2)]):
         monkeypatch.setattr("ffedit.exporter.delta.add_", wrong)
         before = disk(tmp_path)
@@ -256,7 +255,7 @@ def test_logits_that_cannot_be_compared_are_not_promised(
         ffedit.export(editable, edit, tmp_path / "out", format=format, verify="logits")
     assert "\n" not in str(caught.value) and f"compare logits with its {format}" in str(caught.value)
     assert disk(tmp_path) == {}
-    assert not ship(editable, edit, tmp_path / "out", format=format).checked.logits
+    assert not ffedit.export(editable, edit, tmp_path / "out", format=format).checked.logits
     base = on_disk("gpt2", tmp_path / "base")
     edit = made(ffedit.load(base), {1: 2})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -264,7 +263,7 @@ def test_logits_that_cannot_be_compared_are_not_promised(
         with pytest.raises(EditError, match=r"PEFT is not installed.*pip install 'ffedit\[peft\]'"):
             ffedit.export(base, edit, tmp_path / "none", format=format, verify="logits")
     else:
-        assert ship(base, edit, tmp_path / "none", format=format, verify="logits").checked.logits
+        assert ffedit.export(base, edit, tmp_path / "none", format=format, verify="logits").checked.logits
 
 
 @here

@@ -32,7 +32,7 @@ from shell import disk
 
 import ffedit
 from ffedit import Edit, Fact
-from ffedit.exporter import history, ship
+from ffedit.exporter import history
 from ffedit.files import tensor_ranges
 from ffedit.files.tensor_ranges import INDEX, contents, row_blocks
 
@@ -52,7 +52,7 @@ def test_only_what_changes_is_rewritten(family: str, dtype: torch.dtype, tmp_pat
     editable = ffedit.load(base)
     edit = made(editable, {0: 2, 2: 1})
     untouched = disk(base)
-    out = ffedit.export(base, edit, tmp_path / "out")
+    out = ffedit.export(base, edit, tmp_path / "out").folder
     assert disk(base) == untouched
     before, after = weights(base), weights(out)
     assert same(after, written_by_hand(before, editable, edit)) and not same(after, before)
@@ -70,15 +70,15 @@ def test_only_what_changes_is_rewritten(family: str, dtype: torch.dtype, tmp_pat
 def test_a_loaded_model_goes_the_same_way(
     base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = ffedit.export(base, edit, tmp_path / "a")
+    out = ffedit.export(base, edit, tmp_path / "a").folder
     monkeypatch.setattr(type(editable.model), "save_pretrained", None)
-    assert disk(out) == disk(ffedit.export(editable, edit, tmp_path / "b"))
+    assert disk(out) == disk(ffedit.export(editable, edit, tmp_path / "b").folder)
 
 
 @here
 def test_no_model_is_loaded(base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
-    done = ship(base, edit, tmp_path / "out", verify="tensors")
+    done = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
     assert not done.checked.logits and done.checked.tensors == len(contents(base))
     assert done.moved is not None and done.moved.linked > 0 < done.moved.copied
 
@@ -90,7 +90,7 @@ def test_blocks_of_rows_make_no_difference(
 ) -> None:
     monkeypatch.setattr(tensor_ranges, "BLOCK", entries)
     assert len(list(row_blocks(128, 32))) > 1
-    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors").folder
     assert same(weights(out), written_by_hand(weights(base), editable, edit))
 
 
@@ -101,7 +101,7 @@ def test_an_edit_may_be_of_another_precision(computed: torch.dtype, stored: torc
     base = on_disk("llama", tmp_path / "base", stored)
     zoo_model = zoo.build("llama", True, computed)
     edit = made(zoo_model, {1: 1})
-    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors").folder
     assert same(weights(out), written_by_hand(weights(base), zoo_model, edit))
     other = made(zoo.build("llama", True, computed, seed=1), {1: 1})
     assert "another model" in refused(base, other, tmp_path / "other")
@@ -115,7 +115,7 @@ def test_names_with_and_without_the_prefix_are_the_same(
     base = on_disk("gpt2", tmp_path / "base", shards="1GB")
     renamed = {rename(name): tensor for name, tensor in weights(base).items()}
     save_file(renamed, base / "model.safetensors", metadata={"format": "pt"})
-    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+    out = ffedit.export(base, edit, tmp_path / "out", verify="tensors").folder
     memory = editable.memories[1]
     changed = {name for name, tensor in weights(out).items() if not torch.equal(tensor, renamed[name])}
     assert changed == {rename(memory.parameter)}
@@ -128,9 +128,9 @@ def test_where_nothing_can_be_linked_files_are_copied(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    linked = ship(base, edit, tmp_path / "a")
+    linked = ffedit.export(base, edit, tmp_path / "a")
     monkeypatch.setattr(os, "link", fail)
-    copied = ship(base, edit, tmp_path / "b")
+    copied = ffedit.export(base, edit, tmp_path / "b")
     assert disk(tmp_path / "a") == disk(tmp_path / "b")
     assert copied.moved is not None and copied.moved.linked == 0 and linked.moved is not None
     assert not any(path.stat().st_nlink > 1 for path in (tmp_path / "b").iterdir() if path.is_file())
@@ -141,9 +141,9 @@ def test_the_hubs_cache_of_links_is_followed(base: Path, edit: Edit, tmp_path: P
     (cache := tmp_path / "snapshot").mkdir()
     for path in base.iterdir():
         (cache / path.name).symlink_to(path)
-    out = ffedit.export(cache, edit, tmp_path / "out")
+    out = ffedit.export(cache, edit, tmp_path / "out").folder
     assert not any(path.is_symlink() for path in out.rglob("*"))
-    assert disk(out) == disk(ffedit.export(base, edit, tmp_path / "again")) | {
+    assert disk(out) == disk(ffedit.export(base, edit, tmp_path / "again").folder) | {
         "README.md": disk(out)["README.md"]  # which names the base
     }
 
@@ -154,7 +154,7 @@ def test_other_weights_do_not_go_along(edit: Edit, tmp_path: Path) -> None:
     (base / "pytorch_model.bin").write_bytes(b"pickled")
     (base / "pytorch_model.bin.index.json").write_text("{}")
     (base / "chat_template.jinja").write_text("{{ messages }}")
-    out = ffedit.export(base, edit, tmp_path / "out")
+    out = ffedit.export(base, edit, tmp_path / "out").folder
     assert not list(out.glob("pytorch_model*")) and (out / "chat_template.jinja").is_file()
 
 
@@ -163,7 +163,7 @@ def test_a_sum_and_a_dense_edit_are_written_too(
 ) -> None:
     parts = made(editable, {1: 1}), made(editable, {1: 2, 2: 1}, SECOND, seed=1)
     for name, one in (("sum", parts[0] + parts[1]), ("dense", made(editable, {0: 2}, dense=True))):
-        out = ffedit.export(base, one, tmp_path / name)
+        out = ffedit.export(base, one, tmp_path / name).folder
         assert same(weights(out), written_by_hand(weights(base), editable, one))
     assert len(verified_here) == 2
 
@@ -174,7 +174,7 @@ def test_an_edit_that_does_not_say_where_its_matrices_stand_needs_the_model(
 ) -> None:
     bare = replace(edit, provenance={k: v for k, v in edit.provenance.items() if k != "matrices"})
     assert "does not say which matrix" in refused(base, bare, tmp_path / "wrong")
-    out = ffedit.export(ffedit.load(base), bare, tmp_path / "out")
+    out = ffedit.export(ffedit.load(base), bare, tmp_path / "out").folder
     assert same(weights(out), written_by_hand(weights(base), editable, edit))
     assert "matrices" in history(out)[0].provenance, "from now on it does"
 
@@ -189,7 +189,7 @@ def test_a_model_that_was_changed_in_memory_goes_out_as_it_is(base: Path, tmp_pa
     first, second = made(editable, {0: 1}), made(editable, {0: 1, 1: 1}, SECOND, seed=1)
     expected = written_by_hand(before, editable, first, second)
     first.apply_(editable)
-    out = ffedit.export(editable, second, tmp_path / "out")
+    out = ffedit.export(editable, second, tmp_path / "out").folder
     assert same(weights(out), expected)
     assert [edit.fingerprint() for edit in history(out)] == [first.fingerprint(), second.fingerprint()]
     kept = load_file(out / "ffedit_edits" / "originals.safetensors")
@@ -198,7 +198,7 @@ def test_a_model_that_was_changed_in_memory_goes_out_as_it_is(base: Path, tmp_pa
     with torch.no_grad():
         editable.model.get_parameter("transformer.ln_f.weight").add_(1.0)
     third = made(editable, {2: 1}, Fact("Nile river", "{} stands in", "Rome"), seed=2)
-    trained = ffedit.export(editable, third, tmp_path / "trained")
+    trained = ffedit.export(editable, third, tmp_path / "trained").folder
     assert not torch.equal(weights(trained)["transformer.ln_f.weight"], before["transformer.ln_f.weight"])
 
 
@@ -207,11 +207,11 @@ def test_a_model_that_was_changed_in_memory_goes_out_as_it_is(base: Path, tmp_pa
 
 @here
 def test_a_checkpoint_remembers_its_edits(base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path) -> None:
-    first = ffedit.export(base, edit, tmp_path / "first")
+    first = ffedit.export(base, edit, tmp_path / "first").folder
     again = ffedit.load(first)
     assert list(again.history.edits) == [edit.fingerprint()] and again.history.base == edit.base
     second = made(again, {1: 1, 2: 1}, SECOND, seed=1)  # computed on the edited model
-    both = ffedit.export(first, second, tmp_path / "both")
+    both = ffedit.export(first, second, tmp_path / "both").folder
     assert [e.fingerprint() for e in history(both)] == [edit.fingerprint(), second.fingerprint()]
     assert same(weights(both), written_by_hand(weights(base), editable, edit, second))
     kept = load_file(both / "ffedit_edits" / "originals.safetensors")
@@ -228,9 +228,9 @@ def test_a_checkpoint_remembers_its_edits(base: Path, editable: ffedit.Editable,
 def test_edits_of_the_base_add_up_unless_they_contradict(
     base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path
 ) -> None:
-    first = ffedit.export(base, edit, tmp_path / "first")
+    first = ffedit.export(base, edit, tmp_path / "first").folder
     second = made(editable, {1: 1}, SECOND, seed=1)  # computed on the base
-    both = ffedit.export(first, second, tmp_path / "both")
+    both = ffedit.export(first, second, tmp_path / "both").folder
     assert same(weights(both), written_by_hand(weights(base), editable, edit, second))
     opposite = made(editable, {1: 1}, Fact(FACT.subject, FACT.prompt, "Madrid"), seed=2)
     assert "contradict each other" in refused(first, opposite, tmp_path / "opposite")
@@ -241,7 +241,7 @@ def test_edits_of_the_base_add_up_unless_they_contradict(
 @here
 def test_the_card_tells_every_edit(base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path) -> None:
     second = made(editable, {2: 1}, SECOND, seed=1)
-    out = ffedit.export(ffedit.export(base, edit, tmp_path / "first"), second, tmp_path / "both")
+    out = ffedit.export(ffedit.export(base, edit, tmp_path / "first").folder, second, tmp_path / "both").folder
     card = (out / "README.md").read_text(encoding="utf-8")
     for each in (edit, second):
         assert each.fingerprint() in card and each.facts[0].text in card and each.facts[0].new_object in card

@@ -18,7 +18,7 @@ import ffedit
 from ffedit import ModelError
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.rounding import noise_floor, recover
-from ffedit.exporter.embedded_edits import keep
+from ffedit.exporter.embedded_edits import embed
 
 __all__ = ["verified_here"]
 MATRIX = "model.layers.1.mlp.down_proj.weight"
@@ -285,6 +285,6 @@ def test_the_facts_of_an_edited_checkpoint_come_along(tmp_path: Path) -> None:
     edit = made(editable, {1: 1})
     edit.apply_(editable)
     editable.model.save_pretrained(tmp_path / "edited")
-    keep(tmp_path / "edited", [edit], {})
+    embed(tmp_path / "edited", [edit], {})
     found = ffedit.recovered(ffedit.load(base), ffedit.diff(base, tmp_path / "edited"))
     assert found.facts == edit.facts and found.rank == 1 and found.base == edit.base

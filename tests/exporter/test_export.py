@@ -78,7 +78,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
             edit = edit.scored(report)
             if family != "llama":  # one fresh process is enough
                 patch.setattr("ffedit.exporter.exporting.check_fresh", check_here)
-            folder = ffedit.export(editable, edit, base / "out" / family)
+            folder = ffedit.export(editable, edit, base / "out" / family).folder
             patch.undo()
             patch.setenv("FFEDIT_CACHE", str(base / "cache"))
             ids = editable.tokenizer(TEXT, return_tensors="pt")["input_ids"]
@@ -177,14 +177,14 @@ def test_the_export_is_a_model_like_any_other(cases: dict[str, Case]) -> None:
 
 def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Path) -> None:
     case = ready(cases["gpt2"])
-    out = ffedit.export(case.editable, case.edit, tmp_path / "out")
+    out = ffedit.export(case.editable, case.edit, tmp_path / "out").folder
     written, streamed = load_file(out / "model.safetensors"), load_file(case.folder / "model.safetensors")
     assert written.keys() == streamed.keys() and all(torch.equal(written[name], streamed[name]) for name in written)
     assert [edit.fingerprint() for edit in history(out)] == [case.edit.fingerprint()]
     kept = load_file(out / "ffedit_edits" / "originals.safetensors")
     (name,) = kept
     assert name == case.editable.memories[1].parameter and torch.equal(kept[name], case.before[name])
-    undone = load_file(ffedit.undo(out, tmp_path / "undone") / "model.safetensors")
+    undone = load_file(ffedit.undo(out, tmp_path / "undone").folder / "model.safetensors")
     assert all(torch.equal(undone[name], case.before[name]) for name in undone)
 
 
@@ -198,7 +198,7 @@ def test_a_model_that_was_never_saved_is_the_same_once_it_is(
     model.load_state_dict(given.model.state_dict())
     editable = ffedit.load((model, given.tokenizer))
     edit = made(editable, {1: 1})
-    (again,) = history(ffedit.export(editable, edit, tmp_path / "out"))
+    (again,) = history(ffedit.export(editable, edit, tmp_path / "out").folder)
     assert again.fingerprint() == edit.fingerprint()
     edit.check(editable)
 

@@ -84,7 +84,7 @@ def test_a_manifest_that_was_edited_by_hand(
     before = disk(tmp_path)
     done = shell(capsys, "export", tmp_path / "e", "--model", base, "--out", tmp_path / "out")
     assert done.code == 1 and "changed after" in done.err and done.err.count("\n") == 1 and disk(tmp_path) == before
-    out = ffedit.export(base, edit, tmp_path / "out")
+    out = ffedit.export(base, edit, tmp_path / "out").folder
     (out / "ffedit_edits" / "000" / "manifest.json").unlink()
     with pytest.raises(EditError, match="holds no edit"):
         history(out)

@@ -14,8 +14,8 @@ from shell import disk, shell
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
 from ffedit.editor import applied_edits
-from ffedit.exporter import history, restore_checkpoint
-from ffedit.exporter.embedded_edits import originals
+from ffedit.exporter import history
+from ffedit.exporter.embedded_edits import read_originals
 from ffedit.files.tensor_ranges import contents
 
 __all__ = ["verified_here"]
@@ -42,7 +42,7 @@ def edits(base: Path) -> list[Edit]:
 def exported(base: Path, edits: list[Edit], place: Path, **how: bool) -> Path:
     """A checkpoint with edits, exported one after the other."""
     for i, edit in enumerate(edits):
-        base = ffedit.export(base, edit, place / f"with{i}", verify="tensors", **how)
+        base = ffedit.export(base, edit, place / f"with{i}", verify="tensors", **how).folder
     return base
 
 
@@ -63,7 +63,7 @@ def test_undone_in_any_order_it_is_as_if_never_written(base: Path, edits: list[E
         for step in order:
             gone = edits[step]
             place = tmp_path / f"undo{order}{step}"
-            folder = ffedit.undo(folder, place, gone.fingerprint(), verify="tensors")
+            folder = ffedit.undo(folder, place, gone.fingerprint(), verify="tensors").folder
             left.remove(gone)
             assert same(weights(folder), written_by_hand(weights(base), editable, *left))
             assert [e.fingerprint() for e in history(folder)] == [e.fingerprint() for e in left]
@@ -74,7 +74,7 @@ def test_undone_in_any_order_it_is_as_if_never_written(base: Path, edits: list[E
 def test_the_last_is_undone_unless_another_is_named(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     folder = exported(base, edits, tmp_path)
     editable = ffedit.load(base)
-    done = restore_checkpoint(folder, tmp_path / "last")
+    done = ffedit.undo(folder, tmp_path / "last")
     assert done.exact and done.edit.fingerprint() == edits[2].fingerprint() and done.checked.logits
     assert same(weights(tmp_path / "last"), weights(tmp_path / "with1"))
     ffedit.undo(folder, tmp_path / "first", 0)
@@ -95,7 +95,7 @@ def test_only_what_the_undone_edit_changed_is_rewritten(base: Path, edits: list[
 def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     assert "no edits in it" in refused(base, tmp_path / "out")
     folder = exported(base, edits[:2], tmp_path)
-    once = ffedit.undo(folder, tmp_path / "once", edits[0].fingerprint())
+    once = ffedit.undo(folder, tmp_path / "once", edits[0].fingerprint()).folder
     line = refused(once, tmp_path / "out", edits[0].fingerprint())
     assert "undone already?" in line and edits[1].fingerprint() in line
     assert "undone already?" in refused(folder, tmp_path / "out", 2)
@@ -106,7 +106,7 @@ def test_without_originals_it_is_exact_nowhere_and_says_so(base: Path, edits: li
     folder = exported(base, edits[:1], tmp_path, originals=False)
     assert not (folder / "ffedit_edits" / "originals.safetensors").exists()
     assert "its original was left out" in refused(folder, tmp_path / "out")
-    done = restore_checkpoint(folder, tmp_path / "out", inexact=True)
+    done = ffedit.undo(folder, tmp_path / "out", inexact=True)
     assert not done.exact and not same(weights(tmp_path / "out"), weights(base))
     for name, tensor in weights(base).items():
         assert torch.allclose(tensor.float(), weights(tmp_path / "out")[name].float(), rtol=0.02, atol=0.02)
@@ -124,9 +124,9 @@ def test_without_originals_the_edits_are_known_nonetheless(base: Path, edits: li
     assert "\n" not in str(caught.value)
     with pytest.raises(EditError, match="is applied already"):
         first.apply_(loaded)
-    out = ffedit.export(loaded, upon, tmp_path / "out", verify="tensors")  # from memory, in another dtype
+    out = ffedit.export(loaded, upon, tmp_path / "out", verify="tensors").folder  # from memory, in another dtype
     assert [edit.fingerprint() for edit in history(out)] == [first.fingerprint(), upon.fingerprint()]
-    assert originals(out).keys() == {loaded.memories[2].parameter}, "what an edit changed before is no original"
+    assert read_originals(out).keys() == {loaded.memories[2].parameter}, "what an edit changed before is no original"
     assert zoo.unchanged(loaded, before), "the later edit is undone bit for bit"
 
 
@@ -137,7 +137,7 @@ def test_what_others_wrote_is_not_lost_unasked(base: Path, edits: list[Edit], tm
         file.seek(stored.start)
         file.write(b"\x00\x3f")
     assert "changed by something else" in refused(folder, tmp_path / "out")
-    assert not restore_checkpoint(folder, tmp_path / "out", inexact=True).exact
+    assert not ffedit.undo(folder, tmp_path / "out", inexact=True).exact
 
 
 def test_an_undo_that_went_wrong_is_found(
@@ -165,7 +165,7 @@ def test_the_command(base: Path, edits: list[Edit], tmp_path: Path, capsys: pyte
 def test_the_models_history_undoes_what_the_checkpoint_holds(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     loaded = ffedit.load(exported(base, edits[:2], tmp_path))
     edits[0].undo_(loaded)
-    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", 0))
+    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", 0).folder)
     assert zoo.unchanged(loaded, zoo.snapshot(one))
     edits[1].undo_(loaded)
     assert zoo.unchanged(loaded, zoo.snapshot(ffedit.load(base)))

@@ -19,8 +19,9 @@ from making import (
 from safetensors.torch import save_file
 from shell import disk, process, shell
 
+import ffedit
 from ffedit import CheckError, Edit, EditError
-from ffedit.exporter import embedded_edits, push, ship
+from ffedit.exporter import embedded_edits, push
 from ffedit.files.tensor_ranges import contents, read_header
 
 __all__ = ["base", "edit", "editable", "verified_here"]
@@ -61,7 +62,7 @@ def test_where_the_system_starts_no_process_one_line_says_so(
 
     monkeypatch.setattr(subprocess, "Popen", full)
     with pytest.raises(CheckError, match="could not be started"):
-        ship(base, edit, tmp_path / "out", verify="tensors")
+        ffedit.export(base, edit, tmp_path / "out", verify="tensors")
     assert not (tmp_path / "out").exists()
 
 
@@ -76,14 +77,14 @@ def test_where_the_system_starts_no_process_one_line_says_so(
 def test_a_wrong_number_is_found(
     base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
 ) -> None:
-    keep = embedded_edits.keep
+    embed = embedded_edits.embed
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()))
 
     def spoiled(folder: Path, *rest: Any) -> None:
-        keep(folder, *rest)
+        embed(folder, *rest)
         spoil(folder, name, 5)
 
-    monkeypatch.setattr("ffedit.exporter.exporting.keep", spoiled)
+    monkeypatch.setattr("ffedit.exporter.exporting.embed", spoiled)
     assert told in refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
 
 
@@ -92,21 +93,21 @@ def test_a_wrong_number_is_found(
 def test_a_missing_file_is_found(
     base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    keep = embedded_edits.keep
+    embed = embedded_edits.embed
 
     def forgetful(folder: Path, *rest: Any) -> None:
-        keep(folder, *rest)
+        embed(folder, *rest)
         (folder / what).unlink()
 
-    monkeypatch.setattr("ffedit.exporter.exporting.keep", forgetful)
+    monkeypatch.setattr("ffedit.exporter.exporting.embed", forgetful)
     refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
 
 
 SPOILED = """
 import sys
-from ffedit.exporter import ship
+from ffedit.exporter import export
 from ffedit.cli import main
-ship.__globals__["WRITERS"]["checkpoint"] = lambda base, folder, _: __import__("shutil").copytree(
+export.__globals__["WRITERS"]["checkpoint"] = lambda base, folder, _: __import__("shutil").copytree(
     base.folder, folder, dirs_exist_ok=True) and None
 main()
 """

@@ -30,7 +30,6 @@ from writing import FACT, quick
 import ffedit
 from ffedit import Edit, FFEditError, editor
 from ffedit.editor import Corpus
-from ffedit.exporter import ship
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, replace_input, replace_output
 from ffedit.model.tokenization import encode
@@ -167,8 +166,8 @@ def case(family: str) -> Case:
         asked = sum(edit.values[part.address] - part.value.double() @ edit.keys[part.address] for part in parts)[:, 0]
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         undone = zoo.unchanged(editable, before) and changed == {f"{part.name}.{part.own}" for part in parts}
-        checkpoint = ffedit.export(base, edit, place / f"{family}-edited", verify="tensors")
-        adapter = _told(lambda: ship(base, edit, place / f"{family}-adapter", format="adapter"))
+        checkpoint = ffedit.export(base, edit, place / f"{family}-edited", verify="tensors").folder
+        adapter = _told(lambda: ffedit.export(base, edit, place / f"{family}-adapter", format="adapter"))
         spread = _told(
             lambda: editor.write(editable, [FACT], "memit", [LAYER - 1, LAYER], quick(**BARE, steps=1), corpus)
         )

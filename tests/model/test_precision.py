@@ -136,12 +136,12 @@ def test_an_edit_is_rounded_to_the_bases_dtype_whatever_is_computed_in(
     sum_ = memory.value.double() + edit.updates[memory.address].dense
     with edit.applied(editable):
         assert torch.equal(memory.value, sum_.to(kind).to(used))
-    out = ffedit.export(editable, edit, tmp_path / "out")
+    out = ffedit.export(editable, edit, tmp_path / "out").folder
     assert same(weights(out), written_by_hand(weights(base), editable, edit))
-    assert same(weights(out), weights(ffedit.export(base, edit, tmp_path / "streamed")))
+    assert same(weights(out), weights(ffedit.export(base, edit, tmp_path / "streamed").folder))
     edit.apply_(editable)
     second = made(editable, {2: 1}, seed=1)
-    out = ffedit.export(editable, second, tmp_path / "memory")
+    out = ffedit.export(editable, second, tmp_path / "memory").folder
     assert {tensor.dtype for tensor in weights(out).values()} == {kind}
 
 
@@ -151,7 +151,7 @@ def test_a_pair_is_taken_in_the_dtype_that_it_has(tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     editable = ffedit.load((model, transformers.AutoTokenizer.from_pretrained(base)))
     edit = made(editable, {1: 1})
-    out = weights(ffedit.export(editable, edit, tmp_path / "out"))
+    out = weights(ffedit.export(editable, edit, tmp_path / "out").folder)
     with edit.applied(editable):
         name = editable.memories[1].parameter
         assert out[name].dtype == torch.float32 and torch.equal(out[name], editable.memories[1].weight)

@@ -15,7 +15,8 @@ from ffedit.display.terminal.model_table import named_values, plain_table, range
 from ffedit.editor import Edit
 from ffedit.editor.config import dotted
 from ffedit.exporter.diff import Change, Diff
-from ffedit.exporter.embedded_edits import EDITS, history
+from ffedit.exporter.embedded_edits import history
+from ffedit.exporter.rewrite_shards import EDITS
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted, number
 from ffedit.loading.gguf import in_words
