@@ -1,8 +1,7 @@
 """Streamed second moment of the keys that ordinary text uses.
 
 C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
-and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is what the algebra
-reads and what is stored on disk.
+and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
 
 The sum has float64 accuracy at float32 cost: the products of one batch, a few thousand keys, are summed in float32, and
 the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the
@@ -13,8 +12,7 @@ Convergence: batches go in turn to two independent halves. C is needed for the d
 update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of
 ‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of
 fewer keys than d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves
-include these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), and u not at
-all.
+include these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), not u.
 
 A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
 2309.17453; Sun et al. 2024, arXiv 2402.17762). Unscaled, they would dominate C, and with it its trace, its
@@ -43,7 +41,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra.linalg import condition, projector, whiten
+from ffedit.algebra.linalg import condition, whiten
+from ffedit.algebra.updates import projector
 from ffedit.errors import EditError
 
 # Products are taken in blocks of this many rows: small enough to save nearly half, large enough for full speed.
@@ -81,8 +80,8 @@ class KeyMoments:
         address: the memory whose keys these are.
         dtype: precision of its weights.
         weighting: how tokens count.
-        convergence: relative difference, in the norm of C, of what two halves of the text solve, each of which has
-            half of the text; None where a half holds fewer keys than d_ff.
+        convergence: relative difference, in the norm of C, of what two halves of the text solve; None where a half
+            holds fewer keys than d_ff.
         probes: the keys at which it was measured, [n, d_ff], float32.
         condition: condition number of C, largest over smallest eigenvalue.
         seconds: of the pass that collected this, which may have collected other layers too.
@@ -111,13 +110,12 @@ class KeyMoments:
     def C(self) -> Tensor:
         """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite.
 
-        The ridge protects directions that the sampled text never used; without it C is
-        singular as long as there are fewer tokens than d_ff.
+        Without the ridge C is singular as long as there are fewer tokens than d_ff.
         """
         return second_moment(self.sum, self.count, self.ridge)
 
     def unused(self, share: float) -> Tensor:
-        """Return directions that this text hardly uses (`linalg.projector`), [d_ff, m]; computed once per share."""
+        """Return directions that this text hardly uses (`updates.projector`), [d_ff, m]; computed once per share."""
         if share not in self._unused:
             self._unused[share] = projector(self.C, share)
         return self._unused[share]
@@ -147,17 +145,17 @@ class KeyMoments:
                 "it would count twice; merge statistics of different texts, or other seeds"
             )
         total, count = self.sum + other.sum, self.count + other.count
-        probes, ridge, between = None, self.ridge, None
+        probes, ridge, convergence = None, self.ridge, None
         if self.probes is not None and other.probes is not None:
             probes = torch.cat([self.probes, other.probes])
-            ridge, between = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
+            ridge, convergence = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
             probes = probes[:: len(probes) // PROBES or 1]
         return replace(
             self,
             sum=total,
             count=count,
             ridge=ridge,
-            convergence=None if min(self.keys, other.keys) < len(self.sum) else between,
+            convergence=None if min(self.keys, other.keys) < len(self.sum) else convergence,
             probes=probes,
             condition=condition(second_moment(total, count, ridge)),
             source=f"{self.source} + {other.source}",
@@ -197,8 +195,7 @@ class KeyMoments:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = json.loads(file.metadata()["moments"])
                 about["texts"] = tuple(about["texts"])
-                names = set(file.keys())
-                moments = cls(**{name: file.get_tensor(name) for name in names}, **about)
+                moments = cls(**{name: file.get_tensor(name) for name in set(file.keys())}, **about)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise EditError(f"{path}: not a file of key statistics ({error}); delete it or name another") from error
         if fingerprint is not None and moments.fingerprint != fingerprint:
@@ -227,38 +224,29 @@ def solved(C: Tensor, keys: Tensor) -> Tensor:
     return u / (columns * u).sum(0)
 
 
-def disagreement(one: Tensor, other: Tensor, C: Tensor, keys: Tensor) -> float:
-    """Return the mean over `keys` [n, d_ff] of ‖one − other‖_C / ‖u‖_C: each text's `solved`, and C of both."""
-    both = solved(C, keys)
-    squares = ((u * (C @ u)).sum(0) for u in (one - other, both))
+def disagreement(u_a: Tensor, u_b: Tensor, C: Tensor, keys: Tensor) -> float:
+    """Return the mean over `keys` [n, d_ff] of ‖u_a − u_b‖_C / ‖u‖_C: each text's `solved`, and C of both."""
+    squares = ((u * (C @ u)).sum(0) for u in (u_a - u_b, solved(C, keys)))
     return float((next(squares) / next(squares)).sqrt().mean())
 
 
-def cross_validated(one: tuple[Tensor, int], other: tuple[Tensor, int], probes: Tensor) -> tuple[float, float]:
+def cross_validated(a: tuple[Tensor, int], b: tuple[Tensor, int], probes: Tensor) -> tuple[float, float]:
     """Return the ridge with which each of two texts disturbs the other least, and the disagreement of their solutions.
 
-    Args:
-        one: the sum [d_ff, d_ff] over its keys, and their count.
-        other: of another text.
-        probes: keys to solve for, [n, d_ff].
-
-    Returns:
-        Of `RIDGES`, that of the smallest mean over probes of log uᵀCu, u solved with one text and C of the other; and
-        the `disagreement` of both.
+    Of `RIDGES`, it is that of the smallest mean over `probes` [n, d_ff] of log uᵀCu, u solved with one text and C of
+    the other. A text is the sum [d_ff, d_ff] over its keys, and their count.
     """
-    texts = one, other
-    best: tuple[float, float, list[Tensor]] | None = None
+    best: tuple[float, float, Tensor, Tensor] | None = None
     for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until the cost rises
-        found = [solved(second_moment(total, count, ridge), probes) for total, count in texts]
-        moved = [(u * (total @ u)).sum(0) / count for u, (total, count) in zip(found, texts[::-1], strict=True)]
+        u_a, u_b = (solved(second_moment(total, count, ridge), probes) for total, count in (a, b))
+        moved = [(u * (total @ u)).sum(0) / count for u, (total, count) in ((u_a, b), (u_b, a))]
         cost = float(torch.stack(moved).clamp(min=torch.finfo(torch.float64).tiny).log().mean())
         if best is not None and cost >= best[0]:
             break
-        best = cost, ridge, found
+        best = cost, ridge, u_a, u_b
     assert best is not None
-    _, ridge, (a, b) = best
-    C = second_moment(one[0] + other[0], one[1] + other[1], ridge)
-    return ridge, disagreement(a, b, C, probes)
+    _, ridge, u_a, u_b = best
+    return ridge, disagreement(u_a, u_b, second_moment(a[0] + b[0], a[1] + b[1], ridge), probes)
 
 
 class KeyMomentsFitter:
@@ -298,14 +286,14 @@ class KeyMomentsFitter:
         """Add keys [n, d_ff], all of them or, where memory fails, none.
 
         Args:
-            keys: of a batch, or of a part of one.
+            keys: of a batch, or of some rows of it.
             weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
             last: the batch ends with these; the next goes to the other half.
             tokens: number of tokens whose nonzero keys these are; None: as many as there are keys.
         """
         keys = keys.float()
         if self.probes is None and (tokens is None or bool(keys.any())):
-            self.probes = _some(keys, weights)
+            self.probes = _draw_probes(keys, weights)
         lengths = keys.norm(dim=1)
         counted = torch.ones_like(lengths, dtype=torch.bool) if weights is None else weights.to(keys.device) > 0
         if not self.median and bool((usual := lengths[counted & (lengths > 0)]).numel()):
@@ -346,8 +334,8 @@ class KeyMomentsFitter:
         """Return the ridge and the disagreement with it, as by `cross_validated`; None while there is one half only."""
         if self.probes is None or not len(self.probes) or not min(self.reached):
             return RIDGE, None
-        one, other = ((_mirror_(half.clone()), count) for half, count in zip(self.halves, self.counts, strict=True))
-        return cross_validated(one, other, self.probes)
+        a, b = ((_mirror_(half.clone()), count) for half, count in zip(self.halves, self.counts, strict=True))
+        return cross_validated(a, b, self.probes)
 
     def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
         """Return the frozen result: one sum of both halves, on the CPU; the fitter cannot be used afterwards.
@@ -373,7 +361,7 @@ class KeyMomentsFitter:
         while self.halves:  # in place: each half is large
             total += self.halves.pop()
         _mirror_(total)
-        found = {
+        measured: dict[str, Any] = {
             "ridge": ridge,
             "convergence": None if min(self.reached) < len(total) else convergence,
             "probes": None if self.probes is None else self.probes.cpu(),
@@ -381,9 +369,8 @@ class KeyMomentsFitter:
             "reached": sum(self.reached),
             "left_out": self.left_out,
             "sinks": self.sinks,
-            **about,
         }
-        return KeyMoments(total.cpu(), self.count, source, fingerprint, **found)
+        return KeyMoments(total.cpu(), self.count, source, fingerprint, **measured | about)
 
 
 def _mirror_(upper: Tensor) -> Tensor:
@@ -396,7 +383,7 @@ def _mirror_(upper: Tensor) -> Tensor:
     return upper
 
 
-def _some(keys: Tensor, weights: Tensor | None) -> Tensor:
+def _draw_probes(keys: Tensor, weights: Tensor | None) -> Tensor:
     """Draw a few of `keys` that are not zero, by their weights with a fixed seed, [n, d_ff]."""
     chances = torch.ones(len(keys)) if weights is None else weights.detach().float().cpu()
     chances = chances * keys.detach().any(1).cpu()

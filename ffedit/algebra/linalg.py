@@ -1,21 +1,69 @@
-"""Linear algebra on a second moment of keys, in float64: solving, condition number, little used directions.
+"""Linear algebra on a second moment of keys, in float64: solving and condition number; and block-diagonal matrices.
 
-`Blocks` are processed block by block, at the size of one.
+The keys of a mixture of experts are stacked, and their second moment has one block for each expert (`Blocks`). The
+entries off the blocks (two experts active at one token) are left out, so an inverse, a product and a projection are
+computed expert by expert, at the size of one block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ffedit.algebra.block_diagonal import Moment, blocks_of, split
 from ffedit.errors import EditError
 
 # A power iteration ends where its estimate, which only grows, grows by less than this share.
 SETTLED = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Block-diagonal matrix diag(B_1, …, B_p), stored as its `blocks` of any shapes, in order."""
+
+    blocks: tuple[Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[Σ rows, Σ columns]."""
+        return sum(len(block) for block in self.blocks), sum(block.shape[1] for block in self.blocks)
+
+    def to(self, device: torch.device) -> Blocks:
+        """Return a copy on another device."""
+        return Blocks(tuple(block.to(device) for block in self.blocks))
+
+    @property
+    def T(self) -> Blocks:
+        """Transpose."""
+        return Blocks(tuple(block.T for block in self.blocks))
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """Return the product with `columns` [Σ columns, n]."""
+        pieces = columns.split([block.shape[1] for block in self.blocks])
+        return torch.cat([block @ piece for block, piece in zip(self.blocks, pieces, strict=True)])
+
+
+Moment: TypeAlias = Tensor | Blocks
+
+
+def blocks_of(matrix: Moment) -> tuple[Tensor, ...]:
+    """Return the blocks of a matrix; a Tensor is its own only block."""
+    return matrix.blocks if isinstance(matrix, Blocks) else (matrix,)
+
+
+def diagonal(blocks: Sequence[Tensor]) -> Moment:
+    """Return the matrix of these blocks: a single block as it is, several as `Blocks`."""
+    return blocks[0] if len(blocks) == 1 else Blocks(tuple(blocks))
+
+
+def split(rows: Tensor, matrix: Moment) -> tuple[Tensor, ...]:
+    """Split `rows` [n, Σ rows of the blocks] as the blocks are."""
+    pieces: tuple[Tensor, ...] = rows.split([len(block) for block in blocks_of(matrix)], -1)
+    return pieces
 
 
 def double(tensor: Tensor) -> Tensor:
@@ -37,16 +85,12 @@ def whiten(k: Tensor, C: Moment) -> Tensor:
         EditError: C is not positive definite.
     """
     columns = split(double(k).reshape(k.shape[0], -1).T, C)
-    whitened = [solved_by(factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
+    whitened = [_solve(_factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
     return torch.cat(whitened).reshape(k.shape)
 
 
-def factor(C: Tensor) -> Tensor:
-    """Return the Cholesky factor of a second moment.
-
-    Raises:
-        EditError: it is not positive definite.
-    """
+def _factor(C: Tensor) -> Tensor:
+    """Return the Cholesky factor of a second moment, or raise an EditError if it is not positive definite."""
     lower: Tensor
     lower, info = torch.linalg.cholesky_ex(C)
     if int(info) != 0:
@@ -57,11 +101,11 @@ def factor(C: Tensor) -> Tensor:
     return lower
 
 
-def solved_by(lower: Tensor, columns: Tensor) -> Tensor:
+def _solve(lower: Tensor, columns: Tensor) -> Tensor:
     """Return (L Lᵀ)⁻¹ `columns` [d, n]; `torch.cholesky_solve` would copy L [d, d], which may be large."""
     half = torch.linalg.solve_triangular(lower, columns, upper=False)
-    found: Tensor = torch.linalg.solve_triangular(lower.mT, half, upper=True)
-    return found
+    solution: Tensor = torch.linalg.solve_triangular(lower.mT, half, upper=True)
+    return solution
 
 
 def condition(C: Tensor, steps: int = 50) -> float:
@@ -76,51 +120,20 @@ def condition(C: Tensor, steps: int = 50) -> float:
         EditError: C is not positive definite.
     """
     C = double(C)
-    lower = factor(C)
+    lower = _factor(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    maps = partial(torch.matmul, C), partial(solved_by, lower)
+    maps = partial(torch.matmul, C), partial(_solve, lower)
     largest, inverse = (_largest_eigenvalue(apply, start, steps) for apply in maps)
     return largest * inverse
 
 
-def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], at: Tensor, steps: int) -> float:
-    """Return the largest eigenvalue of a symmetric, positive definite map by power iteration from `at` [d, 1]."""
-    found = 0.0
+def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], vector: Tensor, steps: int) -> float:
+    """Return the largest eigenvalue of a symmetric, positive definite map by power iteration from `vector` [d, 1]."""
+    eigenvalue = 0.0
     for _ in range(steps):
-        at = apply(at / at.norm())
-        before, found = found, float(at.norm())
-        if found <= before * (1 + SETTLED):
+        vector = apply(vector / vector.norm())
+        before, eigenvalue = eigenvalue, float(vector.norm())
+        if eigenvalue <= before * (1 + SETTLED):
             break
-    return found
-
-
-def projector(C: Tensor, share: float) -> Tensor:
-    """Return directions of key space that ordinary text hardly uses: P = U Uᵀ projects on them.
-
-    They are the eigenvectors of C with the smallest eigenvalues, as many as together hold at most `share` of tr(C), so
-    that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all eigenvalues below a
-    fixed number; a share means the same in every model.
-
-    Args:
-        C: second moment of keys, [d_in, d_in].
-        share: of the keys' mean squared norm that may lie in these directions, between 0 and 1.
-
-    Returns:
-        U, orthonormal columns, [d_in, m], float64.
-
-    Raises:
-        EditError: no direction is that little used, or all are.
-    """
-    eigenvalues, eigenvectors = torch.linalg.eigh(double(C))
-    used = eigenvalues.clamp(min=0).cumsum(0)
-    size = int((used <= share * used[-1]).sum())
-    if size == 0:
-        raise EditError(
-            f"no direction of key space holds at most {share:g} of what ordinary text uses: "
-            f"the least used holds {float(used[0] / used[-1]):.2g}; use a larger share"
-        )
-    if size == len(C):
-        raise EditError(f"a share of {share:g} leaves nothing of ordinary text to protect; use one below 1")
-    smallest: Tensor = eigenvectors[:, :size]
-    return smallest
+    return eigenvalue

@@ -78,11 +78,7 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Dense change Δ, where the rank is not low: fine-tuning baselines, and differences of checkpoints.
-
-    Attributes:
-        matrix: Δ, [d_out, d_in].
-    """
+    """Dense change Δ, where the rank is not low: its `matrix` [d_out, d_in]."""
 
     matrix: Tensor
 

@@ -1,4 +1,4 @@
-"""Recovery of a low-rank change from a matrix that was rounded after it was added.
+"""Rounding of W + Δ to the precision of a checkpoint: what it loses of Δ, and recovery of Δ from what was stored.
 
 A checkpoint stores fl(W + Δ), not W + Δ. The difference D of two checkpoints is Δ plus the rounding of every entry,
 which has full rank whatever the rank of Δ. But its size is known: half a unit in the last place at most, spread evenly,
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank
+from ffedit.errors import EditError
 
 # The noise of a matrix that was written twice is √2 as large.
 WRITES = 1.5
@@ -28,22 +30,38 @@ WHOLE, MOST = 1024, 256
 INDEPENDENT = 0.9
 
 
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round the numbers of an edited matrix to `dtype`.
+
+    Raises:
+        EditError: one is NaN, infinite or too large for it.
+    """
+    result = values.to(dtype)
+    if not torch.isfinite(result).all():
+        raise EditError("the edit holds NaN, infinity or numbers too large for the weights; nothing was written")
+    return result
+
+
+def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
+    """Compute the share of Δ (Frobenius norm) that is lost when W + Δ is rounded to `dtype`."""
+    size = float(change.norm())
+    return float((double((W + change).to(dtype)) - W - change).norm()) / size if size else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """Part of a difference that rounding does not explain.
+    """Component of a difference that rounding does not explain.
 
     Attributes:
         update: its first singular directions, float64: those above the floor, or as many as were asked for.
         rank: number of singular values above the floor.
         more: there may be more than `rank` above the floor; they were not computed.
-        floor: largest singular value that rounding alone would have.
         values: the largest singular values, [at most MOST], in descending order.
     """
 
     update: LowRank
     rank: int
     more: bool
-    floor: float
     values: Tensor
 
 
@@ -57,7 +75,7 @@ def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
 
 
 def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recovered:
-    """Return the low-rank part of a difference.
+    """Return the low-rank component of a difference.
 
     Args:
         difference: D [d_out, d_in], float64, finite.
@@ -65,26 +83,26 @@ def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recove
         rank: how many directions to keep instead of those above the floor.
     """
     smaller = min(difference.shape)
-    wanted = smaller if smaller <= WHOLE else 64
+    count = smaller if smaller <= WHOLE else 64
     while True:
-        left, values, right = _decomposed(difference, wanted)
+        left, values, right = _first_singular(difference, count)
         above = int((values > floor).sum())
-        if wanted >= min(smaller, MOST) or (above < wanted and wanted >= (rank or 0)):
+        if count >= min(smaller, MOST) or (above < count and count >= (rank or 0)):
             break
-        wanted = min(2 * wanted, MOST)
-    kept = above if rank is None else min(rank, wanted)
+        count = min(2 * count, MOST)
+    kept = above if rank is None else min(rank, count)
     update = LowRank(left[:, :kept] * values[:kept], right[:kept])
-    return Recovered(update, above, above == wanted < smaller, floor, values[:MOST])
+    return Recovered(update, above, above == count < smaller, values[:MOST])
 
 
-def _decomposed(matrix: Tensor, wanted: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the first `wanted` singular triplets, all by LAPACK, few by subspace iteration (Halko et al. 0909.4061)."""
-    if wanted == min(matrix.shape):
+def _first_singular(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the first `count` singular triplets, all by LAPACK, few by subspace iteration (Halko et al. 0909.4061)."""
+    if count == min(matrix.shape):
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         return left, values, right
-    start = torch.randn(matrix.shape[1], wanted + 8, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(matrix.shape[1], count + 8, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
     basis = torch.linalg.qr(matrix @ start)[0]
     for _ in range(4):
         basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
     left, values, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
-    return (basis @ left)[:, :wanted], values[:wanted], right[:wanted]
+    return (basis @ left)[:, :count], values[:count], right[:count]

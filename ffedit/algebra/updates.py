@@ -25,8 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal, split
-from ffedit.algebra.linalg import double, whiten
+from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double, split, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.errors import EditError
 
@@ -44,7 +43,7 @@ def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Mom
     change and in another more than all of it. In the norm of C' a change costs what it does differently to the subject
     from context to context, so that Δ k_j ≈ Δ k* while (W + Δ) k* = v* still holds exactly.
 
-    Of `Blocks`, each block counts its own part of these keys.
+    Of `Blocks`, each block counts its own entries of these keys.
 
     Args:
         C: second moment of the keys of ordinary text, [d_in, d_in].
@@ -55,14 +54,11 @@ def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Mom
     Returns:
         C', [d_in, d_in], float64; one matrix of its size is allocated.
     """
-    parts = split(double(same) - double(k), C)
-    return diagonal([_counted_in(block, rows, weight) for block, rows in zip(blocks_of(C), parts, strict=True)])
-
-
-def _counted_in(C: Tensor, rows: Tensor, weight: float) -> Tensor:
-    """Return C + weight · E[a aᵀ], a the `rows` [n, d_in]."""
-    a = rows.to(double(C))
-    return double(C).clone().addmm_(a.T, a, alpha=weight / max(1, len(a)))
+    sums = [double(block).clone() for block in blocks_of(C)]
+    for total, rows in zip(sums, split(double(same) - double(k), C), strict=True):
+        a = rows.to(total)
+        total.addmm_(a.T, a, alpha=weight / max(1, len(a)))
+    return diagonal(sums)
 
 
 def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
@@ -118,14 +114,7 @@ def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
     """Refuse keys that cannot each be given an exact value beside `kept`, whatever the values and C are.
 
     Values are expensive to choose and keys cheap to read, so this is checked first. It uses C = I:
-    whether keys are independent does not depend on C.
-
-    Args:
-        K: keys, [d_in, N].
-        kept: K_p, keys whose values do not change, [d_in, p].
-
-    Raises:
-        EditError: as `equality`, but for C.
+    whether keys are independent does not depend on C. `K`, `kept` and errors are those of `equality`.
     """
     _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
 
@@ -138,22 +127,45 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kep
     MEMIT (Meng et al. 2023, arXiv 2210.07229, eq. 14). λ is relative to the keys, so that one weight suits every model:
     a fact that is written alone loses the share weight / (1 + weight) of its residual.
 
-    Args:
-        W: value matrix, [d_out, d_in].
-        K: keys, [d_in, N]; they may be more than d_in, and equal.
-        V: values they should give, [d_out, N].
-        C: second moment of keys, [d_in, d_in].
-        weight: of ordinary text relative to a fact; 0 is `equality`.
-        kept: K_p, keys of earlier edits, whose values should hardly change, [d_in, p].
-
-    Returns:
-        Δ as factors [d_out, N] and [N, d_in], float64.
+    Shapes are those of `equality`; the keys K may be more than d_in, and equal, and the values of `kept` may change a
+    little. `weight` is that of ordinary text relative to a fact; 0 is `equality`.
 
     Raises:
         EditError: C is not positive definite, or a key is zero; with weight 0 all that `equality` raises.
     """
     W, K, V = double(W), double(K), double(V)
     return _smallest(V - W @ K, K, kept, weight, C)
+
+
+def projector(C: Tensor, share: float) -> Tensor:
+    """Return AlphaEdit's projector P = U Uᵀ, as the directions U of key space that ordinary text hardly uses.
+
+    They are the eigenvectors of C with the smallest eigenvalues, as many as together hold at most `share` of tr(C), so
+    that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all eigenvalues below a
+    fixed number; a share means the same in every model.
+
+    Args:
+        C: second moment of keys, [d_in, d_in].
+        share: of the keys' mean squared norm that may lie in these directions, between 0 and 1.
+
+    Returns:
+        U, orthonormal columns, [d_in, m], float64.
+
+    Raises:
+        EditError: no direction is that little used, or all are.
+    """
+    eigenvalues, eigenvectors = torch.linalg.eigh(double(C))
+    used = eigenvalues.clamp(min=0).cumsum(0)
+    size = int((used <= share * used[-1]).sum())
+    if size == 0:
+        raise EditError(
+            f"no direction of key space holds at most {share:g} of what ordinary text uses: "
+            f"the least used holds {float(used[0] / used[-1]):.2g}; use a larger share"
+        )
+    if size == len(C):
+        raise EditError(f"a share of {share:g} leaves nothing of ordinary text to protect; use one below 1")
+    smallest: Tensor = eigenvectors[:, :size]
+    return smallest
 
 
 def null_space(
@@ -174,12 +186,12 @@ def null_space(
     its residual at λ = 0, too.
 
     Args:
-        W: value matrix, [d_out, d_in].
-        K: keys, [d_in, N].
-        V: values they should give, [d_out, N].
-        U: orthonormal directions that may be used, [d_in, m] (`linalg.projector`).
+        W: value matrix; it, K, V and `kept` have the shapes that they have in `equality`.
+        K: keys.
+        V: values they should give.
+        U: orthonormal directions that may be used, [d_in, m] (`projector`).
         ridge: weight of the size of Δ relative to a fact; a fact written alone loses the share ridge / (1 + ridge).
-        kept: K_p, keys of earlier edits, whose values should hardly change, [d_in, p].
+        kept: K_p, keys of earlier edits, whose values should hardly change.
         own: S, which counts as `kept` does but is known as a sum of k kᵀ, positive definite, [d_in, d_in].
 
     Returns:
@@ -201,17 +213,11 @@ def null_space(
     if own is None:
         delta = _smallest(V - W @ K, U.T @ K, kept, ridge)
     else:
-        C = _seen_from(U, own, ridge * float(inside.mean()))
-        delta = _smallest(V - W @ K, U.T @ K, kept, 1.0, C, relative=False)
+        blocks = [u.T @ (double(c) @ u) for u, c in zip(blocks_of(U), blocks_of(own), strict=True)]
+        for block in blocks:
+            block.diagonal().add_(ridge * float(inside.mean()))
+        delta = _smallest(V - W @ K, U.T @ K, kept, 1.0, diagonal(blocks), relative=False)
     return LowRank(delta.left, (U @ delta.right.T).T)
-
-
-def _seen_from(U: Moment, C: Moment, ridge: float) -> Moment:
-    """Return Uᵀ C U + `ridge` · I."""
-    found = [u.T @ (double(c) @ u) for u, c in zip(blocks_of(U), blocks_of(C), strict=True)]
-    for block in found:
-        block.diagonal().add_(ridge)
-    return diagonal(found)
 
 
 def _smallest(

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra import updates
-from ffedit.algebra.block_diagonal import Moment, diagonal
-from ffedit.algebra.linalg import double
+from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.prompts import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference import replay

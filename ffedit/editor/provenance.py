@@ -12,9 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from ffedit.algebra.block_diagonal import Moment
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import double
+from ffedit.algebra.linalg import Moment, double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import double
+from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import check_exact
 from ffedit.editor.config import EditConfig

@@ -180,13 +180,14 @@ def _change(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:
     change = Change(name, tuple(ours.shape), kind, norm, norm / before if before else float("inf"), share)
     if delta.ndim != 2 or not coarse.is_floating_point or not torch.isfinite(delta).all():
         return change
-    above = recover(delta, noise_floor(theirs, coarse), rank)
+    floor = noise_floor(theirs, coarse)
+    above = recover(delta, floor, rank)
     return replace(
         change,
         rank=above.rank,
         exact=share >= INDEPENDENT and not above.more,
         more=above.more,
-        floor=above.floor,
+        floor=floor,
         values=tuple(above.values.tolist()),
         update=above.update,
     )

@@ -40,11 +40,7 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
 
 
 def read_originals(folder: Path) -> dict[str, Stored]:
-    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
+    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out."""
     path = folder / EDITS / ORIGINALS
     return read_header(path) if path.is_file() else {}
 
@@ -61,10 +57,6 @@ def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
     """Load a model and add its checkpoint's edits to its history; `options` are those of `loading.load.load_model`.
 
     The edits can be undone in the model unless originals were left out or do not fit its memories.
-
-    Raises:
-        ModelError: it cannot be loaded.
-        EditError: one of its edits is damaged.
     """
     editable = load_model(name_or_path, **options)
     folder = cached_folder(editable) if isinstance(name_or_path, str | Path) else None

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import shorten
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from ffedit.editor import Edit
 from ffedit.editor.edit import refuse_shared
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.delta import write_delta
 from ffedit.exporter.embedded_edits import embed, history, read_originals
@@ -23,9 +20,11 @@ from ffedit.exporter.model_card import adapter_card, delta_card, model_card
 from ffedit.exporter.rewrite_shards import Moved, changed_by, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, written
-from ffedit.files.tensor_ranges import contents
+from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import NAMED, cached_folder, local_folder
 from ffedit.model.editable import Editable
+
+FORMATS = ("checkpoint", "adapter", "delta")
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ def export(
         CheckError: the verification failed; nothing is left then.
     """
     check_how(verify)
-    if format not in WRITERS:
-        raise EditError(f"format {format!r} is not known; give {', '.join(WRITERS)}")
+    if format not in FORMATS:
+        raise EditError(f"format {format!r} is not known; give {', '.join(FORMATS)}")
     check_free(Path(out), force)
     base = find_base(model, edit, revision)
     if format == "checkpoint" and base.editable is not None:
@@ -94,20 +93,55 @@ def export(
             base.editable.memories[address].check_writable()
     _check_comparable(base, format, verify)
     with written(Path(out), force) as folder:
-        moved = WRITERS[format](base, folder, originals)
-
-        def check(kind: str, against: str) -> Checked:
-            return check_fresh(Task(kind, str(folder), against, verify, originals, trust_remote_code=trust_remote_code))
-
-        if base.folder is None and format == "checkpoint":
-            assert base.editable is not None
-            with tempfile.TemporaryDirectory() as beside, base.edit.applied(base.editable):
-                expected = Path(beside) / "expected.safetensors"
-                save_expected(base.editable, expected)
-                checked = check("memory", str(expected))
+        moved = _write(base, folder, format, originals)
+        in_memory = base.editable if base.folder is None and format == "checkpoint" else None
+        against = str(base.folder.absolute()) if base.folder else ""
+        task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
+        if in_memory is None:
+            checked = check_fresh(task)
         else:
-            checked = check(format, str(base.folder.absolute()) if base.folder else "")
+            with tempfile.TemporaryDirectory() as beside, base.edit.applied(in_memory):
+                expected = Path(beside) / "expected.safetensors"
+                save_expected(in_memory, expected)
+                checked = check_fresh(replace(task, kind="memory", base=str(expected)))
     return Exported(Path(out), moved, checked, edit)
+
+
+def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved | None:
+    """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
+    moved: Moved | None = None
+    edits: tuple[Edit, ...] = (base.edit,)
+    originals: dict[str, Matrix] = {}
+    if format == "adapter":
+        write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
+        card = adapter_card(base.reference, base.edit)
+    elif format == "delta":
+        write_delta(folder, base.name, base.edit)
+        card = delta_card(base.name, base.edit)
+    else:
+        moved, earlier, originals = write_checkpoint(base, folder)
+        edits = (*earlier, base.edit)
+        card = model_card(base.name, edits)
+    embed(folder, edits, originals if with_originals else {})
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    return moved
+
+
+def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit, ...], dict[str, Matrix]]:
+    """Write the base's files with the edit added, or the model in memory.
+
+    Returns:
+        The bytes moved (None for a model in memory), the earlier edits, and the originals of all edited matrices.
+    """
+    if base.folder is None:
+        assert base.editable is not None
+        return None, *write_from_memory(base.editable, base.edit, folder)
+    tensors = contents(base.folder)
+    moved = rewrite(base.folder, tensors, export_plan(tensors, base.edit), folder)
+    edits, originals = history(base.folder), read_originals(base.folder)
+    changed_before = {name for other in edits for name in changed_by(other, tensors)}
+    originals |= {name: tensors[name] for name in changed_by(base.edit, tensors) if name not in changed_before}
+    return moved, edits, {name: stored.matrix() for name, stored in originals.items()}
 
 
 def push(folder: Path, name: str) -> str:
@@ -118,17 +152,12 @@ def push(folder: Path, name: str) -> str:
     Raises:
         EditError: no network, no token, no permission, or no such name; the local folder is kept.
     """
-    failures = (
-        *(HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled),
-        *(OSError, ValueError),
-    )
     try:
         made = huggingface_hub.create_repo(name, exist_ok=True)
         huggingface_hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Edited with ffedit")
-    except failures as error:
+    except (OSError, ValueError) as error:  # all that the hub raises are these
         raise EditError(
-            f"{name}: not pushed ({shorten(str(error), 200, placeholder=' …')}); {folder} stands, "
-            f"`hf upload {name} {folder}` tries again"
+            f"{name}: not pushed ({brief(error)}); {folder} stands, `hf upload {name} {folder}` tries again"
         ) from error
     return str(made)
 
@@ -167,12 +196,7 @@ class Base:
 
 
 def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None) -> Base:
-    """Find the base on disk and check that the edit was computed on it.
-
-    Raises:
-        ModelError: it cannot be found or read.
-        EditError: the edit was computed on another one, or is in it already.
-    """
+    """Find the base on disk and check that the edit was computed on it, and is not in it already."""
     if isinstance(model, Editable):
         edit.check(model)
         folder = cached_folder(model)
@@ -188,11 +212,7 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
 
 
 def _check_comparable(base: Base, format: str, verify: str) -> None:
-    """Check that logits, if asked for, can be compared.
-
-    Raises:
-        EditError: an adapter or a delta of a base that is not on disk, or an adapter without PEFT installed.
-    """
+    """Check that logits, if asked for, can be compared: the base is on disk, and PEFT installed for an adapter."""
     if verify != "logits" or format == "checkpoint":
         return
     if base.folder is None:
@@ -205,43 +225,3 @@ def _check_comparable(base: Base, format: str, verify: str) -> None:
             "PEFT is not installed, so that logits with the adapter cannot be compared; install it "
             "(pip install 'ffedit[peft]'), or verify tensors alone"
         )
-
-
-def write_checkpoint(base: Base, folder: Path, with_originals: bool) -> Moved | None:
-    """Write the base's files with the edit added, or the model in memory; and the card and the edits in it."""
-    moved = None
-    if base.folder is not None:
-        tensors = contents(base.folder)
-        moved = rewrite(base.folder, tensors, export_plan(tensors, base.edit), folder)
-        edits, originals = history(base.folder), read_originals(base.folder)
-        changed_before = {name for other in edits for name in changed_by(other, tensors)}
-        originals |= {name: tensors[name] for name in changed_by(base.edit, tensors) if name not in changed_before}
-        matrices = {name: stored.matrix() for name, stored in originals.items()}
-    else:
-        assert base.editable is not None
-        edits, matrices = write_from_memory(base.editable, base.edit, folder)
-    edits = (*edits, base.edit)
-    embed(folder, edits, matrices if with_originals else {})
-    (folder / "README.md").write_text(model_card(base.name, edits), encoding="utf-8")
-    return moved
-
-
-def write_adapter_folder(base: Base, folder: Path, with_originals: bool) -> None:
-    """Write a LoRA adapter, with its card and the edit."""
-    write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
-    embed(folder, (base.edit,), {})
-    (folder / "README.md").write_text(adapter_card(base.reference, base.edit), encoding="utf-8")
-
-
-def write_delta_folder(base: Base, folder: Path, with_originals: bool) -> None:
-    """Write the matrix to add to each parameter, with its card and the edit."""
-    write_delta(folder, base.name, base.edit)
-    embed(folder, (base.edit,), {})
-    (folder / "README.md").write_text(delta_card(base.name, base.edit), encoding="utf-8")
-
-
-WRITERS: dict[str, Callable[[Base, Path, bool], Moved | None]] = {
-    "checkpoint": write_checkpoint,
-    "adapter": write_adapter_folder,
-    "delta": write_delta_folder,
-}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.low_rank import LowRank, Update
+from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.files.tensor_ranges import INDEX, Stored, patch, row_blocks
@@ -54,19 +55,11 @@ class Rewrite:
     parameter: str
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield the new matrix in its stored orientation and dtype, a block of rows at a time.
-
-        Raises:
-            EditError: a number is NaN or too large for the dtype.
-        """
+        """Yield the new matrix in its stored orientation and dtype, a block of rows at a time."""
         for first, last in row_blocks(*self.source.shape):
             block = self.source.rows(first, last)
             for update in self.updates:
-                block = (block.double() + rows_of(update, first, last, self.transposed)).to(self.source.dtype)
-            if not torch.isfinite(block).all():
-                raise EditError(
-                    "the edit holds NaN, infinity or numbers too large for the weights; nothing was written"
-                )
+                block = rounded(block.double() + rows_of(update, first, last, self.transposed), self.source.dtype)
             yield block
 
 
@@ -83,11 +76,7 @@ def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
 
 
 def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
-    """Plan the rewriting of the base's `tensors` that an edit with `provenance["matrices"]` changes.
-
-    Raises:
-        EditError: a matrix is missing, or has another shape.
-    """
+    """Plan the rewriting of the base's `tensors` that an edit with `provenance["matrices"]` changes."""
     return {
         name: Rewrite(tensors[name], (edit.updates[address],), transposed, identity_in(edit, address)["parameter"])
         for name, (address, transposed) in changed_by(edit, tensors).items()
@@ -128,11 +117,7 @@ def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str |
 
 
 def identity_in(edit: Edit, address: Address) -> Mapping[str, Any]:
-    """Return an edit's description (`memory.identity`) of a matrix that it changes.
-
-    Raises:
-        EditError: it has none.
-    """
+    """Return an edit's description (`memory.identity`) of a matrix that it changes."""
     about: Mapping[str, Any] | None = edit.provenance.get("matrices", {}).get(str(address))
     if about is None:
         raise EditError(f"the edit does not say which matrix of layer {address} it changes; make it anew")
@@ -140,31 +125,23 @@ def identity_in(edit: Edit, address: Address) -> Mapping[str, Any]:
 
 
 def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapping[str, Stored], base: str) -> bool:
-    """Check that an edit was computed on this base: a sample of each matrix must agree within the coarser rounding.
+    """Return True if an edit was computed on the base with its earlier edits, False if on the base before them.
 
-    Args:
-        edit: an edit with `provenance["matrices"]`.
-        tensors: tensors of the base.
-        originals: those that earlier edits of the base changed, as they were before.
-        base: name of the base in messages.
-
-    Returns:
-        True if the edit was computed on the base with its earlier edits, False if on the base before them.
+    A sample of each matrix is compared, which must agree within the coarser rounding; `originals` are those that
+    earlier edits changed, as they were before.
 
     Raises:
-        EditError: neither; it is another model, or edited already.
+        EditError: the edit was computed on neither; it is another model, or edited already.
     """
-    as_it_is = True
-    for name, (address, _) in changed_by(edit, tensors).items():
-        if _is_like(tensors[name], edit, address):
-            continue
-        as_it_is = False
-        if name not in originals or not _is_like(originals[name], edit, address):
+    changed = {name: address for name, (address, _) in changed_by(edit, tensors).items()}
+    others = [name for name, address in changed.items() if not _is_like(tensors[name], edit, address)]
+    for name in others:
+        if name not in originals or not _is_like(originals[name], edit, changed[name]):
             raise EditError(
                 f"{base}: {name} is not the matrix that the edit was computed on (another model, or edited already); "
                 "give its base with --model"
             )
-    return as_it_is
+    return not others
 
 
 def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
@@ -173,12 +150,12 @@ def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
     expected = torch.tensor(identity_in(edit, address)["sample"], dtype=torch.float64)
     computed = edit.computed_in or stored.dtype
     computed = torch.float32 if computed == torch.float64 else computed  # samples are recorded in float32 at most
+    if sample.shape != expected.shape or computed == stored.dtype:
+        return torch.equal(sample, expected)
     # Each number was rounded to one dtype or the other; the smallest ones to zero.
-    infos = [torch.finfo(dtype) for dtype in (stored.dtype, computed)] if computed != stored.dtype else []
-    relative = max((info.eps for info in infos), default=0.0)
-    absolute = max((info.smallest_normal * info.eps for info in infos), default=0.0)
-    allowed = relative * sample.abs() + absolute
-    return sample.shape == expected.shape and bool(((sample - expected).abs() <= allowed).all())
+    infos = [torch.finfo(dtype) for dtype in (stored.dtype, computed)]
+    relative, absolute = max(info.eps for info in infos), max(info.smallest_normal * info.eps for info in infos)
+    return bool(((sample - expected).abs() <= relative * sample.abs() + absolute).all())
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -214,12 +191,9 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
 
 
 def _linked(shard: Path, target: Path) -> bool:
-    """Make `target` a hard link to a file; return False if that fails (another file system, or one without links).
-
-    The hub's cache holds symbolic links, which would dangle elsewhere: their target is linked.
-    """
+    """Make `target` a hard link to a file; return False if that fails (another file system, or one without links)."""
     try:
-        os.link(shard.resolve(), target)
+        os.link(shard.resolve(), target)  # the hub's cache holds symbolic links, which would dangle elsewhere
     except OSError:
         return False
     return True

@@ -65,11 +65,7 @@ class Checked:
 
 
 def check_how(verify: str) -> None:
-    """Refuse what is no way to verify, before any long work.
-
-    Raises:
-        EditError: it is not known.
-    """
+    """Refuse an unknown way to verify, before any long work."""
     if verify not in HOW:
         raise EditError(f"verify {verify!r} is not known; give {', '.join(HOW)}")
 

@@ -95,11 +95,7 @@ def undo(
 
 
 def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = False) -> UndoPlan:
-    """Plan the undoing of one edit of a checkpoint.
-
-    Raises:
-        EditError: as `undo`.
-    """
+    """Plan the undoing of one edit of a checkpoint; errors are those of `undo`."""
     edits = history(folder)
     if not edits:
         raise EditError(f"{folder}: no edits in it, nothing to undo; a checkpoint of `ffedit export` was expected")

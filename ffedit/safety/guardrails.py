@@ -12,15 +12,19 @@ from math import ceil
 
 import torch
 from rich.text import Text
-from torch import Tensor
 
 from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
+from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.editor import Edit, applied_edits, by_subject
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
 from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 from ffedit.safety.verdict import DRIFTED, knew_previous, took
+
+# Limits from below; the others are from above.
+AT_LEAST = ("division", "keys", "covered")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Breach:
     """Limit that an edit breaks.
 
     Attributes:
-        limit: its name, a field of `Limits`.
+        limit: its name, a field of `Limits`; or "sinks", of which there may be none.
         value: the measured number.
         words: what it means, and what to do.
     """
@@ -82,18 +86,27 @@ def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | No
         limits: beyond which a sign is a breach.
     """
     limits = limits or Limits()
-    return [
-        *_before(report, limits),
-        *_solution(editable, edit, limits),
+    signs = (
+        *_before(report),
+        *_sinks(edit),
+        *(sign for at in edit.updates for sign in _layer(editable, edit, at, limits)),
+        _most_alike(editable, edit, limits),
         *_routing(edit, limits),
         *_after(report, limits),
-    ]
+    )
+    return [sign for sign in signs if not _within(sign, limits)]
+
+
+def _within(sign: Breach, limits: Limits) -> bool:
+    """Return True if a sign keeps its limit; NaN keeps none."""
+    limit: float = getattr(limits, sign.limit, 0)
+    return sign.value >= limit if sign.limit in AT_LEAST else sign.value <= limit
 
 
 def warnings(broken: Sequence[Breach]) -> Text | None:
     """Format the breaches in `broken` that the verdict does not mention; None if there are none."""
-    some = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
-    return Text("\n".join(f"Guardrail: {words}." for words in some), style="yellow") if some else None
+    unmentioned = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
+    return Text("\n".join(f"Guardrail: {words}." for words in unmentioned), style="yellow") if unmentioned else None
 
 
 def refusal(broken: Sequence[Breach]) -> RequirementError | None:
@@ -102,21 +115,19 @@ def refusal(broken: Sequence[Breach]) -> RequirementError | None:
     return RequirementError(f"--strict: {words}; no edit was saved") if broken else None
 
 
-def _before(report: Report, limits: Limits) -> Iterator[Breach]:
+# The signs, each as a breach of its limit, which it may keep --------------------------------------
+
+
+def _before(report: Report) -> Iterator[Breach]:
     facts = report.facts_before
-    believed = sum(one.scores.efficacy == 1 or took(one) for one in facts) / len(facts)
-    if believed > limits.believed:
-        yield Breach("believed", believed, f"{believed:.0%} of the new objects were believed before the edit")
-    unknown = sum(not knew_previous(one) for one in facts) / len(facts)
-    if unknown > limits.unknown:
-        yield Breach(
-            "unknown", unknown, f"{unknown:.0%} of the old objects were not what the model said before the edit"
-        )
+    believed = sum(fact.scores.efficacy == 1 or took(fact) for fact in facts) / len(facts)
+    yield Breach("believed", believed, f"{believed:.0%} of the new objects were believed before the edit")
+    unknown = sum(not knew_previous(fact) for fact in facts) / len(facts)
+    yield Breach("unknown", unknown, f"{unknown:.0%} of the old objects were not what the model said before the edit")
 
 
-def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach]:
-    about, subjects = edit.provenance, len(by_subject(edit.facts))
-    sinks = [solved["subject"] for solved in about.get("solved", ()) if solved.get("sinks")]
+def _sinks(edit: Edit) -> Iterator[Breach]:
+    sinks = [solved["subject"] for solved in edit.provenance.get("solved", ()) if solved.get("sinks")]
     if sinks:
         yield Breach(
             "sinks",
@@ -125,129 +136,112 @@ def _solution(editable: Editable, edit: Edit, limits: Limits) -> Iterator[Breach
             "attention sink where it begins a text, so that a change there would reach every text; it is written only "
             "where something stands before it. Put words before it in the prompt, or take --layers 0",
         )
-    for at, delta in edit.updates.items():
-        memory = editable.memories[at]
-        W, change = double(memory.value), double(delta.dense).to(double(memory.value).device)
-        ratio = float(change.norm() / W.norm()) / subjects**0.5
-        if not ratio <= limits.norm_ratio:
-            yield Breach(
-                "norm_ratio",
-                ratio,
-                f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
-                "will suffer; try another layer, or more value.weight_decay",
-            )
-        lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
-        if not lost <= limits.rounding:
-            kind = str(memory.saved_dtype).removeprefix("torch.")
-            yield Breach(
-                "rounding",
-                lost,
-                f"in layer {at} {lost:.0%} of Δ is lost in {kind} (limit {limits.rounding:.0%}): export it as an "
-                "adapter (--format adapter), which keeps all of it, or onto a float32 base",
-            )
-        division = min(about.get("division", {}).get(str(at), [memory.d_ff])) / memory.d_ff
-        if not division >= limits.division:
-            yield Breach(
-                "division",
-                division,
-                f"in layer {at} a key has the division factor {division:.2g} of d_ff (limit {limits.division:g}): it "
-                "is nearly a key of ordinary text; try another layer",
-            )
-        statistics = about.get("statistics", {}).get(str(at), {})
-        # Edits of early versions record the tokens only; a dense layer has one key per token.
-        keys = statistics.get("keys", statistics.get("tokens"))
-        if keys is not None and not keys / memory.d_ff >= limits.keys:
-            enough = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
-            yield Breach(
-                "keys",
-                keys / memory.d_ff,
-                f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
-                f"few to tell which directions text uses; collect more (`ffedit stats --tokens {enough} --out DIR`) "
-                "and give them (--stats DIR)",
-            )
-        convergence = statistics.get("convergence")
-        if convergence is not None and not convergence <= limits.convergence:
-            enough = 2 * statistics["tokens"]
-            yield Breach(
-                "convergence",
-                convergence,
-                f"in layer {at} two halves of the text for C solve {convergence:.2g} apart (limit "
-                f"{limits.convergence:g}): other text is disturbed more than it had to be; collect more "
-                f"(`ffedit stats --tokens {enough} --out DIR`) and give them (--stats DIR)",
-            )
-    alike, pair = _most_alike(editable, edit)
-    if alike > limits.alike:
+
+
+def _layer(editable: Editable, edit: Edit, at: Address, limits: Limits) -> Iterator[Breach]:
+    """Yield the signs of the update of one memory."""
+    about, memory = edit.provenance, editable.memories[at]
+    W = double(memory.value)
+    change = double(edit.updates[at].dense).to(W.device)
+    ratio = float(change.norm() / W.norm()) / len(by_subject(edit.facts)) ** 0.5
+    yield Breach(
+        "norm_ratio",
+        ratio,
+        f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
+        "will suffer; try another layer, or more value.weight_decay",
+    )
+    lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
+    yield Breach(
+        "rounding",
+        lost,
+        f"in layer {at} {lost:.0%} of Δ is lost in {str(memory.saved_dtype).removeprefix('torch.')} (limit "
+        f"{limits.rounding:.0%}): export it as an adapter (--format adapter), which keeps all of it, or onto a float32 "
+        "base",
+    )
+    division = min(about.get("division", {}).get(str(at), [memory.d_ff])) / memory.d_ff
+    yield Breach(
+        "division",
+        division,
+        f"in layer {at} a key has the division factor {division:.2g} of d_ff (limit {limits.division:g}): it "
+        "is nearly a key of ordinary text; try another layer",
+    )
+    statistics = about.get("statistics", {}).get(str(at), {})
+    # Edits of early versions record the tokens only; a dense layer has one key per token.
+    keys = statistics.get("keys", statistics.get("tokens"))
+    if keys is not None:
+        tokens = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
         yield Breach(
-            "alike",
-            alike,
-            f"the keys of {pair[0]!r} and {pair[1]!r} have the cosine {alike:.2f} (limit {limits.alike:g}): what is "
-            "written for one reaches the other; check both",
+            "keys",
+            keys / memory.d_ff,
+            f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
+            f"few to tell which directions text uses; {_collect(tokens)}",
+        )
+    convergence = statistics.get("convergence")
+    if convergence is not None:
+        yield Breach(
+            "convergence",
+            convergence,
+            f"in layer {at} two halves of the text for C solve {convergence:.2g} apart (limit "
+            f"{limits.convergence:g}): other text is disturbed more than it had to be; "
+            f"{_collect(2 * statistics['tokens'])}",
         )
 
 
-def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
-    """Compute the share of Δ (Frobenius norm) that is lost when W + Δ is rounded to `dtype`."""
-    size = float(change.norm())
-    return float((double((W + change).to(dtype)) - W - change).norm()) / size if size else 0.0
+def _collect(tokens: int) -> str:
+    return f"collect more (`ffedit stats --tokens {tokens} --out DIR`) and give them (--stats DIR)"
 
 
-def _routing(edit: Edit, limits: Limits) -> Iterator[Breach]:
-    for layer, found in edit.provenance.get("routing", {}).items():
-        if not found.get("covered", 1.0) >= limits.covered:
-            yield Breach(
-                "covered",
-                found["covered"],
-                f"in layer {layer} the written experts hold {found['covered']:.0%} of the router's weight over "
-                f"contexts (limit {limits.covered:.0%}): elsewhere the edit may not be read; try another layer",
-            )
-        if not found["moved"] <= limits.moved:
-            yield Breach(
-                "moved",
-                found["moved"],
-                f"in layer {layer} {found['moved']:.0%} of the facts' texts go to other experts after the edit (limit "
-                f"{limits.moved:.0%}): look at what else changed, or try another layer",
-            )
-
-
-def _most_alike(editable: Editable, edit: Edit) -> tuple[float, tuple[str, str]]:
-    """Find the largest cosine of a key of this edit with another subject's key, of it or of an applied edit.
-
-    Returns:
-        the cosine, and the two subjects.
-    """
+def _most_alike(editable: Editable, edit: Edit, limits: Limits) -> Breach:
+    """Find the largest cosine of a key of this edit with another subject's key, of it or of an applied edit."""
     most, pair = 0.0, ("", "")
-    earlier = applied_edits(editable)
     for at, keys in edit.keys.items():
         own = edit.subjects(at)
         if not own:
             continue  # fine-tuned: no keys
-        some = [other for other in earlier if other.subjects(at)]
-        columns = [keys, *(other.keys[at] for other in some)]
-        names = own + [subject for other in some for subject in other.subjects(at)]
+        earlier = [other for other in applied_edits(editable) if other.subjects(at)]
+        columns = [keys, *(other.keys[at] for other in earlier)]
+        names = own + [subject for other in earlier for subject in other.subjects(at)]
         unit = torch.nn.functional.normalize(double(torch.cat(columns, 1)), dim=0)
         cosine = unit[:, : len(own)].T @ unit
         for i, name in enumerate(own):
             cosine[i, [j for j, other_name in enumerate(names) if other_name == name]] = 0
-        value, where = cosine.flatten().max(0)
+        value, index = cosine.flatten().max(0)
         if float(value) > most:
-            row, column = divmod(int(where), len(names))
+            row, column = divmod(int(index), len(names))
             most, pair = float(value), (own[row], names[column])
-    return most, pair
+    return Breach(
+        "alike",
+        most,
+        f"the keys of {pair[0]!r} and {pair[1]!r} have the cosine {most:.2f} (limit {limits.alike:g}): what is "
+        "written for one reaches the other; check both",
+    )
+
+
+def _routing(edit: Edit, limits: Limits) -> Iterator[Breach]:
+    for layer, shares in edit.provenance.get("routing", {}).items():
+        covered, moved = shares.get("covered", 1.0), shares["moved"]
+        yield Breach(
+            "covered",
+            covered,
+            f"in layer {layer} the written experts hold {covered:.0%} of the router's weight over "
+            f"contexts (limit {limits.covered:.0%}): elsewhere the edit may not be read; try another layer",
+        )
+        yield Breach(
+            "moved",
+            moved,
+            f"in layer {layer} {moved:.0%} of the facts' texts go to other experts after the edit (limit "
+            f"{limits.moved:.0%}): look at what else changed, or try another layer",
+        )
 
 
 def _after(report: Report, limits: Limits) -> Iterator[Breach]:
     after, before = report.after, report.before
-    if after is None:
-        return
-    if after.drift is not None and not after.drift <= limits.drift:
-        yield Breach(
-            "drift", after.drift, f"generic text drifts by {after.drift:.2g} nats per token (limit {limits.drift:g})"
-        )
-    if after.perplexity is not None and before.perplexity is not None:
+    if after is not None and (drift := after.drift) is not None:
+        yield Breach("drift", drift, f"generic text drifts by {drift:.2g} nats per token (limit {limits.drift:g})")
+    if after is not None and after.perplexity is not None and before.perplexity is not None:
         factor = after.perplexity / before.perplexity
-        if not factor <= limits.perplexity:
-            yield Breach(
-                "perplexity",
-                factor,
-                f"perplexity of generic text rises by the factor {factor:.2f} (limit {limits.perplexity:g})",
-            )
+        yield Breach(
+            "perplexity",
+            factor,
+            f"perplexity of generic text rises by the factor {factor:.2f} (limit {limits.perplexity:g})",
+        )

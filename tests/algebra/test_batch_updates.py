@@ -12,9 +12,8 @@ from torch import Tensor
 from ffedit import editor
 from ffedit.algebra import linalg, updates
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import projector
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import equality, least_squares, null_space, rank_one
+from ffedit.algebra.updates import equality, least_squares, null_space, projector, rank_one
 from ffedit.editor import EditConfig, KeyConfig
 from ffedit.editor.methods import memit
 from ffedit.editor.methods.memit import MemitConfig

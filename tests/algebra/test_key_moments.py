@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffedit import EditError
 from ffedit.algebra.key_moments import BLOCK, RIDGES, KeyMoments, KeyMomentsFitter, disagreement, second_moment, solved
-from ffedit.algebra.linalg import projector
+from ffedit.algebra.updates import projector
 
 D = 24
 SCALES = torch.logspace(0, -1, D)

@@ -15,7 +15,7 @@ from writing import quick, with_numbers
 import ffedit
 from ffedit import Fact
 from ffedit.algebra import updates
-from ffedit.algebra.block_diagonal import Blocks
+from ffedit.algebra.linalg import Blocks
 from ffedit.editor import Corpus, build_prompts, by_subject, collect, read, write
 from ffedit.editor.target_layers import check_routes, find_ff_layers
 from ffedit.errors import EditError

@@ -105,10 +105,11 @@ def test_a_missing_file_is_found(
 
 SPOILED = """
 import sys
+from shutil import copytree
 from ffedit.exporter import export
 from ffedit.cli import main
-export.__globals__["WRITERS"]["checkpoint"] = lambda base, folder, _: __import__("shutil").copytree(
-    base.folder, folder, dirs_exist_ok=True) and None
+export.__globals__["write_checkpoint"] = lambda base, folder: copytree(
+    base.folder, folder, dirs_exist_ok=True) and (None, (), {})
 main()
 """
 

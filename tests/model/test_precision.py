@@ -15,10 +15,11 @@ from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import EditError, Fact, editor
+from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.display.terminal.show import edit_view
 from ffedit.exporter.model_card import model_card
 from ffedit.inference.generation import answer_log_probs
-from ffedit.safety.guardrails import Limits, breaches, lost_in_rounding
+from ffedit.safety.guardrails import Limits, breaches
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

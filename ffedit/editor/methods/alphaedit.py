@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ffedit.algebra.block_diagonal import Moment, blocks_of, diagonal
+from ffedit.algebra.linalg import Moment, blocks_of, diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import null_space
 from ffedit.editor.config import check_numbers

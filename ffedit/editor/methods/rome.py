@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ffedit.algebra.block_diagonal import diagonal
+from ffedit.algebra.linalg import diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import check_exact, equality, rank_one
 from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
