@@ -46,8 +46,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
     Raises:
         EditError: an update is dense, or matrices do not fit into one adapter.
     """
-    modules: dict[str, Factors] = {}
-    shared: dict[str, dict[int, Factors]] = {}
+    factors: dict[str, dict[int | None, Factors]] = {}
     experts: dict[str, int] = {}
     transposed: set[bool] = set()
     for address, update in edit.updates.items():
@@ -58,20 +57,21 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
             )
         about = identity_in(edit, address)
         parameter, expert = of_expert(about["parameter"])
-        if expert is None:
-            modules[parameter.removesuffix(".weight")] = balanced(update)
-            transposed.add(about["transposed"])
-        else:
-            factors = balanced(update)
-            shared.setdefault(parameter, {})[expert] = turned(factors) if unknown_to_peft(about) else factors
-            experts[parameter] = about["experts"]
-            transposed.add(False)
+        pair = balanced(update)
+        pair = turned(pair) if expert is not None and unknown_to_peft(about) else pair
+        factors.setdefault(parameter, {})[expert] = pair
+        experts[parameter] = 1 if expert is None else about["experts"]
+        transposed.add(expert is None and about["transposed"])
     if len(transposed) > 1:
         raise EditError("the edit changes matrices of both orientations, which one adapter cannot hold; export a delta")
-    joined = {name: _side_by_side(factors, experts[name]) for name, factors in shared.items()}
-    ranks = {name: len(right) // experts[name] for name, (_, right) in joined.items()}
-    by_parameter = mixture or bool(joined)
-    ranks |= {path + (".weight" if by_parameter else ""): len(right) for path, (_, right) in modules.items()}
+    by_parameter = mixture or any(None not in pairs for pairs in factors.values())
+    ranks: dict[str, int] = {}
+    tensors: dict[str, Tensor] = {}
+    for parameter, pairs in factors.items():
+        module = parameter.rpartition(".")[0]
+        left, right = pairs[None] if None in pairs else _side_by_side(pairs, experts[parameter])
+        ranks[parameter if by_parameter else module] = len(right) // experts[parameter]
+        tensors |= {f"{PREFIX}{module}.lora_A.weight": right.float(), f"{PREFIX}{module}.lora_B.weight": left.float()}
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -89,23 +89,20 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         "alpha_pattern": ranks,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tensors: dict[str, Tensor] = {}
-    for path, (left, right) in {**modules, **{n.rpartition(".")[0]: pair for n, pair in joined.items()}}.items():
-        tensors[f"{PREFIX}{path}.lora_A.weight"], tensors[f"{PREFIX}{path}.lora_B.weight"] = right.float(), left.float()
     write(folder / WEIGHTS, {name: (t.dtype, tuple(t.shape), [t]) for name, t in tensors.items()})
 
 
 def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Factors:
     """Read the factors that an adapter adds to the matrix described by `about`: [d_out, r] and [r, d_in], float64."""
     parameter, expert = of_expert(about["parameter"])
-    path = parameter.removesuffix(".weight") if expert is None else parameter.rpartition(".")[0]
-    right, left = (stored[f"{PREFIX}{path}.lora_{side}.weight"] for side in "AB")
+    module = parameter.rpartition(".")[0]
+    right, left = (stored[f"{PREFIX}{module}.lora_{side}.weight"] for side in "AB")
     b = left.rows(0, left.shape[0]).double()
     if expert is None:
         return b, right.rows(0, right.shape[0]).double()
     rank = right.shape[0] // about["experts"]
-    factors = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
-    return turned(factors) if unknown_to_peft(about) else factors
+    pair = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
+    return turned(pair) if unknown_to_peft(about) else pair
 
 
 def unknown_to_peft(about: Mapping[str, Any]) -> bool:
@@ -119,7 +116,7 @@ def turned(factors: Factors) -> Factors:
     return right.T, left.T
 
 
-def _side_by_side(by_expert: Mapping[int, Factors], experts: int) -> Factors:
+def _side_by_side(by_expert: Mapping[int | None, Factors], experts: int) -> Factors:
     """Join the factors of all experts of a parameter, zeros where there are none: [d_out, r E] and [E r, d_in]."""
     rank = max(len(right) for _, right in by_expert.values())
     left, right = next(iter(by_expert.values()))

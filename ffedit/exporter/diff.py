@@ -77,8 +77,8 @@ class Diff:
     """The differences between two checkpoints.
 
     Attributes:
-        base: the first checkpoint, as named by the caller.
-        edited: the second checkpoint, as named by the caller.
+        base: name of the first checkpoint.
+        edited: name of the second.
         changes: tensors that are in both with different numbers.
         missing: tensors in the first only.
         added: tensors in the second only.
@@ -198,10 +198,10 @@ def _read(stored: Stored, name: str) -> Tensor:
     whole, expert = of_expert(name)
     try:
         with safe_open(stored.file, framework="pt") as file:
-            found: Tensor = file.get_tensor(whole) if expert is None else file.get_slice(whole)[expert]
+            tensor: Tensor = file.get_tensor(whole) if expert is None else file.get_slice(whole)[expert]
     except SafetensorError as error:
         raise ModelError(f"{stored.file}: {name} cannot be read ({error}); fetch the checkpoint anew") from error
-    return found
+    return tensor
 
 
 def _files(base: Path, edited: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ import importlib.util
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import huggingface_hub
 
@@ -162,21 +163,12 @@ def push(folder: Path, name: str) -> str:
     return str(made)
 
 
-@dataclass(frozen=True)
-class Base:
-    """The base model of an export.
-
-    Attributes:
-        name: name of the base.
-        edit: the edit, with `provenance["matrices"]`.
-        folder: folder on disk; None: in memory only.
-        editable: the loaded model, where there is one.
-        revision: revision of a hub id.
-    """
+class Base(NamedTuple):
+    """The base model of an export: its name, the edit with `provenance["matrices"]`, and where the weights are."""
 
     name: str
     edit: Edit
-    folder: Path | None
+    folder: Path | None  # None: the weights are in memory only
     editable: Editable | None = None
     revision: str | None = None
 

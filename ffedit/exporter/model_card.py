@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import ModelCardData
+
 from ffedit.editor import Edit
+from ffedit.facts.text import counted
 from ffedit.loading.gguf import in_words
 
 ROWS = 20
@@ -18,14 +21,9 @@ EXPERT = """name, _, expert = name.rstrip("]").partition("[")
 
 
 def model_card(base: str, edits: Sequence[Edit]) -> str:
-    """Write the card of an edited checkpoint, with the hub's front matter.
-
-    Args:
-        base: the checkpoint that was edited last.
-        edits: all edits in the weights, oldest first; the card shows the last one's scores.
-    """
+    """Write the card of a checkpoint made from `base`, with all edits in its weights and the scores of the last."""
     count = sum(len(edit.facts) for edit in edits)
-    text = f"""This is `{base}` with {_facts(count)} rewritten in its feed-forward memories by ffedit.
+    text = f"""This is `{base}` with {counted(count, "fact")} rewritten in its feed-forward memories by ffedit.
 Everything else is as in the base model.{_source(edits)}"""
     return f"""{_card(base, f"{base}, edited", text, edits)}
 `ffedit_edits/` holds the edits themselves, oldest first; `ffedit undo CHECKPOINT --out DIR` takes the last one out.
@@ -35,7 +33,7 @@ Everything else is as in the base model.{_source(edits)}"""
 def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) -> str:
     """Write the card of a checkpoint in which an edit was undone."""
     how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
-    note = f"Edit {gone.fingerprint()} ({_facts(len(gone.facts))}) was undone: {how}."
+    note = f"Edit {gone.fingerprint()} ({counted(len(gone.facts), 'fact')}) was undone: {how}."
     if left:
         return f"{model_card(checkpoint, left)}\n{note}\n"
     base = str(gone.provenance.get("model", checkpoint))
@@ -44,7 +42,8 @@ def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) 
 
 def adapter_card(base: str, edit: Edit) -> str:
     """Write the card of a LoRA adapter."""
-    text = f"""A LoRA adapter that rewrites {_facts(len(edit.facts))} in the feed-forward memories of `{base}`, made by
+    facts = counted(len(edit.facts), "fact")
+    text = f"""A LoRA adapter that rewrites {facts} in the feed-forward memories of `{base}`, made by
 ffedit.{_source([edit])}
 
 ```python
@@ -60,7 +59,7 @@ def delta_card(base: str, edit: Edit) -> str:
     """Write the card of a delta, with the code that applies it."""
     names = [about["parameter"] for about in edit.provenance["matrices"].values()]
     weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
-    facts = _facts(len(edit.facts))
+    facts = counted(len(edit.facts), "fact")
     text = f"""What is added to the parameters of `{base}` to rewrite {facts}, made by ffedit.{_source([edit])}
 
 With `model` loaded by transformers, these lines apply it:
@@ -88,25 +87,15 @@ def _card(base: str, title: str, text: str, edits: Sequence[Edit], library: str 
 
 
 def _front(base: str, library: str = "transformers") -> str:
-    return f"""---
-base_model: {json.dumps(base)}
-library_name: {library}
-pipeline_tag: text-generation
-tags:
-- ffedit
-- knowledge-editing
----
-"""
+    tags = ["ffedit", "knowledge-editing"]
+    data = ModelCardData(base_model=base, library_name=library, pipeline_tag="text-generation", tags=tags)
+    return f"---\n{data.to_yaml()}\n---\n"
 
 
 def _source(edits: Sequence[Edit]) -> str:
     """Name the file that the base was converted from; an empty string if it was not converted."""
     source = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
     return "" if source is None else f"\n\nThe base was converted from {in_words(source)}."
-
-
-def _facts(count: int) -> str:
-    return f"{count} fact{'' if count == 1 else 's'}"
 
 
 def _table(edits: Sequence[Edit]) -> str:

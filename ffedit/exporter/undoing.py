@@ -7,8 +7,8 @@ is the base.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -25,25 +25,15 @@ from ffedit.files.tensor_ranges import Stored, contents
 from ffedit.loading.load import local_folder
 
 
-@dataclass(frozen=True)
-class UndoPlan:
-    """The matrices to rewrite and the edits to keep when an edit is undone.
+class UndoPlan(NamedTuple):
+    """The matrices to rewrite and the edits to keep when an edit is undone."""
 
-    Attributes:
-        tensors: the tensors of the checkpoint.
-        edit: the edit to undo.
-        left: the remaining edits, in order.
-        plan: the matrices that change.
-        originals: the originals that are still needed.
-        exact: whether the result is bit for bit what it would be without the edit.
-    """
-
-    tensors: dict[str, Stored]
-    edit: Edit
-    left: tuple[Edit, ...]
-    plan: Plan
-    originals: dict[str, Stored]
-    exact: bool
+    tensors: dict[str, Stored]  # of the checkpoint
+    edit: Edit  # to undo
+    left: tuple[Edit, ...]  # the remaining edits, in order
+    plan: Plan  # the matrices that change
+    originals: dict[str, Stored]  # those that are still needed
+    exact: bool  # the result is bit for bit what it would be without the edit
 
 
 def undo(

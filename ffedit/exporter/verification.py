@@ -139,29 +139,29 @@ def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def written_into(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
-    """Write a plan into a model's parameters, and return their previous values."""
+def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
+    """Load the base, and return it unchanged with the logits that it has with a plan written into it."""
+    model: Any = load_to_compute(task.base, task)
     weights = dict(model.named_parameters())
-    before: dict[str, Tensor] = {}
+    unedited: dict[str, Tensor] = {}
     for name, rewrite in plan.items():
         parameter, expert = of_expert(rewrite.parameter)
         known = file_name(weights, parameter)
         if known is None:
             raise CheckError(f"{name} is no parameter of the loaded model")
-        before.setdefault(known, weights[known].clone())
+        unedited.setdefault(known, weights[known].clone())
         (weights[known] if expert is None else weights[known][expert]).copy_(torch.cat(list(rewrite.blocks())))
-    return before
+    expected = logits_of(model)
+    model.load_state_dict(unedited, strict=False)
+    return model, expected
 
 
 def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
     """Compare logits bit for bit if the model fits in memory; return whether they were compared."""
     if not fits(task, tensors):
         return False
-    model = load_to_compute(task.base, task)
-    written_into(model, plan)
-    expected = logits_of(model)
-    del model
-    gc.collect()
+    expected = base_and_edited(task, plan)[1]
+    gc.collect()  # the base, before the export is loaded
     _check_logits(expected, logits_of(load_to_compute(task.folder, task)))
     return True
 
@@ -243,15 +243,6 @@ def plan_if_comparable(task: Task, edit: Edit) -> Plan | None:
     """Return the matrices of the edited base; None where it is not on disk, or logits are not to be compared."""
     before = contents(Path(task.base)) if task.base else {}
     return export_plan(before, edit) if before and fits(task, before) else None
-
-
-def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
-    """Load the base, and return it unchanged with the logits that it has with a plan written into it."""
-    model: Any = load_to_compute(task.base, task)
-    unedited = written_into(model, plan)
-    expected = logits_of(model)
-    model.load_state_dict(unedited, strict=False)
-    return model, expected
 
 
 def rounding_of_logits(plan: Plan) -> float:

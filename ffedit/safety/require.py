@@ -49,15 +49,15 @@ def parse_requirements(text: str) -> list[Requirement]:
     Raises:
         FFEditError: a condition is not of the form SCORE>=NUMBER, or the score is not known.
     """
-    found = []
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", part)
+    requirements = []
+    for condition in filter(None, (piece.strip() for piece in text.split(","))):
+        match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", condition)
         if match is None or match[1] not in METRICS:
             raise FFEditError(
-                f"--require {part!r} is not understood; write SCORE>=NUMBER with one of {', '.join(METRICS)}"
+                f"--require {condition!r} is not understood; write SCORE>=NUMBER with one of {', '.join(METRICS)}"
             )
         try:
-            found.append(Requirement(match[1], match[2], float(match[3])))
+            requirements.append(Requirement(match[1], match[2], float(match[3])))
         except ValueError as error:
-            raise FFEditError(f"--require {part!r}: {match[3]!r} is not a number") from error
-    return found
+            raise FFEditError(f"--require {condition!r}: {match[3]!r} is not a number") from error
+    return requirements

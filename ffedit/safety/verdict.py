@@ -43,14 +43,14 @@ def fell(before: float, after: float) -> bool:
 
 def damage(report: Report) -> list[str]:
     """Describe, in words, each rate that fell and the drift, where they exceed their thresholds."""
-    before, after, found = report.before, report.after or Scores(), []
+    before, after, harms = report.before, report.after or Scores(), []
     for name in SPARED:
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and fell(old, new):
-            found.append(f"{name} fell from {old:.2f} to {new:.2f}{_interval(report, name)}")
+            harms.append(f"{name} fell from {old:.2f} to {new:.2f}{_interval(report, name)}")
     if after.drift is not None and after.drift > DRIFTED:
-        found.append(f"drift on generic text is {number(after.drift)} nats per token")
-    return found
+        harms.append(f"drift on generic text is {number(after.drift)} nats per token")
+    return harms
 
 
 def verdict(report: Report, edit: Edit | None = None) -> Text:
@@ -90,9 +90,9 @@ def _outcome(report: Report, after: Scores, facts_after: tuple[FactScores, ...],
 
 def _interval(report: Report, name: str) -> str:
     """Format the 95 % interval of a rate after the edit; empty if fewer than `ENOUGH` facts were measured."""
-    measured = sum(getattr(one.scores, name) is not None for one in report.facts_after or ())
-    found = report.intervals_after.get(name) if measured >= ENOUGH else None
-    return f" [{found.low:.2f}, {found.high:.2f}]" if found else ""
+    measured = sum(getattr(fact.scores, name) is not None for fact in report.facts_after or ())
+    interval = report.intervals_after.get(name) if measured >= ENOUGH else None
+    return f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
 
 
 def _failure(failed: list[FactScores], count: int) -> str:
@@ -103,12 +103,12 @@ def _failure(failed: list[FactScores], count: int) -> str:
         if weaker:
             return f"{new} is not more likely than the old object; the model says {quoted(score.says)}"
         return f"{new} is now more likely than the old object, but by itself the model says {quoted(score.says)}"
-    parts = []
+    reasons = []
     if weaker:
-        parts.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
+        reasons.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
     if len(failed) > len(weaker):
-        parts.append(f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself")
-    return ", and ".join(parts)
+        reasons.append(f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself")
+    return ", and ".join(reasons)
 
 
 def _success(before: tuple[FactScores, ...], after: tuple[FactScores, ...]) -> str:
@@ -153,8 +153,7 @@ def _warnings(before: tuple[FactScores, ...]) -> list[str]:
         new = quoted(believed[0].fact.new_object)
         notes.append(f"Even before the edit the model found {new} more likely than the old object.")
     elif believed:
-        share = f"{len(believed)} of {count} new objects"
-        notes.append(f"{share} were more likely than the old ones even before the edit.")
+        notes.append(f"{len(believed)} of {count} new objects were more likely than the old ones even before the edit.")
     if said := sum(score.scores.efficacy is None and took(score) for score in before):
         which = "the new object" if count == 1 else f"{said} of {count} new objects"
         notes.append(f"The model said {which} even before the edit.")
@@ -167,6 +166,3 @@ def _warnings(before: tuple[FactScores, ...]) -> list[str]:
         share = f"{len(ignorant)} of {count} old objects"
         notes.append(f"{share} were not known: the model said something else before the edit.")
     return notes
-
-
-__all__ = ["DRIFTED", "FELL", "SPARED", "damage", "fell", "knew_previous", "took", "verdict"]
