@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ffedit.inspector import Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt
     from ffedit.layer_choice.calibrate import Choice, LayerScore, choose_layer
     from ffedit.loading.load_stacks import load_stacks
-    from ffedit.locator import Trace, TraceSet, locate
+    from ffedit.locator import Trace, TraceSet, locate, locate_all
     from ffedit.model.editable import Editable
     from ffedit.model.memory import Address, KeyValueMemory
 
@@ -71,7 +71,7 @@ _HOMES = {
     "facts.fact": ("Fact", "Probe"),
     "inspector": ("Slot", "inspect_edit", "inspect_memory", "inspect_model", "inspect_prompt"),
     "loading.load_stacks": ("load_stacks",),
-    "locator": ("Trace", "TraceSet", "locate"),
+    "locator": ("Trace", "TraceSet", "locate", "locate_all"),
     "algebra.low_rank": ("LowRank",),
     "model.memory": ("Address", "KeyValueMemory"),
     "algebra.key_moments": ("KeyMoments",),
@@ -124,6 +124,7 @@ __all__ = [
     "load_stacks",
     "load_stats",
     "locate",
+    "locate_all",
     "merge_stats",
     "read_facts",
     "recovered",

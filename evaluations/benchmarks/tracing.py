@@ -122,7 +122,7 @@ class Opponents:
 
     def ours(self, samples: int | None = None) -> ffedit.TraceSet:
         """ffedit's traces, all facts as one list."""
-        return ffedit.locate(self.editable, self.facts, self.kind, samples=samples or self.samples, seed=SEED)
+        return ffedit.locate_all(self.editable, self.facts, self.kind, samples=samples or self.samples, seed=SEED)
 
     def theirs(self, only: int | None = None) -> list[reference.Traced]:
         """The reference's traces, fact by fact; with `only`, one restoration each of so many facts."""
@@ -178,7 +178,7 @@ def peak_memory(side: str, setting: Setting, threads: int, quick: bool) -> tuple
     reference.trace(editable, texts[0].ids[:2], (0, 1), 1, "state", sigma=1.0, samples=1, pairs=[(0, 0)])
     baseline = measuring.forget_peak()
     if side == "ffedit":
-        ffedit.locate(editable, facts, setting.kind, samples=SAMPLES, seed=SEED)
+        ffedit.locate_all(editable, facts, setting.kind, samples=SAMPLES, seed=SEED)
     else:
         longest = max(texts, key=lambda text: len(text.ids))
         assert longest.subject is not None

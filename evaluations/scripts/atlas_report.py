@@ -60,7 +60,7 @@ def main(model: str, seed: int) -> None:
     ]
     traced = rng.sample(candidates, min(TRACED, len(candidates)))
     facts = [ffedit.Fact(t.subject, p, None, t.object) for t, p in traced]
-    traces = ffedit.locate(editable, facts, window=WINDOW, samples=SAMPLES, seed=seed)
+    traces = ffedit.locate_all(editable, facts, window=WINDOW, samples=SAMPLES, seed=seed)
     lengths = defaultdict(list)
     for trace in traces.traces:
         lengths[trace.subject[1] - trace.subject[0]].append(trace)

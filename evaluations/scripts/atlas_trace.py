@@ -44,7 +44,7 @@ def main(facts: int, samples: int, seed: int) -> None:
     aggregates = []
     with progress_bars() as progress:
         for kind, sever in MEASUREMENTS:
-            traces = ffedit.locate(
+            traces = ffedit.locate_all(
                 editable, some, kind, sever=sever, samples=samples, seed=seed, resume=True, progress=progress
             )
             aggregates.append(aggregate(traces))

@@ -55,7 +55,7 @@ def main(
     stats = ffedit.Corpus(corpus)
     for fact in facts[len(cases) :]:
         started = time.perf_counter()
-        chosen = ffedit.locate(editable, [fact], seed=config.seed).layer if layer == "auto" else int(layer)
+        chosen = ffedit.locate(editable, fact, seed=config.seed).layer if layer == "auto" else int(layer)
         traced = time.perf_counter()
         edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
         edited = time.perf_counter()

@@ -30,7 +30,7 @@ def main(model: str, budgets: tuple[int, ...], limit: int, out: Path) -> None:
     """Choose values, and for each budget collect, solve, measure."""
     editable = ffedit.load(model)
     facts = [group[0] for group in by_subject(facts_of("tuning"))][:limit]
-    layer = ffedit.locate(editable, facts).layer
+    layer = ffedit.locate_all(editable, facts).layer
     values = [ffedit.edit(editable, [fact], "memit", [layer]) for fact in facts]
     report = {"model": model, "layer": layer, "facts": len(facts), "versions": versions(), "budgets": []}
     rows = []

@@ -39,7 +39,7 @@ def main(model: str, data: Path, layer: str, method: str, settings: tuple[str, .
     for fact in facts:
         known = stability(editable, [fact.text, *fact.paraphrase_texts])
         started = time.perf_counter()
-        traces = ffedit.locate(editable, [fact], seed=config.seed)
+        traces = ffedit.locate_all(editable, [fact], seed=config.seed)
         chosen = traces.layer if layer == "auto" else int(layer)
         edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
         measured = ffedit.evaluate(editable, [fact], edit)

@@ -37,16 +37,17 @@ from ffedit.editor import METHODS, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file
+from ffedit.inference.routing import subject_routes
 from ffedit.layer_choice import choose
-from ffedit.locator import TraceSet, aggregate, subject_routes
+from ffedit.locator import Kind, Part, TraceSet, aggregate
 from ffedit.locator.corruption import Corruption, Sigma
 from ffedit.locator.trace import resolve_window
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
 
-KINDS = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
+KINDS: dict[str, list[Kind]] = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
 KINDS["all"] = ["state", "feed_forward", "attention"]
-SEVERS: dict[str, list[str | None]] = {"none": [None], "feed-forward": ["feed_forward"], "attention": ["attention"]}
+SEVERS: dict[str, list[Part | None]] = {"none": [None], "feed-forward": ["feed_forward"], "attention": ["attention"]}
 SEVERS["all"] = [None, "feed_forward", "attention"]
 METRICS = ("probability", "log-probability", "logit-difference")
 CORRUPTIONS = ("gaussian", "covariance", "uniform", "replacement")
@@ -117,12 +118,12 @@ def locate(
     if layers != "all":
         settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
-        resolve_window(len(editable.layers), each, settings["window"])  # type: ignore[arg-type]
+        resolve_window(len(editable.layers), each, settings["window"])
     surface.show(model_line(editable))
     swept = model = agreements = None
     with surface.progress() as progress:
         measured = [
-            ffedit.locate(editable, facts, each, sever=cut, progress=progress, **settings)  # type: ignore[call-overload]
+            ffedit.locate_all(editable, facts, each, sever=cut, progress=progress, **settings)
             for each, cut in combinations
         ]
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
@@ -132,7 +133,7 @@ def locate(
             traced = (
                 decisive
                 if of_feed_forward
-                else ffedit.locate(editable, facts, seed=settings["seed"], progress=progress)
+                else ffedit.locate_all(editable, facts, seed=settings["seed"], progress=progress)
             )
             config = replace(preset("default", method), seed=settings["seed"])
             swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
@@ -193,7 +194,7 @@ def _agreements(
     lines = []
     for traces in measured:
         exact, guess = (
-            ffedit.locate(
+            ffedit.locate_all(
                 editable, sample, traces.traces[0].kind, progress=progress,
                 **{**settings, "approximate": approximate, "resume": False},
             )

@@ -19,7 +19,7 @@ the others in its batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -31,7 +31,7 @@ from ffedit.editor.config import ValueConfig
 from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value_loss import ROOM, SHARES, Objective, size
 from ffedit.errors import EditError
-from ffedit.inference.batching import batch_budget, split_on_oom
+from ffedit.inference.batching import batch_budget, grouped, split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import frozen
@@ -92,29 +92,19 @@ def choose_values(
     units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
     values: list[Value] = []
     with frozen(editable.model):
-        for first, last in _groups(editable, ff, prompt_sets):
+        sizes = [size(editable, ff, prompt_set) for prompt_set in prompt_sets]
+        budget = batch_budget(editable, ROOM, SHARES)
+        for group in grouped(range(len(prompt_sets)), lambda members: sum(sizes[i] for i in members), budget):
 
-            def advance(stage: str, done: int, total: int, first: int = first, count: int = last - first) -> None:
+            def advance(stage: str, done: int, total: int, first: int = group[0], count: int = len(group)) -> None:
                 progress(stage, first * total + done * count, len(prompt_sets) * total)
 
             def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
                 one = Objective(editable, ff, [prompt_sets[i] for i in some], config.kl_weight)
                 return _optimise(one, current[list(some)], units[list(some)], config, advance)
 
-            values += [value for part in split_on_oom(choose, range(first, last), refusal) for value in part]
+            values += [value for part in split_on_oom(choose, group, refusal) for value in part]
     return values
-
-
-def _groups(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> Iterator[tuple[int, int]]:
-    """Yield index ranges (first, end) of prompt sets whose recordings fit into memory together."""
-    most, first, held = batch_budget(editable, ROOM, SHARES), 0, 0
-    for i, prompt_set in enumerate(prompt_sets):
-        one = size(editable, ff, prompt_set)
-        if i > first and held + one > most:
-            yield first, i
-            first, held = i, 0
-        held += one
-    yield first, len(prompt_sets)
 
 
 def _optimise(

@@ -25,9 +25,10 @@ from transformers import DynamicCache
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
+from ffedit.inference.batching import batches
 from ffedit.inference.generation import log_softmax
 from ffedit.model.editable import Editable
-from ffedit.model.tokenization import Encoded, batches, decode, pad
+from ffedit.model.tokenization import Encoded, decode, pad
 from ffedit.progress import Progress, silent
 
 Context: TypeAlias = tuple[int, ...]

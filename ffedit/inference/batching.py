@@ -1,8 +1,8 @@
-"""Size of the batches that go through a model, and their division when memory fails."""
+"""Batches that go through a model: how they are cut, how large they may be, and their division when memory fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -13,6 +13,27 @@ from ffedit.model.offload import device_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Yield indices of rows, the longest first, in batches of at most `budget` padded tokens (one row at least)."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    while order:
+        size = max(1, budget // max(1, lengths[order[0]]))
+        yield order[:size]
+        order = order[size:]
+
+
+def grouped(items: Iterable[Item], cost: Callable[[Sequence[Item]], int], budget: int) -> Iterator[list[Item]]:
+    """Yield neighbouring items in groups that cost at most `budget` (one item at least)."""
+    group: list[Item] = []
+    for item in items:
+        if group and cost([*group, item]) > budget:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
 
 
 def batch_budget(editable: Editable, least: int, shares: int) -> int:

@@ -19,9 +19,9 @@ from transformers import DynamicCache
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.inference.batching import split_on_oom
+from ffedit.inference.batching import batches, split_on_oom
 from ffedit.model.editable import Editable
-from ffedit.model.tokenization import Encoded, batches, decode, pad
+from ffedit.model.tokenization import Encoded, decode, pad
 
 TOKENS_PER_BATCH = 4096
 NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or another --device"

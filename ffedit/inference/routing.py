@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import ModelError
+from ffedit.facts.fact import Fact
 from ffedit.inference import replay
-from ffedit.inference.batching import split_on_oom
+from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.generation import NO_ROOM
+from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
-from ffedit.model.tokenization import Encoded, batches, pad
+from ffedit.model.tokenization import Encoded, decode, pad
 
 # Tokens in a batch.
 TOKENS = 4096
+# Number of sampled prefixes, and the tokens of each.
+CONTEXTS, LENGTH = 8, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +58,28 @@ class Routes:
     def some(self, rows: Tensor) -> Routes:
         """Return the routes of some of the texts."""
         return Routes(self.weights[rows])
+
+
+def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> list[dict[int, Routes]]:
+    """Record, for each fact, how the router of each mixture routes its subject's last token.
+
+    An edited expert takes effect in another context only if the router sends the subject to it there too. So the texts
+    are the bare prompt, and the prompt behind up to 8 prefixes that the model samples with `seed`.
+
+    Returns:
+        For each fact, the routes by layer, empty for a dense model.
+    """
+    layers = mixtures(editable)
+    if not layers:
+        return [{} for _ in facts]
+    rows = own_text(editable, CONTEXTS, LENGTH, seed)
+    openings = ["", *(f"{text} " for row in rows if (text := decode(editable.tokenizer, row, special=False).strip()))]
+    result = []
+    for fact in facts:
+        spans = [(fact.span[0] + len(opening), fact.span[1] + len(opening)) for opening in openings]
+        bare, *longer = [editable.encode(o + fact.text, span=span) for o, span in zip(openings, spans, strict=True)]
+        result.append(routes(editable, [bare, *(e for e in longer if len(e.ids) <= editable.max_tokens)], layers))
+    return result
 
 
 def mixtures(editable: Editable) -> list[int]:

@@ -37,7 +37,7 @@ from ffedit.facts.reading import read_facts
 from ffedit.files import cache
 from ffedit.inference import generation
 from ffedit.layer_choice.published import published
-from ffedit.locator import TraceSet, locate
+from ffedit.locator import TraceSet, locate_all
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
@@ -228,7 +228,7 @@ def _calibrate(
     if len(known) < LEAST:
         return Choice(None, method, len(asked), len(known))
     some = in_turn(known)
-    traces = locate(
+    traces = locate_all(
         editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token=config.key.fact_token, progress=progress
     )
     row = published(editable.model.config.get_text_config())

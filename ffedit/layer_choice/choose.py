@@ -23,7 +23,7 @@ from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at
 from ffedit.layer_choice.published import usual_layer
-from ffedit.locator import TraceSet, locate, site_of
+from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.aggregate import rank_correlation
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -123,7 +123,7 @@ def find_layer(
     if asked == "sweep":
         if (kept := remembered_sweep(editable, method)) is not None:
             return Found(shown(editable, facts, config.seed, progress), kept.layer, "sweep", sweep=kept, kept=True)
-        traces = locate(editable, facts, seed=config.seed, progress=progress)
+        traces = locate_all(editable, facts, seed=config.seed, progress=progress)
         sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
         return Found(traces, sweep.layer, "sweep", sweep=sweep)
     if len(allowed) == 1 and asked not in ("auto", "trace"):
@@ -133,7 +133,7 @@ def find_layer(
         choice = choose_layer(editable, method, config=_usual(method, config), progress=progress)
         if choice.layer is not None:
             return Found(shown(editable, facts, config.seed, progress), choice.layer, "model", choice)
-    traces = locate(editable, facts, seed=config.seed, progress=progress)
+    traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", choice)
     choice = choice or choose_layer(editable, method, config=_usual(method, config), progress=progress)
@@ -154,7 +154,7 @@ def layer_for(
     chosen = choose_layer(editable, method, config=_usual(method, config), progress=progress).layer
     if chosen is not None:
         return chosen
-    site = locate(editable, list(facts), seed=config.seed, progress=progress).site
+    site = locate_all(editable, facts, seed=config.seed, progress=progress).site
     return usual_layer(len(editable.layers)) if site is None else site
 
 
@@ -167,7 +167,7 @@ def _usual(method: str, config: EditConfig) -> EditConfig:
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
     """Trace the first fact for display only; in a deep model, to first order."""
     deep = len(editable.layers) > SHALLOW
-    return locate(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=deep, progress=progress)
+    return locate_all(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=deep, progress=progress)
 
 
 def spread_below(layer: int, count: int) -> range:

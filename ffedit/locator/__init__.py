@@ -2,9 +2,8 @@
 
 from ffedit.locator.aggregate import Aggregate, aggregate
 from ffedit.locator.corruption import Corruption, noise_scale
-from ffedit.locator.experts import subject_routes
 from ffedit.locator.result import CLEAR, Kind, Metric, Part, Trace, TraceSet, site_of, span_of
-from ffedit.locator.trace import locate
+from ffedit.locator.trace import locate, locate_all
 
 __all__ = [
     "CLEAR",
@@ -17,8 +16,8 @@ __all__ = [
     "TraceSet",
     "aggregate",
     "locate",
+    "locate_all",
     "noise_scale",
     "site_of",
     "span_of",
-    "subject_routes",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import batch_budget
+from ffedit.inference.batching import batch_budget, grouped
 from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
 from ffedit.model.editable import Editable
@@ -20,9 +20,9 @@ from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, FactToken, pad
 
 # Numbers that a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a feed-forward
-# layer (tokens × d_ff). On a CPU, ROOM fills the matrix products; a GPU needs more, and its free memory is divided by
-# SHARES.
-ROOM, SHARES = 2**20, 64
+# layer (tokens × d_ff). On a CPU, the least fills the matrix products; a GPU needs more, and its free memory is divided
+# by SHARES.
+LEAST_NUMBERS, SHARES = 2**20, 64
 
 
 @dataclass(frozen=True)
@@ -166,25 +166,20 @@ def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], ru
     return cases
 
 
-def at_once(editable: Editable) -> int:
+def numbers_at_once(editable: Editable) -> int:
     """Return how many numbers of each kind a batch may hold."""
-    return batch_budget(editable, ROOM, SHARES)
+    return batch_budget(editable, LEAST_NUMBERS, SHARES)
 
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
     """Yield batches of case indices: cases of similar length, no more than fit into memory."""
-    most = at_once(editable) // (editable.d_model * len(editable.layers))
+
+    def tokens(members: Sequence[int]) -> int:
+        longest = max(len(e.ids) for i in members for e in cases[i].answers)
+        return sum(cases[i].rows for i in members) * longest
+
     order = sorted(range(len(cases)), key=lambda i: (len(cases[i].encoded.ids), cases[i].subject))
-    some: list[int] = []
-    for i in order:
-        together = [cases[j] for j in (*some, i)]
-        longest = max(len(e.ids) for case in together for e in case.answers)
-        if some and sum(case.rows for case in together) * longest > most:
-            yield some
-            some = []
-        some.append(i)
-    if some:
-        yield some
+    return grouped(order, tokens, numbers_at_once(editable) // (editable.d_model * len(editable.layers)))
 
 
 @torch.no_grad()

@@ -1,9 +1,20 @@
-"""Compute restored runs, each from the first layer and token that it changes.
+"""Effects of restoring clean states in the corrupted runs of a batch of facts: measured, or estimated to first order.
 
-A restoration at token i and layer l changes nothing below l and nothing left of i. All restorations of a batch of facts
-that begin at the same layer are sorted by their token and split into groups; a group resumes (`replay`) above that
-layer, at its first token, with attention keys and values of the earlier tokens from the corrupted runs, and applies the
-unembedding at the answers' positions only.
+Measured (`restore`): a restoration at token i and layer l changes nothing below l and nothing left of i. All
+restorations of a batch that begin at the same layer are sorted by their token and split into groups; a group resumes
+(`replay`) above that layer, at its first token, with attention keys and values of the earlier tokens from the corrupted
+runs, and applies the unembedding at the answers' positions only.
+
+Estimated (`estimate`), by attribution patching: restoring an output a at token i and layer l changes the metric m, to
+first order around the corrupted run, by
+
+    IE(i, l) ≈ (a_clean − a_corrupted) · ∂m/∂a |corrupted
+
+so that one forward and one backward pass estimate what exact tracing measures with a run for each token and layer
+(Nanda 2023, "Attribution patching: activation patching at industrial scale"; Syed et al. 2023, arXiv 2310.10348). The
+estimate is good where the model is nearly linear between the two runs, and poor where it saturates. A window is
+estimated by the sum over its layers, which is more than its first-order effect: an exact restoration also blocks the
+effect of its earlier layers on its later ones. Compare with exact effects on a few facts before trusting the estimate.
 """
 
 from __future__ import annotations
@@ -11,7 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +30,10 @@ from torch import Tensor
 from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import split_on_oom
-from ffedit.locator.cases import Batch, Run, at_once
+from ffedit.locator.cases import Batch, Run, numbers_at_once
 from ffedit.locator.result import span_of
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import replace_output
+from ffedit.model.hooks import frozen, replace_output
 from ffedit.model.tokenization import Encoded
 
 # Tokens at which a group of runs is complete: fewer do not fill a matrix product, more recompute needless positions.
@@ -33,79 +44,83 @@ FEWEST = 512
 UNEMBEDDED = 2**21
 
 
-@dataclass(frozen=True)
-class Restoration:
+class Site(NamedTuple):
+    """Index of one effect: the case in its batch, the layer, the token, and whether the layer is restored `alone`."""
+
+    case: int
+    layer: int
+    token: int
+    alone: bool
+
+
+class Restoration(NamedTuple):
     """Restoration of one clean state, or of the outputs of one window.
 
     Attributes:
         case: index of the fact in the batch.
-        position: of the restored token.
+        token: position of the restored token.
         inside: layers whose outputs are restored; empty for a state.
         first: the layer that the run begins at; for a state, the one that it enters.
         row: index of its result.
     """
 
     case: int
-    position: int
+    token: int
     inside: range
     first: int
     row: int
 
 
-@dataclass(frozen=True, eq=False)
-class Final:
+class Final(NamedTuple):
     """Final states of some runs, to be unembedded.
 
     Attributes:
         states: of the last layer, at the positions whose next token is an answer's, [reads, d_model].
         texts: of each run.
-        places: index (row of the results, sample, answer) of each run, [runs, 3].
+        indices: (row of the results, sample, answer) of each run, [runs, 3].
     """
 
     states: Tensor
     texts: list[Encoded]
-    places: Tensor
+    indices: Tensor
 
 
-def plan(batch: Batch, run: Run, depth: int) -> tuple[list[Restoration], list[tuple[int, int, int]]]:
-    """List every restoration that can have an effect, and the index (case, layer, token) of each result.
-
-    Besides the window, the layer alone is restored at the subject's last token; its index has the token −1.
-    """
-    found: list[Restoration] = []
-    places: list[tuple[int, int, int]] = []
-
-    def add(case: int, layer: int, position: int, window: int, place: int) -> None:
-        inside = range(0) if run.kind == "state" else span_of(layer, window, depth)
-        first = layer + 1 if run.kind == "state" else inside[0]
-        last_of_all = batch.cases[case].encoded.answer - 1
-        # A state that no later attention layer reads changes the logits at its own token only.
-        if position == last_of_all or first < depth - (run.kind != "state"):
-            found.append(Restoration(case, position, inside, first, len(places)))
-        places.append((case, layer, place))
-
+def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
+    """List the sites of all effects; besides the window, the layer alone is restored at the subject's last token."""
+    sites = []
     for index, case in enumerate(batch.cases):
+        tokens = range(case.subject[0], case.encoded.answer)
         for layer in range(depth) if run.layers is None else run.layers:
-            every = range(case.subject[0], case.encoded.answer)
-            for position in every if run.token is None else [case.position(run.token)]:
-                add(index, layer, position, run.window, position)
+            for token in tokens if run.token is None else [case.position(run.token)]:
+                sites.append(Site(index, layer, token, False))
             if run.window > 1:
-                add(index, layer, case.encoded.subject_last, 1, -1)
-    return found, places
+                sites.append(Site(index, layer, case.encoded.subject_last, True))
+    return sites
+
+
+def restorations(batch: Batch, run: Run, sites: Sequence[Site], depth: int) -> Iterator[Restoration]:
+    """Yield the restorations at `sites` that can have an effect."""
+    for row, site in enumerate(sites):
+        inside = range(0) if run.kind == "state" else span_of(site.layer, 1 if site.alone else run.window, depth)
+        first = site.layer + 1 if run.kind == "state" else inside[0]
+        # A state that no later attention layer reads changes the logits at its own token only.
+        if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
+            yield Restoration(site.case, site.token, inside, first, row)
 
 
 @torch.no_grad()
-def restore(
-    editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]
-) -> tuple[list[tuple[int, int, int]], Tensor]:
+def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
     """Run every restoration of `batch`.
 
     Returns:
-        the indices (case, layer, token) and the log-probabilities of the answers there, [indices, samples, answers],
-        nats; NaN beyond a case's own number of samples.
+        the sites and the log-probabilities of the answers there, [sites, samples, answers], nats; NaN beyond a case's
+        own number of samples.
+
+    Raises:
+        ModelError: memory does not suffice for a single restoration.
     """
     depth = len(editable.layers)
-    wanted, places = plan(batch, run, depth)
+    sites = sites_of(batch, run, depth)
     samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
     # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
@@ -113,76 +128,72 @@ def restore(
         for answer in range(answers):
             begin = batch.row(index, answer, 0)
             corrupted[index, : case.samples, answer] = batch.log_probs[begin : begin + case.samples]
-    found = corrupted[[case for case, _, _ in places]]
+    log_probs = corrupted[[site.case for site in sites]]
     by_layer: dict[int, list[Restoration]] = defaultdict(list)
-    for one in wanted:
-        by_layer[one.first].append(one)
+    for restoration in restorations(batch, run, sites, depth):
+        by_layer[restoration.first].append(restoration)
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
+    refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
-    done, most = 0, max(FEWEST, at_once(editable) // editable.feed_forward[0].parts[0].d_ff)
+    done, total = 0, sum(map(len, by_layer.values()))
+    most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].parts[0].d_ff)
     for first in sorted(by_layer):
+
+        def run_group(group: Sequence[Restoration], first: int = first) -> Final:
+            return _run(editable, batch, run, first, group)
+
         for group in _groups(batch, by_layer[first], most):
-            for final in _run_group(editable, batch, run, first, group):
+            for final in split_on_oom(run_group, group, refusal):
                 waiting.append(final)
                 if sum(len(one.states) for one in waiting) * vocabulary >= UNEMBEDDED:
-                    _unembed(editable, waiting, found)
+                    _unembed(editable, waiting, log_probs)
                     waiting = []
             done += len(group)
-            advance(done / len(wanted))
-    _unembed(editable, waiting, found)
-    return places, found
+            advance(done / total)
+    _unembed(editable, waiting, log_probs)
+    return sites, log_probs
 
 
-def _unembed(editable: Editable, waiting: list[Final], found: Tensor) -> None:
-    """Write the answers' log-probabilities of the runs in `waiting` into `found`."""
+def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> None:
+    """Write the answers' log-probabilities of the runs in `waiting` into `log_probs`."""
     if waiting:
         texts = [text for final in waiting for text in final.texts]
         logits = replay.logits_of(editable, torch.cat([final.states for final in waiting]))
-        places = torch.cat([final.places for final in waiting])
-        found[places.unbind(-1)] = generation.answer_sums(logits, texts).double().cpu()
+        indices = torch.cat([final.indices for final in waiting])
+        log_probs[indices.unbind(-1)] = generation.answer_sums(logits, texts).double().cpu()
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
     """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens."""
-    some: list[Restoration] = []
+    group: list[Restoration] = []
     tokens = longest = 0
-    for one in sorted(restorations, key=lambda r: (r.position, r.case)):
-        case = batch.cases[one.case]
+    for restoration in sorted(restorations, key=lambda r: (r.token, r.case)):
+        case = batch.cases[restoration.case]
         size = max(len(e.ids) for e in case.answers) - 1
-        start = some[0].position if some else one.position
+        start = group[0].token if group else restoration.token
         added = case.samples * len(case.answers) * (max(longest, size) - start)
         full = tokens + added > most
-        if some and (full or (tokens >= LEAST and one.position > some[-1].position)):
-            yield some
-            some, tokens, longest = [], 0, 0
-            added = case.samples * len(case.answers) * (size - one.position)
-        some.append(one)
+        if group and (full or (tokens >= LEAST and restoration.token > group[-1].token)):
+            yield group
+            group, tokens, longest = [], 0, 0
+            added = case.samples * len(case.answers) * (size - restoration.token)
+        group.append(restoration)
         tokens, longest = tokens + added, max(longest, size)
-    if some:
-        yield some
-
-
-def _run_group(editable: Editable, batch: Batch, run: Run, first: int, group: list[Restoration]) -> Iterator[Final]:
-    """Run a group, split in halves whenever memory runs out.
-
-    Raises:
-        ModelError: memory does not suffice for a single restoration.
-    """
-    refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
-    yield from split_on_oom(lambda some: _run(editable, batch, run, first, some), group, refusal)
+    if group:
+        yield group
 
 
 def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence[Restoration]) -> Final:
     entries = [
-        (number, one, answer, sample)
-        for number, one in enumerate(group)
-        for answer in range(len(batch.cases[one.case].answers))
-        for sample in range(batch.cases[one.case].samples)
+        (restoration, answer, sample)
+        for restoration in group
+        for answer in range(len(batch.cases[restoration.case].answers))
+        for sample in range(batch.cases[restoration.case].samples)
     ]
-    texts = [batch.cases[one.case].answers[answer] for _, one, answer, _ in entries]
-    rows = torch.tensor([batch.row(one.case, answer, sample) for _, one, answer, sample in entries])
-    clean = torch.tensor([batch.row(one.case, answer, -1) for _, one, answer, _ in entries])
-    positions = torch.tensor([one.position for _, one, _, _ in entries])
+    texts = [batch.cases[r.case].answers[answer] for r, answer, _ in entries]
+    rows = torch.tensor([batch.row(r.case, answer, sample) for r, answer, sample in entries])
+    clean = torch.tensor([batch.row(r.case, answer, -1) for r, answer, _ in entries])
+    positions = torch.tensor([r.token for r, _, _ in entries])
     start, end = int(positions.min()), max(len(text.ids) for text in texts) - 1
     each = torch.arange(len(entries))
     states = batch.recording.states[first][rows, start:end]
@@ -194,7 +205,7 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence
             assert part is not None
             modules, outputs = editable.outputs_of(part), batch.recording.outputs[part]
             for layer in range(first, len(modules)):
-                restored = torch.tensor([part == run.kind and layer in one.inside for _, one, _, _ in entries])
+                restored = torch.tensor([part == run.kind and layer in r.inside for r, _, _ in entries])
                 held = each if part == run.sever else each[restored]
                 if len(held):
                     source = torch.where(restored, clean, rows)[held]
@@ -203,8 +214,7 @@ def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence
                     narrow = narrow and not (part == "feed_forward" and layer == len(modules) - 1)
         reads = generation.answer_reads(texts)
         final = replay.final_states(editable, batch.recording, first, states, rows, start, reads, narrow)
-    places = torch.tensor([(one.row, sample, answer) for _, one, answer, sample in entries])
-    return Final(final, texts, places)
+    return Final(final, texts, torch.tensor([(r.row, sample, answer) for r, answer, sample in entries]))
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:
@@ -219,3 +229,52 @@ def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callabl
         return changed.reshape(output.shape)
 
     return change
+
+
+def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
+    """Estimate the effect of every restoration of `batch`; severing is not supported.
+
+    Returns:
+        the sites and the changes of the answers' log-probabilities there, [sites, samples, answers], nats.
+    """
+    depth, samples, answers = len(editable.layers), max(c.samples for c in batch.cases), len(batch.cases[0].answers)
+    singles = []
+    for number, case in enumerate(batch.cases):
+        single = torch.full((depth, case.encoded.answer, samples, answers), torch.nan, dtype=torch.float64)
+        for answer in range(answers):
+            single[:, :, : case.samples, answer] = _estimate_layers(editable, batch, run, number, answer)
+        singles.append(single)
+    sites = sites_of(batch, run, depth)
+    spans = [span_of(site.layer, 1 if site.alone else run.window, depth) for site in sites]
+    sums = [
+        singles[site.case][span.start : span.stop, site.token].sum(0) for site, span in zip(sites, spans, strict=True)
+    ]
+    advance(1.0)
+    return sites, torch.stack(sums)
+
+
+def _estimate_layers(editable: Editable, batch: Batch, run: Run, number: int, answer: int) -> Tensor:
+    """Estimate single layers for one case and answer, [layers, prompt tokens, samples], nats."""
+    case = batch.cases[number]
+    text = case.answers[answer]
+    clean, first = (batch.row(number, answer, sample) for sample in (-1, 0))
+    rows, length = torch.arange(first, first + case.samples), len(text.ids) - 1
+    if run.kind == "state":
+        modules, outputs = list(editable.layers), batch.recording.states[1:]
+    else:
+        modules, outputs = editable.outputs_of(run.kind), batch.recording.outputs[run.kind]
+    # δ = 0 is added to every output, so the gradient for δ is the gradient for the output.
+    deltas = [torch.zeros_like(output[rows, :length], requires_grad=True) for output in outputs]
+    with ExitStack() as stack, torch.enable_grad():
+        stack.enter_context(frozen(editable.model))
+        for module, delta in zip(modules, deltas, strict=True):
+            stack.enter_context(replace_output(module, lambda out, delta=delta: out + delta.reshape(out.shape)))  # type: ignore[misc]
+        texts = [text] * case.samples
+        states = batch.recording.states[0][rows, :length]
+        logits = replay.resume(editable, batch.recording, 0, states, rows, 0, generation.answer_reads(texts))
+        gradients = torch.autograd.grad(generation.answer_sums(logits, texts).sum(), deltas)
+    changes = [
+        ((output[clean, :length] - output[rows, :length]) * gradient).double().sum(-1)
+        for output, gradient in zip(outputs, gradients, strict=True)
+    ]
+    return torch.stack(changes)[:, :, : case.encoded.answer].transpose(1, 2).cpu()

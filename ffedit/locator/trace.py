@@ -23,7 +23,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,10 +33,9 @@ from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.files.resuming import Journal
-from ffedit.locator.attribution import estimate
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
-from ffedit.locator.restore import restore
+from ffedit.locator.restore import Site, estimate, restore
 from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -47,45 +46,14 @@ from ffedit.version import __version__
 Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-@overload
-def locate(
-    editable: Editable,
-    facts: Fact,
-    kind: Kind = ...,
-    *,
-    corruption: Corruption | str = ...,
-    samples: int = ...,
-    window: int | None = ...,
-    sever: Part | None = ...,
-    metric: Metric = ...,
-    seed: int = ...,
-    approximate: bool = ...,
-    layers: Sequence[int] | None = ...,
-    token: FactToken | None = ...,
-    resume: bool = ...,
-    progress: Progress = ...,
-) -> Trace: ...
-@overload
-def locate(
+def locate(editable: Editable, fact: Fact, kind: Kind = "feed_forward", **settings: Any) -> Trace:
+    """Trace the layers and tokens at which a model recalls one fact; `settings` are those of `locate_all`."""
+    return locate_all(editable, [fact], kind, **settings).traces[0]
+
+
+def locate_all(
     editable: Editable,
     facts: Sequence[Fact],
-    kind: Kind = ...,
-    *,
-    corruption: Corruption | str = ...,
-    samples: int = ...,
-    window: int | None = ...,
-    sever: Part | None = ...,
-    metric: Metric = ...,
-    seed: int = ...,
-    approximate: bool = ...,
-    layers: Sequence[int] | None = ...,
-    token: FactToken | None = ...,
-    resume: bool = ...,
-    progress: Progress = ...,
-) -> TraceSet: ...
-def locate(
-    editable: Editable,
-    facts: Fact | Sequence[Fact],
     kind: Kind = "feed_forward",
     *,
     corruption: Corruption | str = "gaussian",
@@ -99,8 +67,8 @@ def locate(
     token: FactToken | None = None,
     resume: bool = False,
     progress: Progress = silent,
-) -> Trace | TraceSet:
-    """Trace the layers and tokens at which a model recalls one fact, or several.
+) -> TraceSet:
+    """Trace the layers and tokens at which a model recalls several facts.
 
     The traced answer is the fact's `previous` object when given, else the first word that the model generates; never
     the target. If it generates no word (the end of the text or turn, a blank), the word whose beginning is likeliest is
@@ -108,7 +76,7 @@ def locate(
 
     Args:
         editable: the model.
-        facts: one fact gives a `Trace`, a sequence a `TraceSet`.
+        facts: what to trace.
         kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
         corruption: of the subject: a `Corruption`, or "gaussian", "covariance", "uniform" (each optionally with its
             scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is over the
@@ -121,7 +89,7 @@ def locate(
         metric: "probability" of the whole answer, its "log_probability", or the "logit_difference" log P(old) −
             log P(new) (the logits' difference where both are one token; the new object is the fact's target).
         seed: of the corruption.
-        approximate: estimate the effects from one gradient (`attribution`) instead of measuring them.
+        approximate: estimate the effects from one gradient (`restore.estimate`) instead of measuring them.
         layers: the layers to restore at (for states, those whose output is restored); None: all. Effects at other
             layers are NaN.
         token: restore only at the token where a key is read, such as "subject_last", which takes a fraction of the
@@ -134,8 +102,7 @@ def locate(
             corruption needs, or a setting is invalid.
         ModelError: a part of the model was not recognised, or its output is not finite.
     """
-    some = [facts] if isinstance(facts, Fact) else list(facts)
-    if not some:
+    if not facts:
         raise FactError("no facts to trace; give at least one")
     run = Run(
         kind=kind,
@@ -149,22 +116,22 @@ def locate(
         layers=None if layers is None else resolve_layers(len(editable.layers), layers),
         token=token,
     )
-    journal = _journal(editable, run, some) if resume else None
+    journal = open_journal(editable, run, facts) if resume else None
     cached = {line["fact"]: line["trace"] for line in journal.lines} if journal else {}
-    keys = [json.dumps([fact.text, fact.span, fact.previous, fact.target]) for fact in some]
+    keys = [json.dumps([fact.text, fact.span, fact.previous, fact.target]) for fact in facts]
     traces = {i: Trace.from_dict(cached[key]) for i, key in enumerate(keys) if key in cached}
-    missing = [i for i in range(len(some)) if i not in traces]
-    for number, trace in trace_all(editable, some, run, missing, progress):
-        traces[number] = trace
+    missing = [i for i in range(len(facts)) if i not in traces]
+    for index, trace in trace_each(editable, facts, run, missing, progress):
+        traces[index] = trace
         try:
             if journal:
-                journal.add({"fact": keys[number], "trace": trace.to_dict()})
+                journal.add({"fact": keys[index], "trace": trace.to_dict()})
         except EditError:  # a full disk costs the next run some time, and not this one its result
             journal = None
-    return traces[0] if isinstance(facts, Fact) else TraceSet(tuple(traces[i] for i in range(len(some))))
+    return TraceSet(tuple(traces[i] for i in range(len(facts))))
 
 
-def _journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal | None:
+def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal | None:
     """Return the cached traces of this model under these settings, by fact; None where the cache cannot be used."""
     # Replacements, and σ over the subjects, depend on the subjects of all facts.
     others = sorted({fact.subject for fact in facts}) if run.corruption.depends_on_others else []
@@ -201,29 +168,25 @@ def resolve_layers(depth: int, layers: Sequence[int]) -> tuple[int, ...]:
     return wanted
 
 
-def trace_all(
+def trace_each(
     editable: Editable, facts: Sequence[Fact], run: Run, wanted: Sequence[int], progress: Progress = silent
 ) -> Iterator[tuple[int, Trace]]:
     """Yield (index, trace) of the facts with indices `wanted`, as they are ready; similar facts share a batch."""
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
     parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
     cases, done = prepare(editable, facts, wanted, run), 0
-    for some in batches(editable, cases):
-        batch = run_batch(editable, [cases[i] for i in some], run, noise, parts)
+    for members in batches(editable, cases):
+        batch = run_batch(editable, [cases[i] for i in members], run, noise, parts)
 
-        def advance(share: float, before: int = done, count: int = len(some)) -> None:
+        def advance(share: float, before: int = done, count: int = len(members)) -> None:
             progress("tracing", round(100 * (before + share * count)), 100 * len(cases))
 
-        if run.exact:
-            places, log_probs = restore(editable, batch, run, advance)
-        else:
-            places, log_probs = estimate(editable, batch, run)
-            advance(1.0)
-        of_case = np.array([case for case, _, _ in places])
-        for number, i in enumerate(some):
-            own = np.flatnonzero(of_case == number)
-            yield wanted[i], _trace(editable, batch, number, [places[j] for j in own], log_probs[own], run, noise)
-        done += len(some)
+        sites, log_probs = (restore if run.exact else estimate)(editable, batch, run, advance)
+        case_of = np.array([site.case for site in sites])
+        for case, i in enumerate(members):
+            rows = np.flatnonzero(case_of == case)
+            yield wanted[i], _trace(editable, batch, case, [sites[row] for row in rows], log_probs[rows], run, noise)
+        done += len(members)
 
 
 def _metric(log_probs: Tensor, metric: Metric) -> Values:
@@ -239,12 +202,12 @@ def _trace(
     editable: Editable,
     batch: Batch,
     number: int,
-    places: list[tuple[int, int, int]],
+    sites: Sequence[Site],
     log_probs: Tensor,
     run: Run,
     noise: Noise | None,
 ) -> Trace:
-    """Build the trace of one case from its log-probabilities [places, samples, answers] at `places`."""
+    """Build the trace of one case from its log-probabilities, or their changes, [sites, samples, answers]."""
     case = batch.cases[number]
     answers = range(len(case.answers))
     rows = torch.tensor([[batch.row(number, a, s) for a in answers] for s in range(-1, case.samples)])
@@ -259,18 +222,18 @@ def _trace(
         elif run.metric == "probability":
             changes = changes * corrupted  # ∂P = P ∂ log P
     effect = changes.mean(1)
-    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(places), np.nan)
+    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(sites), np.nan)
     depth = len(editable.layers)
     alone = np.full(depth, np.nan)
     alone[list(range(depth) if run.layers is None else run.layers)] = 0.0
     effects, errors = (np.repeat(alone[:, None], case.encoded.answer, axis=1) for _ in range(2))
     if run.token is not None:
         effects[:], errors[:] = np.nan, np.nan
-    for i, (_, layer, position) in enumerate(places):
-        if position < 0:
-            alone[layer] = effect[i]
+    for i, site in enumerate(sites):
+        if site.alone:
+            alone[site.layer] = effect[i]
         else:
-            effects[layer, position], errors[layer, position] = effect[i], error[i]
+            effects[site.layer, site.token], errors[site.layer, site.token] = effect[i], error[i]
     return Trace(
         effects=effects,
         errors=errors,

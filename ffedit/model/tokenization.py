@@ -8,7 +8,7 @@ between prompt and answer is decided by the text itself.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -172,12 +172,3 @@ def pad(rows: Sequence[Sequence[int]]) -> Tensor:
     """Pad token ids on the right with id 0, [n, longest]; no position before the padding can see it."""
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *([0] * (longest - len(row)))] for row in rows])
-
-
-def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield indices of rows, the longest first, in batches of at most `budget` padded tokens (one row at least)."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        size = max(1, budget // max(1, lengths[order[0]]))
-        yield order[:size]
-        order = order[size:]

@@ -18,8 +18,7 @@ import ffedit
 from ffedit.cli import locate as command
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import calibrate, choose
-from ffedit.locator import TraceSet
-from ffedit.locator import locate as locate_facts
+from ffedit.locator import TraceSet, locate_all
 from ffedit.locator import trace as tracing
 
 Command = Callable[..., Ran]
@@ -75,7 +74,7 @@ def test_all_kinds_and_all_severed_parts_in_one_object(locate: Command, model: P
 
 def test_unsevered_feed_forward_layers_choose_the_layer() -> None:
     cut, feed, state = (
-        locate_facts(zoo.shared("gpt2"), [Fact(*FACT.values())], kind, samples=1, sever=sever)
+        locate_all(zoo.shared("gpt2"), [Fact(*FACT.values())], kind, samples=1, sever=sever)
         for kind, sever in (("feed_forward", "attention"), ("feed_forward", None), ("state", None))
     )
     assert command.chooser([state, cut, feed], False) is feed and command.chooser([state, cut], False) is state
@@ -247,7 +246,7 @@ def test_the_models_layer_is_taken_unless_another_is_asked_for(
     asked = shell(capsys, *words, "--layer", "1")
     assert asked.code == 0 and "chosen for this model" not in asked.out and traced[-1] == 1
     own = found(shell(capsys, *words, "--layer", "trace", "--json", "-"))
-    site = ffedit.locate(ffedit.load(str(model)), ffedit.read_facts("mixed.json")).site
+    site = ffedit.locate_all(ffedit.load(str(model)), ffedit.read_facts("mixed.json")).site
     assert traced[3] == 3, "all facts are traced, in full"
     assert (own["layer"]["by"], own["layers"]) == (("model", [2]) if site is None else ("trace", [site]))
 

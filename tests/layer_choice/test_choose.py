@@ -23,7 +23,7 @@ from ffedit.layer_choice import calibrate, choose
 from ffedit.layer_choice.calibrate import LayerScore, best, candidates, choose_layer, in_turn, known_facts, remembered
 from ffedit.layer_choice.choose import Sweep, by_sweep, find_layer, remembered_sweep
 from ffedit.layer_choice.published import PUBLISHED, published, usual_layer
-from ffedit.locator import TraceSet, locate
+from ffedit.locator import TraceSet, locate_all
 
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 # What the trained models know, as facts to calibrate on, and one that none of them knows.
@@ -52,9 +52,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_models_layer_is_chosen_by_edits_of_facts_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, written, traced = zoo.trained("gpt2", True), [], []
     before = zoo.snapshot(editable)
-    write, trace = calibrate.write, calibrate.locate
+    write, trace = calibrate.write, calibrate.locate_all
     monkeypatch.setattr(calibrate, "write", lambda *words, **more: written.append(words) or write(*words, **more))
-    monkeypatch.setattr(calibrate, "locate", lambda *words, **more: traced.append(words) or trace(*words, **more))
+    monkeypatch.setattr(calibrate, "locate_all", lambda *words, **more: traced.append(words) or trace(*words, **more))
     found = calibrated(editable, method="rome", facts=[UNKNOWN, *FACTS])
     known = known_facts(editable, [UNKNOWN, *FACTS])
     assert UNKNOWN not in known and (found.asked, found.known, found.written) == (9, len(known), 2)
@@ -198,7 +198,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Any:
             seen.append((len(facts), samples))
             return TraceSet((one,) * len(facts))
 
-        monkeypatch.setattr(choose, "locate", trace)
+        monkeypatch.setattr(choose, "locate_all", trace)
         return seen
 
     return given
@@ -272,7 +272,7 @@ def test_among_some_layers(traces: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, seen, methods = zoo.trained("gpt2", True), [], []
-    before, traces = zoo.snapshot(editable), locate(editable, [ASKED, SECOND], samples=2)
+    before, traces = zoo.snapshot(editable), locate_all(editable, [ASKED, SECOND], samples=2)
     write = calibrate.write
     monkeypatch.setattr(calibrate, "write", lambda *words, **more: methods.append(words[2]) or write(*words, **more))
     sweep = by_sweep(editable, [ASKED, SECOND], traces, "rome", quick(), CORPUS, lambda *step: seen.append(step))
@@ -291,7 +291,7 @@ def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(monkeypatch: pyte
 def test_a_sweep_over_many_facts_is_remembered_for_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True)
     monkeypatch.setattr(choose, "MANY", 2)
-    traces = locate(editable, [ASKED, SECOND], samples=1)
+    traces = locate_all(editable, [ASKED, SECOND], samples=1)
     sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", quick(ft_steps=1), CORPUS)
     assert remembered_sweep(editable, "ft") == sweep and remembered_sweep(editable, "memit") is None
     assert find_layer(editable, [ASKED], "sweep", range(3), "ft").kept
@@ -301,7 +301,7 @@ def test_a_sweep_over_many_facts_is_remembered_for_the_method(monkeypatch: pytes
 
 def test_a_sweep_needs_targets() -> None:
     facts = [Fact("Eiffel tower", "{} stands in")]
-    traces = locate(zoo.shared("gpt2"), facts, samples=1)
+    traces = locate_all(zoo.shared("gpt2"), facts, samples=1)
     with pytest.raises(FactError, match="has no new object"):
         by_sweep(zoo.shared("gpt2"), facts, traces, config=quick(), stats=CORPUS)
 

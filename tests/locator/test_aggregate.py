@@ -17,7 +17,7 @@ from tracing import made
 
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
-from ffedit.locator import Trace, TraceSet, aggregate, cases, locate, restore, trace
+from ffedit.locator import Trace, TraceSet, aggregate, cases, locate, locate_all, restore, trace
 from ffedit.locator.aggregate import ROLES, by_role, rank_correlation
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -47,17 +47,17 @@ def test_how_facts_are_cut_into_batches_changes_nothing(
     family: str, metric: Any, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = [locate(zoo.shared(family), fact, samples=2, metric=metric, sever="attention") for fact in FACTS[:4]]
-    names = ("LEAST", "FEWEST", "ROOM", "UNEMBEDDED")
+    names = ("LEAST", "FEWEST", "LEAST_NUMBERS", "UNEMBEDDED")
     for name, size in zip(names, sizes, strict=True):
-        monkeypatch.setattr(cases if name == "ROOM" else restore, name, size)
-    together = locate(zoo.shared(family), FACTS[:4], samples=2, metric=metric, sever="attention")
+        monkeypatch.setattr(cases if name == "LEAST_NUMBERS" else restore, name, size)
+    together = locate_all(zoo.shared(family), FACTS[:4], samples=2, metric=metric, sever="attention")
     for one, other in zip(alone, together.traces, strict=True):
         equal(one, other, atol=5e-5)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("not enough memory: you tried 9 EB")])
 def test_a_group_that_does_not_fit_is_halved(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, resume, sizes = locate(zoo.shared("gpt2"), FACTS, samples=2), restore.replay.resume, []
+    expected, resume, sizes = locate_all(zoo.shared("gpt2"), FACTS, samples=2), restore.replay.resume, []
 
     def tight(editable: Any, recording: Any, layer: int, states: Any, *rest: Any) -> Any:
         sizes.append(len(states))
@@ -66,11 +66,11 @@ def test_a_group_that_does_not_fit_is_halved(error: Exception, monkeypatch: pyte
         return resume(editable, recording, layer, states, *rest)
 
     monkeypatch.setattr(restore.replay, "resume", tight)
-    for one, other in zip(expected.traces, locate(zoo.shared("gpt2"), FACTS, samples=2).traces, strict=True):
+    for one, other in zip(expected.traces, locate_all(zoo.shared("gpt2"), FACTS, samples=2).traces, strict=True):
         equal(one, other, atol=1e-6)
     assert max(sizes) > 8 and min(sizes) <= 4
     with pytest.raises(ModelError, match="fewer samples"):
-        locate(zoo.shared("gpt2"), FACTS, samples=5)
+        locate_all(zoo.shared("gpt2"), FACTS, samples=5)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in zoo.shared("gpt2").model.modules())
 
 
@@ -103,24 +103,24 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop: int = 99) -> list[int]:
         seen.append(len(some))
         return run_batch(editable, some, *rest)
 
-    monkeypatch.setattr(cases, "ROOM", 1)
+    monkeypatch.setattr(cases, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(trace, "run_batch", run)
     return seen
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
-    whole = locate(zoo.shared("gpt2"), FACTS, samples=2)
+    whole = locate_all(zoo.shared("gpt2"), FACTS, samples=2)
     with monkeypatch.context() as patch:
         seen = counted(patch, stop=2)
         with pytest.raises(KeyboardInterrupt):
-            locate(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
+            locate_all(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
         assert seen == [1, 1]
     (journal,) = cache_folder.glob("traces/*.jsonl")
     lines = journal.read_text().splitlines()
     journal.write_text(journal.read_text() + lines[-1][: len(lines[-1]) // 2])  # torn by a kill
     seen = counted(monkeypatch)
     for missing in (3, 0):
-        again = locate(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
+        again = locate_all(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
         assert len(seen) == missing
         seen.clear()
         for one, other in zip(whole.traces, again.traces, strict=True):
@@ -136,7 +136,7 @@ def test_other_settings_models_and_facts_share_no_journal(monkeypatch: pytest.Mo
     ]
     for change in changes:
         for expected in (1, 0):
-            locate(editable, FACT, **{"samples": 2, "resume": True, **change})  # type: ignore[call-overload]
+            locate(editable, FACT, **{"samples": 2, "resume": True, **change})
             assert len(seen) == expected, change
             seen.clear()
     locate(editable, Fact(FACT.subject, FACT.prompt, "Rome", "Berlin"), samples=2, resume=True)
@@ -154,14 +154,14 @@ def test_other_settings_models_and_facts_share_no_journal(monkeypatch: pytest.Mo
 def test_replacements_depend_on_the_other_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = counted(monkeypatch)
     for some, expected in ((FACTS[:2], 2), (FACTS[:2], 0), ([*FACTS[:2], FACTS[4]], 3)):
-        locate(zoo.shared("gpt2"), some, corruption="replacement", samples=1, resume=True)
+        locate_all(zoo.shared("gpt2"), some, corruption="replacement", samples=1, resume=True)
         assert len(seen) == expected
         seen.clear()
 
 
 @pytest.mark.parametrize("options", [{}, {"corruption": "replacement"}, {"samples": 1, "sever": "attention"}])
 def test_a_trace_is_read_back_exactly(options: dict[str, Any]) -> None:
-    for found in locate(zoo.shared("gpt2"), FACTS[:2], **options).traces:
+    for found in locate_all(zoo.shared("gpt2"), FACTS[:2], **options).traces:
         read = Trace.from_dict(json.loads(json.dumps(found.to_dict())))
         equal(found, read)
         assert read.effects.dtype == np.float64 and read.layer == found.layer and read.total == found.total

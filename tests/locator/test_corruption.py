@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
-from ffedit.locator import Corruption, cases, corruption, locate, noise_scale
+from ffedit.locator import Corruption, cases, corruption, locate, locate_all, noise_scale
 from ffedit.locator.corruption import Noise
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -77,7 +77,7 @@ def test_noise_is_drawn_by_seed_and_once_for_all_restorations(name: str, monkeyp
 
 def test_the_clean_run_knows_nothing_of_the_corruption() -> None:
     editable = zoo.shared("llama")
-    found = [locate(editable, [FACT, *FACTS], corruption=name, samples=2).traces[0] for name in NAMES]
+    found = [locate_all(editable, [FACT, *FACTS], corruption=name, samples=2).traces[0] for name in NAMES]
     ids = torch.tensor([editable.tokenizer(FACT.text)["input_ids"]])
     with torch.no_grad():
         said = editable.model(input_ids=ids).logits[0, -1].double().softmax(-1)
@@ -114,7 +114,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, facts: list[Fact], samples: int, s
     editable, kept, record = zoo.shared("gpt2", True), [], cases.replay.record
     with monkeypatch.context() as patch:
         patch.setattr(cases.replay, "record", lambda *words: kept.append(words[1]) or record(*words))
-        found = locate(editable, facts, corruption="replacement", samples=samples, seed=seed)
+        found = locate_all(editable, facts, corruption="replacement", samples=samples, seed=seed)
     return found, torch.cat(kept)
 
 
@@ -144,7 +144,7 @@ def test_replacements_are_drawn_by_seed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_subject_of_equal_length_is_an_error() -> None:
     for facts in ([FACT], [FACT, Fact("Eiffel tower", "{} stands in")], [FACT, Fact("Rome", "{} is in")]):
         with pytest.raises(FactError, match=r"no other subject of 2 tokens .* 'Eiffel tower'; give more facts"):
-            locate(zoo.shared("gpt2"), facts, corruption="replacement")
+            locate_all(zoo.shared("gpt2"), facts, corruption="replacement")
 
 
 # Metrics ------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_no_subject_of_equal_length_is_an_error() -> None:
 
 def test_a_log_probability_is_the_logarithm_of_the_probability() -> None:
     editable = zoo.shared("llama")
-    logs, plain = (locate(editable, FACT, samples=1, metric=m) for m in ("log_probability", "probability"))  # type: ignore[call-overload]
+    logs, plain = (locate(editable, FACT, samples=1, metric=m) for m in ("log_probability", "probability"))
     assert logs.total == pytest.approx(np.log(plain.clean) - np.log(plain.corrupted), abs=1e-6)
     restored = np.log((plain.corrupted + plain.effects) / plain.corrupted)
     np.testing.assert_allclose(logs.effects, restored, atol=1e-5)
@@ -214,7 +214,7 @@ def test_an_estimate_for_a_window_is_the_sum_of_its_layers() -> None:
     facts = [FACT, Fact("Rome", "Rome and the old Rome is in", previous="the big Italy", occurrence=1)]
     settings: Any = {"samples": 2, "metric": "log_probability", "approximate": True}
     for i in range(2):
-        one, two = (locate(zoo.shared("gpt2"), facts, window=w, **settings).traces[i] for w in (1, 2))
+        one, two = (locate_all(zoo.shared("gpt2"), facts, window=w, **settings).traces[i] for w in (1, 2))
         summed = np.stack([one.effects[max(0, layer - 1) : layer + 1].sum(0) for layer in range(zoo.DEPTH)])
         np.testing.assert_allclose(two.effects, summed, atol=1e-5)
         np.testing.assert_allclose(two.alone, one.at_subject, atol=1e-5)
@@ -241,7 +241,7 @@ def test_sigma_of_the_subjects_is_that_of_their_tokens_alone() -> None:
     assert narrow.sigma == pytest.approx(3 * expected, rel=1e-5) and narrow.sigma < 0.7 * wide.sigma
     found = Corruption.parse("uniform:2:subjects")
     assert found == Corruption("uniform", 2, "subjects") and str(found) == "uniform noise of 2 σ of the subjects"
-    traced = locate(zoo.shared("gpt2"), FACTS[:2], corruption="gaussian:3:subjects", samples=2, layers=[0])
+    traced = locate_all(zoo.shared("gpt2"), FACTS[:2], corruption="gaussian:3:subjects", samples=2, layers=[0])
     assert traced.traces[0].corruption == "Gaussian noise of 3 σ of the subjects"
     for text, expected_text in (
         ("gaussian:3:words", "σ of 'words'"),

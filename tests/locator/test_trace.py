@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.inference.generation import continuations
-from ffedit.locator import Trace, TraceSet, aggregate, locate, noise_scale, site_of
+from ffedit.locator import Trace, TraceSet, aggregate, locate, locate_all, noise_scale, site_of
 from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -130,7 +130,7 @@ def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
 def test_so_it_does_with_experts_and_where_layers_keep_more_than_keys_and_values(family: str, kind: Any) -> None:
     editable = zoo.shared(family)
     assert editable.resumable == (family not in zoo.HYBRIDS)
-    trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2)  # type: ignore[call-overload]
+    trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2)
     agrees(trace, Reference(editable, FACT), 2)
     assert np.abs(trace.effects).max() > 1e-4
 
@@ -174,8 +174,8 @@ def test_the_window_has_the_stated_bounds(window: int) -> None:
 def test_a_model_that_cannot_be_resumed_is_traced_all_the_same() -> None:
     slow = dataclasses.replace(zoo.shared("llama"), resumable=False)
     for kind in ("state", "feed_forward"):
-        fast = locate(zoo.shared("llama"), FACT, kind, samples=SAMPLES)  # type: ignore[call-overload]
-        np.testing.assert_allclose(locate(slow, FACT, kind, samples=SAMPLES).effects, fast.effects, atol=1e-6)  # type: ignore[call-overload]
+        fast = locate(zoo.shared("llama"), FACT, kind, samples=SAMPLES)
+        np.testing.assert_allclose(locate(slow, FACT, kind, samples=SAMPLES).effects, fast.effects, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["state", "feed_forward"])
@@ -212,7 +212,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
 
 def test_a_trace_does_not_depend_on_the_facts_traced_with_it() -> None:
     editable = zoo.shared("gpt2")
-    together = locate(editable, FACTS, samples=SAMPLES)
+    together = locate_all(editable, FACTS, samples=SAMPLES)
     for fact, trace in zip(FACTS, together.traces, strict=True):
         np.testing.assert_allclose(trace.effects, locate(editable, fact, samples=SAMPLES).effects, atol=1e-7)
     assert together.total == pytest.approx(np.mean([t.total for t in together.traces]))
@@ -242,14 +242,14 @@ def test_a_trace_says_which_tokens_it_is_about() -> None:
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": -1}, {"window": 4}, {"samples": 0}])
 def test_windows_and_sample_counts_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(FactError) as caught:
-        locate(zoo.shared("gpt2"), FACT, **options)  # type: ignore[call-overload]
+        locate(zoo.shared("gpt2"), FACT, **options)
     assert str(next(iter(options.values()))) in str(caught.value)
 
 
 def test_the_model_is_as_before_and_progress_reaches_its_end() -> None:
     editable = zoo.build("gpt2")
     before, seen = zoo.snapshot(editable), []
-    locate(editable, FACTS, samples=1, progress=lambda *step: seen.append(step))
+    locate_all(editable, FACTS, samples=1, progress=lambda *step: seen.append(step))
     assert zoo.unchanged(editable, before) and seen[-1][1] == seen[-1][2] > 0
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in editable.model.modules())

@@ -27,7 +27,7 @@ from ffedit.inference import generation
 from ffedit.layer_choice import calibrate
 from ffedit.locator.cases import Run
 from ffedit.locator.corruption import Corruption
-from ffedit.locator.trace import _journal
+from ffedit.locator.trace import open_journal
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import Encoded, decode, encode
@@ -215,7 +215,7 @@ def test_everything_that_is_asked_of_a_fact_is_asked_in_the_chat(monkeypatch: py
 
     monkeypatch.setattr(Editable, "encode", heard)
     ffedit.evaluate(editable, [fact], full=True)
-    ffedit.locate(editable, [fact], samples=1)
+    ffedit.locate(editable, fact, samples=1)
     ffedit.edit(editable, [fact], "rome", [0], quick(contexts=2, steps=1), Corpus(tokens=200))
     assert len(texts) > 15 and all(
         text.startswith("<s><|user|>") and text.count("<|assistant|>") == 1 for text in texts
@@ -239,7 +239,7 @@ def test_what_is_kept_knows_the_chat() -> None:
     plain.chat = False
     assert fingerprint(plain) == fingerprint(chat)
     run = Run("state", Corruption(), 1, 1, None, "probability", 0)
-    journals = [_journal(editable, run, [FACT]) for editable in (plain, chat)]
+    journals = [open_journal(editable, run, [FACT]) for editable in (plain, chat)]
     assert journals[0] and journals[1] and journals[0].path != journals[1].path
     assert ffedit.choose_layer(chat) == calibrate.remembered(chat) and calibrate.remembered(plain) is None
     with pytest.raises(EditError, match="load both alike"):

@@ -285,4 +285,4 @@ def test_what_cannot_be_done_is_refused_in_one_line(options: dict[str, Any], wor
 def test_without_a_layer_the_edit_goes_where_tracing_points() -> None:
     editable = zoo.trained("gpt_neo")
     edit = api_edit(editable, [FACT], config=quick(), stats=CORPUS)
-    assert edit.layers == [locate(editable, [FACT], seed=0).layer]
+    assert edit.layers == [locate(editable, FACT, seed=0).layer]

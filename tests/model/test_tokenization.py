@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
-from ffedit.model.tokenization import batches, encode, joined, pad
+from ffedit.inference.batching import batches
+from ffedit.model.tokenization import encode, joined, pad
 
 TOKENIZERS = {
     "words": zoo.words(),

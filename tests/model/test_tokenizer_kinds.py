@@ -203,7 +203,7 @@ def test_the_padding_side_changes_nothing(side: str) -> None:
     facts = [LATIN, Fact("Marie Curie", "known for {}", "Rome", "France")]
 
     def found() -> tuple[torch.Tensor, Any]:
-        traces = ffedit.locate(editable, facts, samples=2)
+        traces = ffedit.locate_all(editable, facts, samples=2)
         return torch.cat([torch.tensor(t.effects).flatten() for t in traces.traces]), ffedit.evaluate(editable, facts)
 
     effects, report = found()

@@ -30,12 +30,12 @@ from ffedit.editor.prompts import build_prompts
 from ffedit.editor.provenance import Record
 from ffedit.errors import EditError
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import split_on_oom
+from ffedit.inference.batching import batches, split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import frozen
 from ffedit.model.offload import resident
-from ffedit.model.tokenization import Encoded, batches, pad
+from ffedit.model.tokenization import Encoded, pad
 
 # How many tokens a batch holds, with all that their gradient needs.
 TOKENS = 2048

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ffedit.inference import replay
+from ffedit.inference.batching import batches
 from ffedit.inspector.corpus_pass.rows import Row
 from ffedit.inspector.views.view import View
 from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.tokenization import batches, pad
+from ffedit.model.tokenization import pad
 
 REMOVED = ("first", "last", "random")
 TOKENS_PER_BATCH = 4096

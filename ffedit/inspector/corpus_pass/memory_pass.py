@@ -12,7 +12,7 @@ continues from there to the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 from ffedit.files.resuming import delay_interrupt, differences, load_state, save_state
+from ffedit.inference.batching import batches
 from ffedit.inspector.analyses.activity import ACTIVE
 from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, pair_hash
 from ffedit.inspector.corpus_pass.reading import Reading
@@ -175,10 +176,12 @@ def collect(
                 store.append(rows)
             elif not store.found(rows):
                 raise EditError(f"{folder}: was begun with another text; name another folder, or --force")
-            for batch in _batches(rows, max(0, done)):
-                with delay_interrupt():
-                    _run(stack, state, [rows[i] for i in batch], number * CHUNK + torch.tensor(batch))
-                progress("inspecting", state.tokens, total)
+            count = 0
+            for batch in batches([len(row) - 1 for row in rows], TOKENS_PER_BATCH):
+                if (count := count + len(batch)) > done:  # the batches of a pass that was not interrupted
+                    with delay_interrupt():
+                        _run(stack, state, [rows[i] for i in batch], number * CHUNK + torch.tensor(batch))
+                    progress("inspecting", state.tokens, total)
             if number % SAVED_EVERY == SAVED_EVERY - 1 and done <= 0:
                 state.save(folder)
         if state.rows != store.count:
@@ -194,21 +197,6 @@ def collect(
     state.complete = True
     state.save(folder)
     return store
-
-
-def _batches(rows: Sequence[Row], done: int) -> Iterator[list[int]]:
-    """Yield the batches of a chunk, by row index: as many rows as have `TOKENS_PER_BATCH` tokens, the longest first.
-
-    Rows of one length need no padding. A pass interrupted after `done` rows continues with the same batches as an
-    uninterrupted one.
-    """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    first = 0
-    while first < len(rows):
-        size = max(1, TOKENS_PER_BATCH // max(1, len(rows[order[first]]) - 1))
-        if first >= done:
-            yield order[first : first + size]
-        first += size
 
 
 @torch.no_grad()
