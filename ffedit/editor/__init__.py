@@ -8,8 +8,7 @@ from ffedit.editor.methods import METHODS, Method, check_method, preset, preset_
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.set_numbers import config_from_dict, set_number, set_numbers
 from ffedit.editor.solve import Problem
-from ffedit.editor.statistics import collect, collect_moments
-from ffedit.editor.statistics_folder import load_stats, merge_stats, save_stats
+from ffedit.editor.statistics import collect, load_stats, merge_stats, save_stats
 from ffedit.editor.value import Value, choose_values
 from ffedit.editor.write import write
 from ffedit.facts.fact import by_subject
@@ -34,7 +33,6 @@ __all__ = [
     "check_method",
     "choose_values",
     "collect",
-    "collect_moments",
     "combine",
     "config_from_dict",
     "load_stats",

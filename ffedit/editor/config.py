@@ -29,11 +29,7 @@ def check_numbers(
     positive: tuple[str, ...] = (),
     weights: tuple[str, ...] = (),
 ) -> None:
-    """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field.
-
-    Raises:
-        EditError: the first such number, by the name `record`.FIELD.
-    """
+    """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field."""
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)
         # `not >=` rather than `<`, which is False for NaN.
@@ -143,11 +139,7 @@ class EditConfig:
     methods: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def of(self, method: str, kind: type[Numbers]) -> Numbers:
-        """Return the numbers of a method: those in `methods`, or the defaults of `kind`.
-
-        Raises:
-            EditError: those in `methods` are of another kind.
-        """
+        """Return the numbers of a method: those in `methods`, or the defaults of `kind`."""
         numbers = self.methods.get(method, kind())
         if not isinstance(numbers, kind):
             raise EditError(f"the numbers of {method} are {numbers!r}; a {kind.__name__} was expected")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,32 +22,10 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor import edit_folder
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import same_question, same_target
-from ffedit.facts.fact import Fact, by_subject, show
+from ffedit.facts.fact import Fact, show
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
-
-
-class HasScores(Protocol):
-    """Scores as plain numbers by name."""
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return the scores by name."""
-        ...
-
-
-class Scored(Protocol):
-    """Report of the scores measured before and after an edit."""
-
-    @property
-    def before(self) -> HasScores:
-        """Scores of the unedited model."""
-        ...
-
-    @property
-    def after(self) -> HasScores | None:
-        """Scores of the edited model."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,19 +75,8 @@ class Edit:
         return edit_folder.digest(self)
 
     def subjects(self, at: Address) -> list[str]:
-        """Return the subject of each column of `keys[at]`.
-
-        Raises:
-            EditError: the edit is of an early version that does not record the subjects.
-        """
-        named: list[str] | None = self.provenance.get("subjects", {}).get(str(at))
-        count = self.keys[at].shape[1] if at in self.keys else 0
-        if named is not None or not count:
-            return named or []
-        found = [group[0].subject for group in by_subject(self.facts)]
-        if len(found) != count:
-            raise EditError(f"the edit {self.fingerprint()} does not say whose its {count} keys are; make it anew")
-        return found
+        """Return the subject of each column of `keys[at]`."""
+        return list(self.provenance.get("subjects", {}).get(str(at), []))
 
     @property
     def in_chat(self) -> bool:
@@ -119,16 +86,15 @@ class Edit:
 
     @property
     def computed_in(self) -> torch.dtype | None:
-        """Precision of the weights it was computed with, which early edits call `dtype`; None if not recorded."""
-        about = self.provenance
-        return getattr(torch, str(about.get("computed_in", about.get("dtype"))), None)
+        """Precision of the weights it was computed with; None if not recorded."""
+        return getattr(torch, str(self.provenance.get("computed_in")), None)
 
     def norms(self) -> dict[Address, float]:
         """Compute ‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
 
-    def scored(self, report: Scored) -> Edit:
-        """Return the same edit with the scores measured before and after it in its provenance."""
+    def scored(self, report: Any) -> Edit:
+        """Return the same edit with the scores before and after of a `Report` in its provenance."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
         return self.noted(scores=scores)
 
@@ -146,7 +112,26 @@ class Edit:
         Raises:
             EditError: they were computed on different weights, or write one fact twice.
         """
-        return added(self, other)
+        if self.base != other.base:
+            raise EditError(
+                f"edits of different weights cannot be added: one was computed on {self.base}, the other on "
+                f"{other.base}; compute both on the same model"
+            )
+        refuse_shared(self.facts, other.facts)
+        updates = dict(self.updates)
+        for at, delta in other.updates.items():
+            if at in updates and updates[at].shape != delta.shape:
+                raise EditError(
+                    f"edits of different shapes cannot be added: layer {at} changes by {list(updates[at].shape)} "
+                    f"and by {list(delta.shape)}; compute both on the same model"
+                )
+            updates[at] = updates[at] + delta if at in updates else delta
+        updates = dict(sorted(updates.items()))
+        keys, values = (
+            {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
+            for sides in ((self.keys, other.keys), (self.values, other.values))
+        )
+        return Edit(updates, keys, values, self.facts + other.facts, _joined(self, other, updates))
 
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place; `undo_` removes it.
@@ -209,9 +194,6 @@ class Edit:
 
         Returns:
             The fingerprint of its current weights.
-
-        Raises:
-            EditError: as `apply_`.
         """
         history, name = editable.history, self.fingerprint()
         if name in history.known:
@@ -261,34 +243,6 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
     return tuple(edit for edit in editable.history.known.values() if isinstance(edit, Edit))
 
 
-def added(a: Edit, b: Edit) -> Edit:
-    """Return `a + b`.
-
-    Raises:
-        EditError: as `Edit.__add__`.
-    """
-    if a.base != b.base:
-        raise EditError(
-            f"edits of different weights cannot be added: one was computed on {a.base}, the other on {b.base}; "
-            "compute both on the same model"
-        )
-    refuse_shared(a.facts, b.facts)
-    updates = dict(a.updates)
-    for at, delta in b.updates.items():
-        if at in updates and updates[at].shape != delta.shape:
-            raise EditError(
-                f"edits of different shapes cannot be added: layer {at} changes by {list(updates[at].shape)} and by "
-                f"{list(delta.shape)}; compute both on the same model"
-            )
-        updates[at] = updates[at] + delta if at in updates else delta
-    updates = dict(sorted(updates.items()))
-    keys, values = (
-        {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
-        for sides in ((a.keys, b.keys), (a.values, b.values))
-    )
-    return Edit(updates, keys, values, a.facts + b.facts, _joined(a, b, updates))
-
-
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
     """Build the provenance of a sum: the entries its parts share, and each part's own."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
@@ -311,11 +265,7 @@ def _parts(edit: Edit) -> list[dict[str, Any]]:
 
 
 def refuse_shared(some: Sequence[Fact], others: Sequence[Fact]) -> None:
-    """Refuse facts of `others` that are also in `some`, with the same object or another.
-
-    Raises:
-        EditError: there is such a fact.
-    """
+    """Refuse facts of `others` that are also in `some`, with the same object or another."""
     facts = [*some, *others]
     for i, j in same_question(facts):
         a, b = facts[i], facts[j]

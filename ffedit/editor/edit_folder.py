@@ -51,7 +51,7 @@ def save(edit: Edit, path: str | Path, force: bool = False) -> None:
 
 
 def load(kind: type[Edit], path: str | Path) -> Edit:
-    """Read what `save` wrote, in this format or the one before it (low rank only, no checksum of the provenance).
+    """Read what `save` wrote.
 
     Raises:
         EditError: there is no edit, or it is damaged, changed by hand, or of another format.
@@ -61,20 +61,20 @@ def load(kind: type[Edit], path: str | Path) -> Edit:
         raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] not in range(1, FORMAT + 1):
-            raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads 1 to {FORMAT}")
+        if manifest["format"] != FORMAT:
+            raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads {FORMAT}")
         with safe_open(folder / TENSORS, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         edit = _assembled(kind, tensors, manifest)
-        expected, _ = manifest["fingerprint"], edit.base
-        first = manifest["format"] == 1
-        found = _first_digest(edit) if first else digest(edit)
-        whole = first or manifest.pop("checksum") == _checksum(manifest)
+        if "base" not in edit.provenance:
+            raise KeyError("base")
+        same_numbers = manifest["fingerprint"] == digest(edit)
+        same_manifest = manifest.pop("checksum") == _checksum(manifest)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError) as error:
         raise EditError(f"{folder}: the edit is damaged or foreign ({error}); make it anew") from error
-    if found != expected:
+    if not same_numbers:
         raise EditError(f"{folder}: numbers or facts were changed after the edit was saved; make it anew")
-    if not whole:
+    if not same_manifest:
         raise EditError(f"{folder}: {MANIFEST} was changed after the edit was saved; make the edit anew")
     return edit
 
@@ -86,25 +86,11 @@ def is_edit(folder: Path) -> bool:
 
 def digest(edit: Edit) -> str:
     """Hash facts, changes as they are factored, keys and values to 16 hexadecimal digits."""
-    hashed = _hashed_facts(edit)
+    hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in edit.facts]).encode())
     for name, tensor in sorted(_tensors(edit), key=lambda named: named[0]):
         hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
         hashed.update(_bytes(tensor))
     return hashed.hexdigest()[:16]
-
-
-def _first_digest(edit: Edit) -> str:
-    """Compute the fingerprint of format 1: over facts and factors, without keys and values."""
-    hashed = _hashed_facts(edit)
-    for address, delta in sorted(edit.updates.items()):
-        hashed.update(f"{address}".encode())
-        for part in _parts(delta).values():
-            hashed.update(_bytes(part))
-    return hashed.hexdigest()[:16]
-
-
-def _hashed_facts(edit: Edit) -> hashlib._Hash:
-    return hashlib.sha256(json.dumps([fact.to_dict() for fact in edit.facts]).encode())
 
 
 def _bytes(tensor: Tensor) -> bytes:

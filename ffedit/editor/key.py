@@ -68,11 +68,7 @@ def read(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> LayerKey
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> PromptSet:
-    """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain.
-
-    Raises:
-        EditError: memory does not suffice for a single text.
-    """
+    """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain."""
     texts = [*prompt_set.prompts, *prompt_set.essence]
     first = torch.tensor([text.site == 0 for text in texts])
     if not first.any() or first[: len(prompt_set.prompts)].all():

@@ -92,9 +92,6 @@ def write_batch(solver: Solver, job: Job) -> Edit:
     Args:
         solver: solves each layer.
         job: what to write; the values are chosen at the highest layer.
-
-    Raises:
-        EditError: there is no solution, or several layers are requested that cannot share a value.
     """
     editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
     record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
@@ -162,8 +159,7 @@ def _streams(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSe
 def _gain(editable: Editable, ff: FeedForward, prompt_set: PromptSet, direction: Tensor) -> float:
     """Measure the factor on the layer's output where it is added to the residual stream: 1 except in Granite.
 
-    Raises:
-        EditError: the output is normalised before it is added (Gemma 2, OLMo 2), so layers cannot share δ.
+    Where the output is normalised before it is added (Gemma 2, OLMo 2), there is none, and layers cannot share δ.
     """
     text = prompt_set.prompts[0]
     ids, at, block = pad([text.ids]), text.site, {0: editable.layers[ff.layer]}

@@ -13,6 +13,10 @@ sink, whose key does not depend on the token, and is left out; later sinks are d
 One forward pass computes the keys of every layer up to the deepest one requested, where it stops. Each layer keeps two
 sums of d_ff² float64 numbers during the pass, one for each half of the text, and one afterwards. The result is cached
 under a fingerprint of everything it depends on; so is an interrupted pass.
+
+`save_stats` writes one safetensors file for each memory. Statistics of another model, layer or precision would silently
+make an edit worse, so each file holds the fingerprint of all that its keys depend on, and the names of model, layer and
+precision for the error about a mismatch.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.editor.job import unedited
 from ffedit.errors import EditError
 from ffedit.files import cache
+from ffedit.files.atomic import written
 from ffedit.files.resuming import delay_interrupt, load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
@@ -130,16 +135,6 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
         return None
 
 
-def collect_moments(
-    editable: Editable,
-    memory: KeyValueMemory,
-    corpus: Corpus | None = None,
-    progress: Progress = silent,
-) -> KeyMoments:
-    """Collect C of one memory over `corpus`, as `collect` does."""
-    return collect(editable, [memory], corpus, progress)[memory.address]
-
-
 def mark(editable: Editable, memory: KeyValueMemory) -> str:
     """Fingerprint everything but the text that the keys of `memory` depend on: nothing above its layer."""
     return f"{fingerprint(editable, memory.address.layer)}:{memory.address}"
@@ -153,11 +148,7 @@ def moments_for(
     seed: int,
     progress: Progress = silent,
 ) -> Mapping[Address, KeyMoments]:
-    """Return the second moments of `memories` for an edit: `stats`, or collected over the corpus `stats` or a default.
-
-    Raises:
-        EditError: the moments do not fit the model, or cannot be collected.
-    """
+    """Return the second moments of `memories` for an edit: `stats`, or those of the text `stats` or a default one."""
     if stats is None:
         stats = Corpus(tokens=tokens_for(subjects), seed=seed)
     if isinstance(stats, Corpus):
@@ -170,11 +161,7 @@ def moments_for(
 
 
 def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
-    """Check that each of `memories` received keys from the text of `stats`.
-
-    Raises:
-        EditError: the router sent no token to one of them.
-    """
+    """Check that each of `memories` received keys from the text of `stats`."""
     for memory in memories:
         moments = stats[memory.address]
         if not moments.keys:
@@ -189,9 +176,6 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
     """Check that `stats` are the second moments of all `memories`.
 
     Edits applied below a layer change its keys only slightly, so statistics of the unedited model are accepted too.
-
-    Raises:
-        EditError: moments are missing, or of another model, layer or precision.
     """
     missing = next((memory.address for memory in memories if memory.address not in stats), None)
     if missing is not None:
@@ -300,9 +284,6 @@ def _batch(
 
     If memory runs out, the rows are split. The failed run has already updated fitters of lower layers: keys that a
     fitter has counted are not counted again.
-
-    Raises:
-        EditError: memory does not suffice for a single row.
     """
     rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
     rows.view(-1)[: len(ids)] = ids
@@ -378,3 +359,87 @@ def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
         counts = ids.long().bincount(weights)
         weights = torch.where(weights > 0, 1 / counts[ids.long()], 0)
     return weights * (len(ids) / weights.sum())
+
+
+def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
+    """Write `stats` as a folder, whole or not at all.
+
+    Args:
+        stats: by address, as `ffedit.stats` returns them.
+        folder: the folder to create.
+        force: replace an existing folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        EditError: it exists, or cannot be written.
+    """
+    with written(Path(folder), force) as made:
+        for address, moments in stats.items():
+            moments.save(made / file_name(address))
+    return Path(folder)
+
+
+def file_name(address: Address) -> str:
+    """Return the file name of one memory."""
+    return f"layer-{address}.safetensors"
+
+
+def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMoments]:
+    """Read what `save_stats` wrote for this model; layers collected with other weights are left out.
+
+    On an edited model, statistics of the unedited one are accepted too, if the originals of the edited matrices are
+    available.
+
+    Args:
+        folder: that `save_stats` wrote.
+        editable: the model.
+
+    Raises:
+        EditError: it is no such folder, a file is damaged, or all are of another model, layer or precision.
+    """
+    memories = {str(address): memory for address, memory in editable.memories.items()}
+    read = _read(Path(folder))
+    found = {memories[one.address].address: one for one in read.values() if one.address in memories}
+    odd = {memory.address for memory in unlike(editable, [editable.memories[at] for at in found], found)}
+    stats = {at: moments for at, moments in found.items() if at not in odd}
+    if not stats:
+        path, moments = next(reversed(read.items()))
+        memory = memories.get(moments.address)
+        what = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
+        if memory is not None:
+            what = mismatch(moments, memory, editable) or EDITED
+        raise EditError(f"{path}: statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
+    return stats
+
+
+def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:
+    """Merge the statistics of several folders into those of all their texts; a layer may be missing in some folders.
+
+    Raises:
+        EditError: a folder holds none, they are of different models, or a text is in two of them.
+    """
+    merged: dict[str, KeyMoments] = {}
+    for folder in folders:
+        for path, moments in _read(Path(folder)).items():
+            before = merged.get(moments.address)
+            try:
+                merged[moments.address] = moments if before is None else before + moments
+            except EditError as error:
+                raise EditError(f"{path}: {error}") from error
+    return {_address(name): merged[name] for name in sorted(merged, key=_address)}
+
+
+def _address(name: str) -> Address:
+    return Address(*map(int, name.split(".")))
+
+
+def _read(folder: Path) -> dict[Path, KeyMoments]:
+    """Read all statistics in a folder, by file, in the order of the layers."""
+    if not folder.is_dir():
+        raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
+    found = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
+    if not found:
+        raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
+    return dict(sorted(found.items(), key=lambda item: _address(item[1].address)))

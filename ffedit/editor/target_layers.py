@@ -51,11 +51,7 @@ def _written(layer: FeedForward, found: Routes, prompt_sets: Sequence[PromptSet]
 def check_routes(
     editable: Editable, ff: FeedForward, subjects: Sequence[str], prompt_sets: Sequence[PromptSet]
 ) -> None:
-    """Check that the subjects are still routed to the experts of `ff`, with the layers below it edited.
-
-    Raises:
-        EditError: a subject is routed to another expert.
-    """
+    """Check that the subjects are still routed to the experts of `ff`, with the layers below it edited."""
     if ff.mixture is None:
         return
     found = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], [ff.layer])[ff.layer]

@@ -9,7 +9,6 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
 from ffedit.editor.methods import Method, check_method
-from ffedit.editor.preserved_edits import check_after
 from ffedit.editor.prompts import build_prompts
 from ffedit.editor.statistics import moments_for
 from ffedit.editor.target_layers import find_ff_layers, routed
@@ -21,6 +20,7 @@ from ffedit.inference.routing import mixtures
 from ffedit.inference.text import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.hooks import eval_mode
 from ffedit.model.memory import Address
 from ffedit.model.offload import device_of
@@ -29,11 +29,7 @@ from ffedit.progress import Progress, silent
 
 
 def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedForward]) -> None:
-    """Refuse what would have to write to quantised weights on the way, or to pass gradients where none pass.
-
-    Raises:
-        EditError: the method, or the library that quantised the model, does not allow it.
-    """
+    """Refuse what would have to write to quantised weights on the way, or to pass gradients where none pass."""
     if len(where) > 1 or not method.statistics:
         raise EditError(
             f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
@@ -104,3 +100,31 @@ def write(
     with refuse_out_of_memory(refusal):
         job = Job(editable, facts, where, config, moments, after, progress)
         return routed(job, chosen.run(job), prompt_sets)
+
+
+def check_after(editable: Editable, after: Sequence[Edit]) -> None:
+    """Refuse earlier edits of another model, and those that are not in its weights.
+
+    What the keys of preserved edits give is read from the weights, so that an edit which is not there would be kept as
+    if it were. The model's history knows what ffedit wrote, in this process or in the checkpoint. An edit that was
+    computed on the weights as they are is not in them; its keys may be kept nonetheless.
+    """
+    unknown = {}
+    for edit in after:
+        name = edit.fingerprint()
+        for at, delta in edit.updates.items():
+            shape = list(editable.memories[at].shape) if at in editable.memories else "none"
+            if shape != list(delta.shape):
+                raise EditError(
+                    f"the earlier edit {name} changes a value matrix {list(delta.shape)} in layer {at}, where "
+                    f"{editable.name} has {shape}; leave it out, or load the model that it was made for"
+                )
+        if name not in editable.history.known:
+            unknown[name] = edit
+    now = fingerprint(editable) if unknown else ""
+    for name, edit in unknown.items():
+        if edit.base != now:
+            raise EditError(
+                f"the earlier edit {name} was computed on other weights than {editable.name} has, and is not in its "
+                "history (a checkpoint that ffedit exports carries one); apply it first, or leave it out"
+            )

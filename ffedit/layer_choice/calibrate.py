@@ -64,11 +64,9 @@ class LayerScore:
     """Scores of tracing and editing at one layer.
 
     Attributes:
-        layer: the layer.
         effect: average indirect effect at the subject's last token, window of layers around this one, or None.
-        efficacy: after editing the facts in this layer, as are the other scores; None if it was not measured.
-        paraphrase: None if no fact has paraphrases.
-        specificity: None if no fact has neighbors.
+        efficacy: after editing the facts in this layer, as are `paraphrase` and `specificity`; each None where it was
+            not measured.
         score: harmonic mean of efficacy and whichever of the other two were measured; None without efficacy.
         magnitude: mean of the same rates' magnitudes, differences of probability; decides between equal scores.
     """
@@ -86,11 +84,11 @@ class LayerScore:
         """Build the row of a layer from its effect and the scores of the edits at it."""
         names = ("efficacy", "paraphrase", "specificity")
         rates = {name: getattr(scores, name) for name in names}
-        there = [name for name in names if rates[name] is not None]
+        measured = [name for name in names if rates[name] is not None]
         if scores.efficacy is None:
             return cls(layer, effect, **rates, score=None)
-        sizes = [size for name in there if (size := getattr(scores, f"{name}_magnitude")) is not None]
-        score = harmonic_mean([rates[name] for name in there])
+        sizes = [size for name in measured if (size := getattr(scores, f"{name}_magnitude")) is not None]
+        score = harmonic_mean([rates[name] for name in measured])
         return cls(layer, effect, **rates, score=score, magnitude=fmean(sizes) if sizes else None)
 
 
@@ -136,15 +134,14 @@ class Choice:
         """
         if self.layer is None or self.layer in allowed:
             return self.layer
-        there = [row for row in self.rows if row.layer in allowed]
-        if there:
-            return best(there, expected(self.prior, len(self.effects)))
+        rows = [row for row in self.rows if row.layer in allowed]
+        if rows:
+            return best(rows, expected(self.prior, len(self.effects)))
         return min(allowed, key=lambda i: abs(i - (self.layer or 0)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        return dict(json.loads(json.dumps(asdict(self))))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Choice:
@@ -161,11 +158,7 @@ def expected(published: int | None, depth: int) -> int:
 def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
     """Return the layer of the best score; of those within `TIE` of it the one nearest to the prior, where there is one.
 
-    Among equals: where objects are told apart furthest, then where tracing finds the strongest effect.
-
-    Args:
-        rows: scores of the candidates.
-        prior: the layer to expect, published or usual; None to go by the scores alone.
+    Among equals: where the magnitude is largest, then where tracing shows the strongest effect.
     """
 
     def rank(row: LayerScore) -> tuple[float, ...]:
@@ -200,20 +193,19 @@ def choose_layer(
     """
     config = config or preset("default", check_method(method).name)
     asked = read_facts(FACTS) if facts is None else list(facts)
-    place = _place(editable, method, asked, config, stats)
-    if (kept := _read(place, len(editable.layers))) is not None:
-        return kept
+    path = _path(editable, method, asked, config, stats)
+    if (cached := _read(path, len(editable.layers))) is not None:
+        return cached
     started = time.perf_counter()
     choice = _calibrate(editable, method, asked, config, stats, progress)
     choice = replace(choice, seconds=round(time.perf_counter() - started, 1), made=date.today().isoformat())
-    text = json.dumps(choice.to_dict())
-    cache.write(place, lambda path: _write(path, text))
+    write_json(path, choice.to_dict())
     return choice
 
 
 def remembered(editable: Editable, method: str = "memit") -> Choice | None:
     """Read the cached choice for this model with the method's defaults; None if there is none."""
-    return _read(_place(editable, method, read_facts(FACTS), preset("default", method), None), len(editable.layers))
+    return _read(_path(editable, method, read_facts(FACTS), preset("default", method), None), len(editable.layers))
 
 
 def _calibrate(
@@ -227,14 +219,14 @@ def _calibrate(
     known = known_facts(editable, asked)
     if len(known) < LEAST:
         return Choice(None, method, len(asked), len(known))
-    some = in_turn(known)
+    facts = in_turn(known)
     traces = locate_all(
-        editable, some[:TRACED], samples=SAMPLES, seed=config.seed, token=config.key.fact_token, progress=progress
+        editable, facts[:TRACED], samples=SAMPLES, seed=config.seed, token=config.key.fact_token, progress=progress
     )
     row = published(editable.model.config.get_text_config())
     prior = None if row is None else row.layer(method)
     layers = candidates(len(editable.layers), traces.site, prior)
-    written = some[:WRITTEN]
+    written = facts[:WRITTEN]
     rows = edit_at(editable, written, layers, method, config, stats, traces, progress)
     return Choice(
         layer=best(rows, expected(prior, len(editable.layers))),
@@ -271,13 +263,13 @@ def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
 
 def in_turn(facts: Sequence[Fact]) -> list[Fact]:
     """Take one fact of each subject and interleave the relations, so that the first facts cover as many as possible."""
-    ones = [group[0] for group in by_subject(facts)]
+    first = [group[0] for group in by_subject(facts)]
     seen: Counter[str | None] = Counter()
-    numbers = []
-    for fact in ones:
-        numbers.append(seen[fact.relation])
+    turns = []
+    for fact in first:
+        turns.append(seen[fact.relation])
         seen[fact.relation] += 1
-    return [ones[i] for i in sorted(range(len(ones)), key=numbers.__getitem__)]
+    return [fact for _, fact in sorted(zip(turns, first, strict=True), key=lambda pair: pair[0])]
 
 
 def candidates(depth: int, traced: int | None, prior: int | None) -> list[int]:
@@ -287,8 +279,8 @@ def candidates(depth: int, traced: int | None, prior: int | None) -> list[int]:
     """
     if depth <= SHALLOW:
         return list(range(max(1, depth - 1)))
-    some = {round(share * depth) for share in SHARES} | {layer for layer in (traced, prior) if layer is not None}
-    return sorted(layer for layer in some if layer < depth - 1)
+    layers = {round(share * depth) for share in SHARES} | {layer for layer in (traced, prior) if layer is not None}
+    return sorted(layer for layer in layers if layer < depth - 1)
 
 
 def edit_at(
@@ -301,21 +293,7 @@ def edit_at(
     traces: TraceSet,
     progress: Progress = silent,
 ) -> tuple[LayerScore, ...]:
-    """Write all `facts` into each of `layers` in turn, and measure.
-
-    Args:
-        editable: the model; restored afterwards.
-        facts: with targets, and with paraphrases and neighbors for the scores to be informative.
-        layers: the layers to edit, one at a time.
-        method: a name in `METHODS`.
-        config: of the edits.
-        stats: second moments of the keys of all these layers, or the text to collect them on in one pass.
-        traces: of feed-forward outputs, for comparison.
-        progress: called with the progress.
-
-    Raises:
-        FactError: a fact has no target.
-    """
+    """Write all `facts` into each of `layers` in turn, and measure; the key statistics are collected in one pass."""
     evaluation, effects = Evaluation(editable, facts, progress), traces.at_subject
     if METHODS[method].statistics and (stats is None or isinstance(stats, Corpus)):
         memories = [part for layer in layers for part in editable.feed_forward[layer].parts]
@@ -330,31 +308,26 @@ def edit_at(
     return tuple(rows)
 
 
-def _place(editable: Editable, method: str, facts: Sequence[Fact], config: EditConfig, stats: Corpus | None) -> Path:
+def _path(editable: Editable, method: str, facts: Sequence[Fact], config: EditConfig, stats: Corpus | None) -> Path:
     """Return the cache path of a choice, which depends on the unedited weights and all settings."""
     numbers = (LEAST, TRACED, SAMPLES, WRITTEN, SHALLOW, SHARES, TIE, USUAL)
-    about = [
-        __version__,
-        editable.chat,
-        method,
-        config.to_dict(),
-        str(stats),
-        numbers,
-        [fact.to_dict() for fact in facts],
-    ]
+    records = [fact.to_dict() for fact in facts]
+    about = [__version__, editable.chat, method, config.to_dict(), str(stats), numbers, records]
     digest = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:8]
     weights = editable.history.base or fingerprint(editable)
     return cache.path("layers", f"{weights}-{digest}", ".json")
 
 
-def _read(place: Path, depth: int) -> Choice | None:
+def _read(path: Path, depth: int) -> Choice | None:
     """Read a cached choice; None if there is none, or it is damaged."""
     try:
-        found = Choice.from_dict(json.loads(place.read_text(encoding="utf-8")))
-        return found if found.layer is None or found.layer in range(depth) else None
+        choice = Choice.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return choice if choice.layer is None or choice.layer in range(depth) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file of the cache."""
+    text = json.dumps(content)
+    cache.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -21,7 +21,7 @@ from ffedit.editor import Corpus, EditConfig, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
-from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at
+from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
 from ffedit.layer_choice.published import usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.aggregate import rank_correlation
@@ -63,8 +63,7 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return {**found, "layer": self.layer}
+        return {**json.loads(json.dumps(asdict(self))), "layer": self.layer}
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: the layer, what decided, the model's choice and the sweep."""
-        choice, sweep = (None if one is None else one.to_dict() for one in (self.choice, self.sweep))
+        choice, sweep = (evidence and evidence.to_dict() for evidence in (self.choice, self.sweep))
         return {"layer": self.layer, "by": self.by, "choice": choice, "sweep": sweep}
 
 
@@ -112,7 +111,7 @@ def find_layer(
         asked: "auto", "trace" or "sweep", for which all layers are allowed; anything else traces among those `allowed`.
         allowed: the layers to choose among.
         method: of the edits that are tried.
-        config: of a sweep's edits, and the trace's seed.
+        config: of a sweep's edits; its seed is the trace's, its `key.fact_token` the calibration's.
         stats: for a sweep.
         progress: called with the progress.
 
@@ -120,23 +119,25 @@ def find_layer(
         FactError: nothing to trace, or a fact of a sweep has no target.
     """
     config = config or EditConfig()
+
+    def first_fact() -> TraceSet:
+        return shown(editable, facts, config.seed, progress)
+
     if asked == "sweep":
-        if (kept := remembered_sweep(editable, method)) is not None:
-            return Found(shown(editable, facts, config.seed, progress), kept.layer, "sweep", sweep=kept, kept=True)
+        if (cached := remembered_sweep(editable, method)) is not None:
+            return Found(first_fact(), cached.layer, "sweep", sweep=cached, kept=True)
         traces = locate_all(editable, facts, seed=config.seed, progress=progress)
         sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
         return Found(traces, sweep.layer, "sweep", sweep=sweep)
     if len(allowed) == 1 and asked not in ("auto", "trace"):
-        return Found(shown(editable, facts, config.seed, progress), allowed[0], "request")
-    choice = None
-    if asked == "auto":
-        choice = choose_layer(editable, method, config=_usual(method, config), progress=progress)
-        if choice.layer is not None:
-            return Found(shown(editable, facts, config.seed, progress), choice.layer, "model", choice)
+        return Found(first_fact(), allowed[0], "request")
+    choice = _calibrated(editable, method, config, progress) if asked == "auto" else None
+    if choice is not None and choice.layer is not None:
+        return Found(first_fact(), choice.layer, "model", choice)
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", choice)
-    choice = choice or choose_layer(editable, method, config=_usual(method, config), progress=progress)
+    choice = choice or _calibrated(editable, method, config, progress)
     if (layer := choice.within(allowed)) is not None:
         return Found(traces, layer, "model", choice)
     return Found(traces, min(allowed, key=lambda i: abs(i - usual_layer(len(editable.layers)))), "depth", choice)
@@ -151,17 +152,17 @@ def layer_for(
 ) -> int:
     """Return the layer that `auto` takes, without computing a trace for display."""
     config = config or EditConfig()
-    chosen = choose_layer(editable, method, config=_usual(method, config), progress=progress).layer
-    if chosen is not None:
-        return chosen
-    site = locate_all(editable, facts, seed=config.seed, progress=progress).site
+    if (layer := _calibrated(editable, method, config, progress).layer) is not None:
+        return layer
+    site = locate_all(editable, list(facts), seed=config.seed, progress=progress).site
     return usual_layer(len(editable.layers)) if site is None else site
 
 
-def _usual(method: str, config: EditConfig) -> EditConfig:
-    """Return the method's default config with `key.fact_token` of `config`."""
+def _calibrated(editable: Editable, method: str, config: EditConfig, progress: Progress) -> Choice:
+    """Choose the model's layer with the method's default config, with `key.fact_token` of `config`."""
     usual = preset("default", method)
-    return replace(usual, key=replace(usual.key, fact_token=config.key.fact_token))
+    usual = replace(usual, key=replace(usual.key, fact_token=config.key.fact_token))
+    return choose_layer(editable, method, config=usual, progress=progress)
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
@@ -171,11 +172,7 @@ def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Pr
 
 
 def spread_below(layer: int, count: int) -> range:
-    """Return the `count` consecutive layers that share an edit, the highest of which is `layer`.
-
-    Raises:
-        EditError: there are fewer than `count` up to `layer`.
-    """
+    """Return the `count` consecutive layers that share an edit, the highest of which is `layer`."""
     if count > layer + 1:
         raise EditError(f"--spread {count} was asked for, but layer {layer} has only {layer} below it; spread less")
     return range(layer + 1 - count, layer + 1)
@@ -192,15 +189,6 @@ def by_sweep(
 ) -> Sweep:
     """Write all `facts` into each layer in turn and measure; cache the sweep if it has at least `MANY` facts.
 
-    Args:
-        editable: the model; restored afterwards.
-        facts: with targets, and with paraphrases and neighbors for the scores to be informative.
-        traces: of feed-forward outputs, for comparison.
-        method: of the edits.
-        config: of the edits.
-        stats: second moments of the keys of all layers, or the text to collect them on.
-        progress: called with the progress.
-
     Raises:
         FactError: a fact has no target.
     """
@@ -209,26 +197,21 @@ def by_sweep(
     correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
     sweep = Sweep(rows, traces.site, correlation, method, len(facts))
     if len(facts) >= MANY:
-        text = json.dumps(sweep.to_dict())
-        cache.write(_place(editable, method), lambda path: _write(path, text))
+        write_json(_path(editable, method), sweep.to_dict())
     return sweep
 
 
 def remembered_sweep(editable: Editable, method: str = "memit") -> Sweep | None:
     """Read the cached sweep over many facts for this model and method; None if there is none."""
     try:
-        values = json.loads(_place(editable, method).read_text(encoding="utf-8"))
+        values = json.loads(_path(editable, method).read_text(encoding="utf-8"))
         del values["layer"]
-        found = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
-        return found if found.layer in range(len(editable.layers)) else None
+        sweep = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
+        return sweep if sweep.layer in range(len(editable.layers)) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _place(editable: Editable, method: str) -> Path:
+def _path(editable: Editable, method: str) -> Path:
     asked = hashlib.sha256(json.dumps([editable.chat, method]).encode()).hexdigest()[:8]
     return cache.path("layers", f"{fingerprint(editable)}-{asked}-sweep", ".json")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -16,13 +16,9 @@ class Published:
     """Layers that were published for a model.
 
     Attributes:
-        name: the model.
-        model_type: as in its config, like the next two.
-        depth: number of layers.
-        d_model: hidden size.
+        model_type: as in its config, like `depth` and `d_model`.
         rome: ROME's layer.
         memit: first and last layer of MEMIT's range; None if none was published.
-        source: of the numbers.
     """
 
     name: str

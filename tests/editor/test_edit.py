@@ -6,12 +6,11 @@ import pytest
 import torch
 import zoo
 from torch import Tensor
-from writing import ALONE, CORPUS, FACT, SECOND, STRONG, families, write
+from writing import ALONE, CORPUS, FACT, SECOND, STRONG, collect_moments, families, write
 
 from ffedit import Edit, Fact
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import rank_one
-from ffedit.editor import collect_moments
 from ffedit.inference.generation import answer_log_probs
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -81,30 +80,6 @@ def test_a_dense_edit_that_solved_for_no_keys_is_saved_exactly(tmp_path: Path, d
     assert isinstance(update, Dense) and update.dense.dtype == dtype and torch.equal(update.dense, matrix)
     assert again.keys[Address(1, 3)].shape == (48, 0) and again.values[Address(1, 3)].shape == (32, 0)
     assert again.fingerprint() == edit.fingerprint() and again.rank == 32
-
-
-def save_as_before(edit: Edit, folder: Path) -> None:
-    """The first format: its fingerprint covered facts and factors, and nothing covered the provenance."""
-    edit.save(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in edit.facts]).encode())
-    for address, delta in sorted(edit.updates.items()):
-        assert isinstance(delta, LowRank)
-        hashed.update(str(address).encode())
-        hashed.update(delta.left.numpy().tobytes())
-        hashed.update(delta.right.numpy().tobytes())
-    del manifest["checksum"]
-    manifest |= {"format": 1, "fingerprint": hashed.hexdigest()[:16]}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def test_the_format_before_this_one_is_read(tmp_path: Path) -> None:
-    edit = made()
-    save_as_before(edit, tmp_path / "old")
-    again = Edit.load(tmp_path / "old")
-    assert again.fingerprint() == edit.fingerprint() and again.provenance == edit.provenance
-    change_manifest(lambda m: m["facts"][0].update(target="Berlin"))(tmp_path / "old")
-    assert "changed after" in refusal(tmp_path / "old")
 
 
 class Measured:

@@ -15,7 +15,7 @@ from writing import CORPUS, FACT, SECOND, quick
 import ffedit
 from ffedit import EditError, Fact, editor
 from ffedit.editor import Value, build_prompts, by_subject, collect
-from ffedit.editor.preserved_edits import check_after
+from ffedit.editor.write import check_after
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 

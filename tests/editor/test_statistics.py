@@ -13,11 +13,12 @@ import pytest
 import torch
 import zoo
 from collecting import alike, text
+from writing import collect_moments
 
 import ffedit
 from ffedit import Corpus, EditError
 from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
-from ffedit.editor import collect, collect_moments, statistics
+from ffedit.editor import collect, statistics
 from ffedit.files import cache
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

@@ -17,9 +17,10 @@ from platformdirs import user_cache_path
 from safetensors.torch import load
 from shell import shell
 from tokenizers import normalizers
+from writing import collect_moments
 
 from ffedit import EditError
-from ffedit.editor import Corpus, collect_moments
+from ffedit.editor import Corpus
 from ffedit.files import cache
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable

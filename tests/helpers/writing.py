@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from ffedit import Edit, EditConfig, Fact, editor
-from ffedit.editor import METHODS, Corpus, set_number
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor import METHODS, Corpus, collect, set_number
 from ffedit.model.editable import Editable
+from ffedit.model.memory import KeyValueMemory
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
 SECOND = Fact("Marie Curie", "{} stands in", target="Spain", previous="France")
@@ -48,3 +50,8 @@ STRONG = {**ALONE, "steps": 120, "step_size": 0.1, "max_delta_norm": 10.0}
 
 def write(editable: Editable, *facts: Fact, layer: int = 1, method: str = "rome", **numbers: Any) -> Edit:
     return editor.write(editable, facts or (FACT,), method, [layer], quick(**numbers), CORPUS)
+
+
+def collect_moments(editable: Editable, memory: KeyValueMemory, corpus: Corpus | None = None) -> KeyMoments:
+    """C of one memory."""
+    return collect(editable, [memory], corpus)[memory.address]

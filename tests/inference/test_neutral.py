@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import zoo
+from writing import collect_moments
 
 from ffedit import Corpus
-from ffedit.editor import collect_moments
 from ffedit.files import cache
 from ffedit.inference import neutral
 from ffedit.inference.neutral import nats_per_character, neutral_text

@@ -12,7 +12,7 @@ import torch
 import zoo
 from shell import FACT as ROW
 from shell import disk, shell
-from writing import CORPUS, FACT, SECOND, quick
+from writing import CORPUS, FACT, SECOND, collect_moments, quick
 
 from ffedit import Edit, Fact, LowRank, editor, evaluate
 from ffedit.evaluator import FactScores, Report, Scores
@@ -101,7 +101,7 @@ def test_what_is_lost_in_rounding() -> None:
 def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, FACT, SECOND, context_weight=0.0)
-    C, d_ff = editor.collect_moments(editable, editable.memories[1], CORPUS).C, editable.memories[1].d_ff
+    C, d_ff = collect_moments(editable, editable.memories[1], CORPUS).C, editable.memories[1].d_ff
     # Of each key, what the other does not hold: one over the diagonal of the inverse of KᵀC⁻¹K.
     gram = edit.keys[AT].T @ torch.linalg.solve(C, edit.keys[AT])
     smallest = float((1 / torch.linalg.inv(gram).diagonal()).min()) / d_ff
@@ -115,7 +115,7 @@ def test_statistics_of_too_little_text() -> None:
     d_ff = editable.memories[1].d_ff
     for tokens, breaks in ((d_ff + 3, False), (d_ff + 2, True)):  # each of three rows begins with a token that is out
         edit = editor.write(editable, [FACT], "emmet", [1], quick(max_delta_norm=0.1), editor.Corpus(tokens=tokens))
-        sum_ = editor.collect_moments(editable, editable.memories[1], editor.Corpus(tokens=tokens)).sum
+        sum_ = collect_moments(editable, editable.memories[1], editor.Corpus(tokens=tokens)).sum
         singular = int(torch.linalg.matrix_rank(sum_, rtol=1e-6, hermitian=True)) < d_ff
         assert singular or not breaks, "what the limit speaks of"
         found = breaches(editable, edit, report())
@@ -128,7 +128,7 @@ def test_statistics_of_too_little_text() -> None:
 def test_halves_of_the_text_that_solve_apart() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, max_delta_norm=0.1)
-    apart = editor.collect_moments(editable, editable.memories[1], CORPUS).convergence
+    apart = collect_moments(editable, editable.memories[1], CORPUS).convergence
     assert apart is not None and edit.provenance["statistics"]["1"]["convergence"] == apart
     assert broken(editable, edit, report(), convergence=1.01 * apart) == {}
     found = broken(editable, edit, report(), convergence=0.99 * apart)
@@ -142,7 +142,7 @@ def test_halves_of_the_text_that_solve_apart() -> None:
 def test_an_expert_is_judged_by_the_keys_that_came_to_it() -> None:
     editable = zoo.trained("mixtral", True)
     edit = write(editable, max_delta_norm=0.1)
-    moments = {at: editor.collect_moments(editable, editable.memories[at], CORPUS) for at in edit.updates}
+    moments = {at: collect_moments(editable, editable.memories[at], CORPUS) for at in edit.updates}
     shares = {at: one.keys / editable.memories[at].d_ff for at, one in moments.items()}
     assert all(one.keys < one.count for one in moments.values())
     for limit in (0.99 * min(shares.values()), 1.01 * max(shares.values())):

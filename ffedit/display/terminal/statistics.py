@@ -12,7 +12,7 @@ from rich.text import Text
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.editor import Corpus
-from ffedit.editor.statistics_folder import file_name
+from ffedit.editor.statistics import file_name
 from ffedit.facts.text import number
 from ffedit.files import cache
 from ffedit.model.memory import Address

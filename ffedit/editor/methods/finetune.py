@@ -80,9 +80,6 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
         method: its name, for the provenance.
         kind: of its numbers; those with a bound hold every entry of Δ within ±`bound`.
         job: what to write.
-
-    Raises:
-        EditError: the loss is not finite, or there is no memory for a single text.
     """
     editable, numbers = job.editable, job.config.of(method, kind)
     (ff,) = job.ff_layers
@@ -119,11 +116,7 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
 
 
 def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
-    """Return −mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff].
-
-    Raises:
-        EditError: there is no memory for the gradient of a single text.
-    """
+    """Return −mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff]."""
     leaves = {id(one.leaf): one.leaf for one in ff.parts}
 
     def part(rows: Sequence[int]) -> tuple[float, Tensor]:

@@ -49,12 +49,7 @@ class Method:
     package: str = "ffedit"
 
     def __post_init__(self) -> None:
-        """Refuse a method that computes nothing, or in two ways.
-
-        Raises:
-            EditError: not exactly one of `solver` and `compute` is given, a solver goes without statistics, or the
-                name is that of a record of `EditConfig`.
-        """
+        """Refuse a method that computes nothing, or in two ways."""
         if self.name in {record.name for record in fields(EditConfig)}:
             raise EditError(f"method {self.name!r}: that is a name of other numbers; another was expected")
         if (self.solver is None) == (self.compute is None):

@@ -46,11 +46,7 @@ PAPER = EditConfig(
 
 
 def rome(job: Job) -> Edit:
-    """Store the facts of `job` in the value matrix of one layer, subject after subject.
-
-    Raises:
-        EditError: nothing in the layer responds to a subject, or the loss is not finite.
-    """
+    """Store the facts of `job` in the value matrix of one layer, subject after subject."""
     editable, config, groups = job.editable, job.config, job.groups
     (ff,) = job.ff_layers
     record = Record("rome", job)
