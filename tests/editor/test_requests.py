@@ -38,9 +38,7 @@ def test_statistics_from_before_an_edit_below_serve_a_sequence() -> None:
 
 
 def test_texts_stay_within_what_the_model_takes() -> None:
-    editable = zoo.trained("gpt2", True)
-    editable.model.config.n_positions = editable.max_tokens // 8
-    assert editable.max_tokens == 8
+    editable = dataclasses.replace(zoo.trained("gpt2", True), max_tokens=8)
     for prompt_set in build_prompts(editable, by_subject(FACTS), quick(contexts=3, context_tokens=(1, 10))):
         assert max(len(text.ids) for text in (*prompt_set.prompts, *prompt_set.essence)) <= 8
         assert prompt_set.essence and 0 < len(prompt_set.prompts) < 4 * prompt_set.facts, "longer ones are left out"
