@@ -154,7 +154,7 @@ def layer_for(
     config = config or EditConfig()
     if (layer := _calibrated(editable, method, config, progress).layer) is not None:
         return layer
-    site = locate_all(editable, list(facts), seed=config.seed, progress=progress).site
+    site = locate_all(editable, facts, seed=config.seed, progress=progress).site
     return usual_layer(len(editable.layers)) if site is None else site
 
 
