@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ffedit.facts.reading import read_facts, sift_facts
     from ffedit.inspector import Slot, inspect_edit, inspect_memory, inspect_model, inspect_prompt
     from ffedit.layer_choice.calibrate import Choice, LayerScore, choose_layer
-    from ffedit.loading.load_stacks import load_stacks
+    from ffedit.loading.load import load_stacks
     from ffedit.locator import Trace, TraceSet, locate, locate_all
     from ffedit.model.editable import Editable
     from ffedit.model.memory import Address, KeyValueMemory
@@ -70,7 +70,7 @@ _HOMES = {
     "evaluator": ("Report", "Scores", "evaluate"),
     "facts.fact": ("Fact", "Probe"),
     "inspector": ("Slot", "inspect_edit", "inspect_memory", "inspect_model", "inspect_prompt"),
-    "loading.load_stacks": ("load_stacks",),
+    "loading.load": ("load_stacks",),
     "locator": ("Trace", "TraceSet", "locate", "locate_all"),
     "algebra.low_rank": ("LowRank",),
     "model.memory": ("Address", "KeyValueMemory"),

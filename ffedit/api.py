@@ -52,7 +52,7 @@ def load(
             (merged experts); the others are read from the checkpoint's own files.
         max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
         chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
-            begins the assistant's (`ffedit.model.chat`).
+            begins the assistant's (`ffedit.model.tokenization`).
         progress: told how far the conversion of a GGUF file is.
 
     Raises:

@@ -12,7 +12,7 @@ import click
 import ffedit
 from ffedit.cli.options import FILE, model_options
 from ffedit.files.atomic import check_file
-from ffedit.loading.encoder_decoder import chosen
+from ffedit.loading.load import choose_stack
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def stack_options(command: Command) -> Command:
     @model_options
     @functools.wraps(command)
     def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
-        return command(load_stack=lambda: chosen(load_model(by=ffedit.load_stacks), half), **kwargs)
+        return command(load_stack=lambda: choose_stack(load_model(by=ffedit.load_stacks), half), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 

@@ -240,7 +240,7 @@ class Edit:
 
 def applied_edits(editable: Editable) -> tuple[Edit, ...]:
     """Return the edits applied to a model, oldest first."""
-    return tuple(edit for edit in editable.history.known.values() if isinstance(edit, Edit))
+    return tuple(editable.history.known.values())
 
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:

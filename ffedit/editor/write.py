@@ -23,8 +23,7 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.hooks import eval_mode
 from ffedit.model.memory import Address
-from ffedit.model.offload import device_of
-from ffedit.model.quantized import gives_gradient
+from ffedit.model.storage import device_of, gives_gradient
 from ffedit.progress import Progress, silent
 
 

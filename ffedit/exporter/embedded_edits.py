@@ -18,10 +18,10 @@ from ffedit.errors import EditError
 from ffedit.exporter.rewrite_shards import EDITS, file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
-from ffedit.model.edit_history import Change, History
+from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
-from ffedit.model.offload import device_of
+from ffedit.model.storage import device_of
 
 ORIGINALS = "originals.safetensors"
 
@@ -61,7 +61,7 @@ def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
     editable = load_model(name_or_path, **options)
     folder = cached_folder(editable) if isinstance(name_or_path, str | Path) else None
     if folder and (edits := history(folder)):
-        by_name: dict[str, Change] = {edit.fingerprint(): edit for edit in edits}
+        by_name = {edit.fingerprint(): edit for edit in edits}
         originals = _load_originals(editable, edits, read_originals(folder))
         if originals is None:
             editable.history = History(lasting=by_name)

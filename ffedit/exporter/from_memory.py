@@ -22,10 +22,10 @@ from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError
 from ffedit.exporter.rewrite_shards import file_name
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, sample_of
+from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
 from ffedit.model.memory import SAMPLE, identity
-from ffedit.model.offload import fetched_from, is_offloaded, parameters
-from ffedit.model.saved_names import saved
+from ffedit.model.storage import fetched_from, is_offloaded, parameters
 
 
 def identified(edit: Edit, editable: Editable) -> Edit:

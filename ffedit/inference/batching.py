@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from ffedit.model.editable import Editable
-from ffedit.model.offload import device_of
+from ffedit.model.storage import device_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

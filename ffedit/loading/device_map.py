@@ -1,6 +1,6 @@
 """Devices on which a model is loaded: one, all that there are, or all of them with offloading of the rest.
 
-What does not fit an accelerator is offloaded to CPU memory or to the disk (`model.offload`).
+What does not fit an accelerator is offloaded to CPU memory or to the disk (`model.storage`).
 """
 
 from __future__ import annotations

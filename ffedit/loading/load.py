@@ -7,28 +7,36 @@ models is in `export`.)
 
 from __future__ import annotations
 
-import ssl
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.client import HTTPException
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
-from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.errors import EditError, ModelError, brief
+from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.device_map import DeviceMap, spread_over
-from ffedit.loading.gguf import PACKAGES, converted, gguf_file, source_of
-from ffedit.loading.verify import find_and_verify
-from ffedit.model.chat import turn
-from ffedit.model.editable import Editable
-from ffedit.model.offload import device_of
+from ffedit.loading.gguf import PACKAGES, check_loaded, converted, gguf_file, readable, source_of
+from ffedit.loading.verify import find_and_verify, find_stacks
+from ffedit.model.editable import Editable, Stack
+from ffedit.model.storage import device_of
+from ffedit.model.tokenization import turn
 from ffedit.progress import Progress, silent
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
@@ -60,39 +68,89 @@ def load_model(
     """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also reads its edits."""
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if not isinstance(name_or_path, str | Path):
-        pair = ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
-        return _asked(find_and_verify(*pair, value_matrix), chat)
+        pair = _ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
+        return _in_chat(find_and_verify(*pair, value_matrix), chat)
     name = str(name_or_path)
-    found = opened(name, revision, trust_remote_code, progress)
-    if found.config.is_encoder_decoder:
-        raise ModelError(f"{name}: {found.config.model_type} is an encoder with a decoder; a causal decoder is needed")
-    model, tokenizer, saved = read(found, AutoModelForCausalLM, "causal", dtype, spread)
+    checkpoint = opened(name, revision, trust_remote_code, progress)
+    if checkpoint.config.is_encoder_decoder:
+        kind = checkpoint.config.model_type
+        raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
+    model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
     editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
     if folder := cached_folder(editable):
         editable.source = source_of(name, folder)
-    return _asked(editable, chat)
+    return _in_chat(editable, chat)
 
 
-def ready_pair(
-    given: Any, device: str, dtype: str, revision: str | None, trust_remote_code: bool, device_map: DeviceMap | None
+def load_stacks(
+    name_or_path: Source = "atlas",
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    value_matrix: str | None = None,
+    device_map: DeviceMap | None = None,
+    offload_folder: str | Path | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    progress: Progress = silent,
+) -> list[Stack]:
+    """Load the stacks of a model, ready to be inspected, the encoder first; arguments as of `load`.
+
+    Raises:
+        ModelError: it cannot be found, read, recognised or spread; one line says why.
+    """
+    spread = spread_over(device, device_map, offload_folder, max_memory)
+    if not isinstance(name_or_path, str | Path):
+        pair = _ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
+        return find_stacks(*pair, value_matrix)
+    checkpoint = opened(str(name_or_path), revision, trust_remote_code, progress)
+    if (auto_class := _auto_class(checkpoint.config)) is None:
+        everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
+        return [load_model(name_or_path, *everything, progress=progress)]
+    model, tokenizer, _ = _read(checkpoint, *auto_class, dtype, spread)
+    return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
+
+
+def _auto_class(config: Any) -> tuple[Any, str] | None:
+    """Return the transformers class for the model with its head, and the kind of model; None for a causal decoder."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM, "sequence-to-sequence"
+    causal, masked = (
+        names.get(config.model_type) for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    )
+    # Many model types have an encoder and a decoder variant; the checkpoint's config names its own.
+    if masked is None or getattr(config, "is_decoder", False) or causal in (config.architectures or ()):
+        return None
+    return AutoModelForMaskedLM, "masked"
+
+
+def choose_stack(stacks: list[Stack], kind: str | None) -> Stack:
+    """Return the encoder or the decoder of a model; its only stack where `kind` is None.
+
+    Raises:
+        EditError: there is none of this kind, or several and `kind` is None.
+    """
+    kinds = " and ".join(f"{'an' if stack.kind == 'encoder' else 'a'} {stack.kind}" for stack in stacks)
+    if kind is None and len(stacks) > 1:
+        raise EditError(f"{stacks[0].name} has {kinds}; say which one with --stack encoder or --stack decoder")
+    matching = [stack for stack in stacks if kind in (None, stack.kind)]
+    if not matching:
+        raise EditError(f"{stacks[0].name} has {kinds} and no other stack; leave --stack {kind} out")
+    return matching[0]
+
+
+def _ready_pair(
+    source: Any, device: str, dtype: str, revision: str | None, trust_remote_code: bool, device_map: DeviceMap | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Return a model that was loaded elsewhere, its tokenizer, and its name in messages.
-
-    Args:
-        given: the pair.
-        device: as of `load`; it, and all that follow, have no effect on a pair and are refused.
-        dtype: the same.
-        revision: the same.
-        trust_remote_code: the same.
-        device_map: the same.
+    """Return a model that was loaded elsewhere, its tokenizer, and its name; options of loading are refused.
 
     Raises:
         ModelError: it is no pair, or one of the others is not at its default.
     """
-    some = given if isinstance(given, tuple) else (given,)
-    if len(some) != 2 or not hasattr(some[0], "config") or not isinstance(some[1], PreTrainedTokenizerBase):
-        found = ", ".join(type(one).__name__ for one in some)
-        raise ModelError(f"found {found}; a model's name, its folder or a pair (model, tokenizer) was expected")
+    pair = source if isinstance(source, tuple) else (source,)
+    if len(pair) != 2 or not hasattr(pair[0], "config") or not isinstance(pair[1], PreTrainedTokenizerBase):
+        types = ", ".join(type(value).__name__ for value in pair)
+        raise ModelError(f"found {types}; a model's name, its folder or a pair (model, tokenizer) was expected")
     options = {
         "device": device != "auto",
         "dtype": dtype != "auto",
@@ -100,13 +158,13 @@ def ready_pair(
         "trust_remote_code": trust_remote_code,
         "device_map": device_map is not None,
     }
-    if unused := [name for name, given_too in options.items() if given_too]:
+    if unused := [name for name, is_set in options.items() if is_set]:
         raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
-    model, tokenizer = some
+    model, tokenizer = pair
     return model, tokenizer, model.config._name_or_path or type(model).__name__
 
 
-def _asked(editable: Editable, chat: bool) -> Editable:
+def _in_chat(editable: Editable, chat: bool) -> Editable:
     """Set whether prompts are put into the chat template; refuse a tokenizer without one."""
     editable.chat = chat
     try:
@@ -143,7 +201,7 @@ def opened(
     """
     path = path_of(name, progress)
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
-    with _readable(name, "config.json"):
+    with readable(f"{name}: config.json cannot be read"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
 
 
@@ -159,7 +217,7 @@ def path_of(name: str, progress: Progress = silent) -> str:
     return name if file is None else str(converted(name, file, progress))
 
 
-def read(
+def _read(
     opened: Opened, auto: Any, kind: str, dtype: str, spread: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
     """Read a checkpoint's tokenizer and weights.
@@ -183,12 +241,12 @@ def read(
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
     tokenizer = read_tokenizer(opened)
     quantised = getattr(config, "quantization_config", None)
-    part, advice = "the model", ""
+    what, advice = f"{name}: the model", ""
     if quantised is not None:
-        part, advice = f"the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
+        what, advice = f"{name}: the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
     if dtype == "float16" and spread["device_map"] is None and quantised is None:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
-    with _readable(name, part, advice):
+    with readable(f"{what} cannot be read", advice):
         loaded: Any = auto.from_pretrained(
             path,
             dtype=DTYPES.get(dtype, "auto"),
@@ -198,11 +256,8 @@ def read(
             ignore_mismatched_sizes=True,
             **common,
         )
-    model, found = loaded
-    for key, given, wanted in found["mismatched_keys"]:
-        raise ModelError(f"{name}: {key} is {list(given)} in the checkpoint, {list(wanted)} was expected")
-    for key in sorted(found["missing_keys"]):
-        raise ModelError(f"{name}: {key} is missing from the checkpoint; a {kind} language model was expected")
+    model, info = loaded
+    check_loaded(name, info, "checkpoint", f"a {kind} language model was expected")
     model.eval().requires_grad_(False)
     saved = model.dtype if quantised is not None else _saved_in(path, model, config)
     if model.dtype == torch.float16 and quantised is None and device_of(model).type == "cpu":
@@ -212,8 +267,6 @@ def read(
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    from ffedit.files.tensor_ranges import FLOATS, contents
-
     folder = _folder_of(path, model)
     try:
         tensors = contents(folder) if folder is not None else {}
@@ -233,7 +286,7 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: it cannot be read, or is missing.
     """
-    with _readable(opened.name, "the tokenizer"):
+    with readable(f"{opened.name}: the tokenizer cannot be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
@@ -242,19 +295,8 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
 
 def _quantiser(config: Any) -> str:
     """Return the method that a checkpoint was quantised with."""
-    found = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
-    return str(getattr(found, "value", found))
-
-
-@contextmanager
-def _readable(name: str, part: str, advice: str = "") -> Iterator[None]:
-    """Raise a one-line error for a part of a checkpoint that cannot be read."""
-    try:
-        yield
-    except FFEditError:
-        raise
-    except Exception as error:  # a broken checkpoint may fail anywhere in transformers, with any error
-        raise ModelError(f"{name}: {part} cannot be read: {brief(error)}{advice}") from error
+    method = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    return str(getattr(method, "value", method))
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
@@ -294,10 +336,10 @@ def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
         return Path(source)
     commit = getattr(model.config, "_commit_hash", None)
     try:
-        found = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
+        file = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
     except ValueError:  # not the form of a hub id
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def _is_local(path: str, name: str) -> bool:
@@ -327,11 +369,7 @@ def _is_local(path: str, name: str) -> bool:
 def _answers(url: str) -> bool:
     """Return True if a server can be reached; tried once, where transformers would try for a minute."""
     try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
-    except urllib.error.HTTPError:
-        return True
-    except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # the server exists; transformers has its own certificates
-    except (OSError, ValueError, HTTPException):
+        huggingface_hub.get_session().head(url, timeout=5)
+    except Exception:  # the errors of the library that huggingface_hub's version uses
         return False
     return True

@@ -4,6 +4,8 @@
 `num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
 forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
 recorded pass gives the logits of the whole. What is not recognised is refused, and the error lists what was found.
+
+Encoders and both halves of encoder–decoders, which are inspected only, are recognised and verified in the same way.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.model import offload
-from ffedit.model.editable import Editable
+from ffedit.model import storage
+from ffedit.model.discover import Layer, find_attention, find_feed_forward, find_layers, find_memory
+from ffedit.model.editable import Editable, Kind, Stack
 from ffedit.model.experts import Mixture, Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import capture, capture_returned
+from ffedit.model.hooks import calls, capture, capture_returned, leaves
 from ffedit.model.memory import KeyValueMemory
-from ffedit.model.roles import Layer, find_attention, find_feed_forward, find_layers
 
 
 def find_and_verify(
@@ -47,16 +49,13 @@ def find_and_verify(
     Raises:
         ModelError: the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
     """
-    model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
-    if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
+    model = _transformers_model(model, name)
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise ModelError(f"{name}: {type(model).__name__} is not a causal decoder (no unembedding, or an encoder)")
-    if not offload.is_loaded(model):
-        raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
-    layers = find_layers(model, name)
+    config = model.config.get_text_config()
+    layers = find_layers(model.get_decoder(), name, config.num_hidden_layers)
     editable = Editable(model, tokenizer, name, layers, attention=find_attention(layers))
-    editable.max_tokens = longest_input(model.config.get_text_config(), model, 2048)
+    editable.max_tokens = _longest_input(config, model, 2048)
     editable.feed_forward = [
         find_feed_forward(Layer(model, layer, i, name, editable.probe, value_matrix, saved_dtype))
         for i, layer in enumerate(layers)
@@ -65,7 +64,72 @@ def find_and_verify(
     return editable
 
 
-def longest_input(config: Any, body: nn.Module, otherwise: int) -> int:
+def find_stacks(
+    model: Any, tokenizer: PreTrainedTokenizerBase, name: str = "model", value_matrix: str | None = None
+) -> list[Stack]:
+    """Find and verify the stacks of any transformers model that reads text, the encoder first.
+
+    Arguments and errors are those of `find_and_verify`; the model may be a causal decoder, an encoder, or both.
+    """
+    model = _transformers_model(model, name)
+    if model.config.is_encoder_decoder:
+        encoder = _find_stack(model, model.get_encoder(), "encoder", tokenizer, name, value_matrix)
+        return [encoder, _find_stack(model, model.get_decoder(), "decoder", tokenizer, name, value_matrix)]
+    if model.can_generate():
+        return [find_and_verify(model, tokenizer, name, value_matrix)]
+    return [_find_stack(model, model.base_model, "encoder", tokenizer, name, value_matrix)]
+
+
+def _find_stack(
+    model: PreTrainedModel,
+    body: nn.Module,
+    kind: Kind,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    value_matrix: str | None,
+) -> Stack:
+    """Find and verify the layers in an encoder, or in one half of a pair."""
+    layers = find_layers(body, name)
+    stack = Stack(model, tokenizer, name, layers, kind=kind, max_tokens=_longest_input(body.config, body, 512))
+    for i, layer in enumerate(layers):
+        memory = find_memory(Layer(model, layer, i, name, stack.probe, value_matrix))
+        stack.feed_forward.append(FeedForward(i, memory.module, (memory,)))
+    modules = {address: memory.module for address, memory in stack.memories.items()}
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    outside = [module for module in leaves(body) if id(module) not in inside]
+    with (
+        capture(modules, inputs=True) as keys,
+        capture(modules) as outputs,
+        capture({0: layers[-1]}) as last,
+        capture_returned(layers[-1]) as returned,
+        calls(outside) as around,
+    ):
+        stack.probe()
+    if not torch.isfinite(last[0]).all():
+        raise ModelError(f"{name}: the numbers of its {kind} are not finite; a sound checkpoint was expected")
+    for address, memory in stack.memories.items():
+        _product_error(memory, keys[address], outputs[address], last[0].shape[-1], name)
+    stack.layer_outputs = len(returned[0]) if isinstance(returned[0], tuple) else 0
+    norm = next((module for module, x, _ in around if torch.equal(x, last[0])), None)
+    stack.norm = next((path for path, module in model.named_modules() if module is norm), "")
+    return stack
+
+
+def _transformers_model(model: Any, name: str) -> PreTrainedModel:
+    """Return the model itself, of one that was compiled or not.
+
+    Raises:
+        ModelError: it is no model of transformers, or was not loaded whole.
+    """
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
+    if not storage.is_loaded(model):
+        raise ModelError(f"{name}: some weights are not loaded (meta device); load the model whole")
+    return model
+
+
+def _longest_input(config: Any, body: nn.Module, otherwise: int) -> int:
     """Return the number of positions; they begin behind the position of padding where there is one (RoBERTa)."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
     longest = next((int(n) for name in names if (n := getattr(config, name, None))), otherwise)
@@ -79,7 +143,7 @@ def _verify(editable: Editable) -> None:
     """Check in one forward pass that the model is causal, its numbers finite, and W k + b each layer's output."""
     model, name = editable.model, editable.name
     ids = editable.probe_ids().to(editable.device)
-    dense = {one.parts[0].address: one.parts[0] for one in editable.feed_forward if one.mixture is None}
+    dense = {ff.parts[0].address: ff.parts[0] for ff in editable.feed_forward if ff.mixture is None}
     modules = {address: memory.module for address, memory in dense.items()}
     blocks = {id(module) for layer in editable.layers for module in layer.modules()}
     outside = {
@@ -92,15 +156,15 @@ def _verify(editable: Editable) -> None:
         capture(modules, inputs=True) as keys,
         capture(modules) as outputs,
         capture({"first": editable.layers[0]}) as first,
-        capture_returned(editable.layers[0]) as things,
+        capture_returned(editable.layers[0]) as returned,
         capture({"unembedding": editable.unembedding}, inputs=True) as final,
         capture(outside) as beside,
     ):
         logits = editable.run(input_ids=ids, use_cache=False).logits
     # The probe reads every weight but the embeddings of other tokens.
-    if not (torch.isfinite(logits).all() and torch.isfinite(offload.fetched(editable.embedding)).all()):
-        names = [path for path, _ in offload.parameters(model)]
-        bad = [path for path in names if not torch.isfinite(offload.fetched_from(model, path)).all()]
+    if not (torch.isfinite(logits).all() and torch.isfinite(storage.fetched(editable.embedding)).all()):
+        names = [path for path, _ in storage.parameters(model)]
+        bad = [path for path in names if not torch.isfinite(storage.fetched_from(model, path)).all()]
         where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
         raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
     shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
@@ -108,12 +172,12 @@ def _verify(editable: Editable) -> None:
     near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
     if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
-    editable.layer_outputs = 2 if isinstance(things[0], tuple) else 0
+    editable.layer_outputs = 2 if isinstance(returned[0], tuple) else 0
     state = final["unembedding"]
     feeding = [path for path, out in beside.items() if out.shape == state.shape and torch.equal(out, state)]
     editable.norm = feeding[-1] if feeding else ""
     d_model = first["first"].shape[-1]
-    errors = [product_error(memory, keys[at], outputs[at], d_model, name) for at, memory in dense.items()]
+    errors = [_product_error(memory, keys[at], outputs[at], d_model, name) for at, memory in dense.items()]
     errors += [check() for check in mixtures]
     editable.probe_error = max(errors)
     editable.resumable = _gap(replay.check, editable, ids) <= near
@@ -125,7 +189,7 @@ def _verify(editable: Editable) -> None:
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
 
 
-def product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
+def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
     """Return the difference of W k + b from the module's output for `key`, relative to the scale of `output`.
 
     Raises:
@@ -148,9 +212,9 @@ def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: t
     error = float(gaps.max() / observed.abs().max().clamp(min=1e-12))
     # 16-bit sums may differ by a few units in the last place.
     if not error <= (1e-3 if dtype == torch.float32 else 5e-2):
-        computed, given = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
+        computed, gave = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
         raise ModelError(
-            f"{name}: W k + b is {computed:.4g} where {path} gives {given:.4g} (off by {error:.1e} of its scale); the "
+            f"{name}: W k + b is {computed:.4g} where {path} gives {gave:.4g} (off by {error:.1e} of its scale); the "
             "module does more than multiply (an adapter?): merge it, or name another with --value-matrix"
         )
     return error
@@ -164,11 +228,11 @@ def _mixtures(editable: Editable) -> Iterator[list[Callable[[], float]]]:
         ModelError: it is too large.
     """
     with ExitStack() as stack:
-        checks: list[Callable[[], float]] = []
-        for layer in editable.feed_forward:
-            if layer.mixture is not None:
-                checks.append(_watch(stack, layer, layer.mixture, editable.name))
-        yield checks
+        yield [
+            _watch(stack, layer, layer.mixture, editable.name)
+            for layer in editable.feed_forward
+            if layer.mixture is not None
+        ]
 
 
 def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) -> Callable[[], float]:

@@ -12,32 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
-from ffedit.algebra.low_rank import Update
-from ffedit.facts.fact import Fact
 from ffedit.model.memory import Address, KeyValueMemory
-
-
-class Change(Protocol):
-    """Protocol of an edit, as far as the history needs it."""
-
-    @property
-    def updates(self) -> Mapping[Address, Update]:
-        """Δ per memory."""
-        ...
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """Facts that it stores."""
-        ...
 
 
 @dataclass(eq=False)
 class History:
-    """Edits in a model's weights.
+    """Edits (`ffedit.editor.Edit`) in a model's weights.
 
     Attributes:
         base: fingerprint of the weights before the oldest of `edits`; None while there is none.
@@ -47,26 +31,26 @@ class History:
     """
 
     base: str | None = None
-    edits: dict[str, Change] = field(default_factory=dict)
+    edits: dict[str, Any] = field(default_factory=dict)
     originals: dict[Address, Tensor] = field(default_factory=dict)
-    lasting: dict[str, Change] = field(default_factory=dict)
+    lasting: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def known(self) -> dict[str, Change]:
+    def known(self) -> dict[str, Any]:
         """All edits in the weights, by fingerprint, the oldest first."""
         return self.lasting | self.edits
 
-    def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Change, found: str) -> None:
+    def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Any, weights: str) -> None:
         """Write `edit`, identified by `name`, on top of the others; if that fails, restore the weights.
 
         Args:
             memories: of the model.
             name: the edit's fingerprint.
             edit: what to write.
-            found: fingerprint of the weights as they are now.
+            weights: fingerprint of the weights as they are now.
         """
         self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
-        self.base = found if self.base is None else self.base
+        self.base = weights if self.base is None else self.base
         self.edits[name] = edit
         try:
             for at, delta in edit.updates.items():

@@ -25,13 +25,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
 from ffedit.errors import ModelError
-from ffedit.model import offload
+from ffedit.model import storage
+from ffedit.model.discover import ResidualAdd, find_residual_adds
 from ffedit.model.edit_history import History
 from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
 from ffedit.model.memory import Memories
-from ffedit.model.residual_add import ResidualAdd, find_residual_adds
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode
 
@@ -146,12 +146,12 @@ class Stack:
     @property
     def vocabulary(self) -> int:
         """Number of logits; ModelError as of `unembedding`."""
-        return len(offload.fetched(self.unembedding))
+        return len(storage.fetched(self.unembedding))
 
     @property
     def device(self) -> torch.device:
         """Device of the token ids."""
-        return offload.device_of(self.embedding)
+        return storage.device_of(self.embedding)
 
     def run(self, **inputs: Any) -> Any:
         """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in."""
@@ -257,7 +257,7 @@ class Stack:
         Raises:
             ModelError: the model has no unembedding.
         """
-        states = vectors.to(self.device, offload.fetched(self.unembedding).dtype)[:, None]
+        states = vectors.to(self.device, storage.fetched(self.unembedding).dtype)[:, None]
         ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
         inputs: dict[str, Any] = {"input_ids": ids}
         with ExitStack() as stack:

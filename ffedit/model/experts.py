@@ -10,43 +10,27 @@ unchanged. Where the router scales an expert's *input* (Llama 4), k_e = m_e(g_e 
 
 transformers stores the matrices of all experts in one parameter each, [E, ..], and declares the layout on the module
 (`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`): nothing is inferred from a shape. A layout that is not
-declared is a row of `LAYOUTS`. A single expert has no module, so the router's choice is captured at the input of the
-experts, whichever implementation (eager, grouped or batched products) computes them.
+declared is a row of `roles.LAYOUTS`. A single expert has no module, so the router's choice is captured at the input of
+the experts, whichever implementation (eager, grouped or batched products) computes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ffedit.errors import ModelError
-from ffedit.model import offload
+from ffedit.model import storage
+from ffedit.model.first_layer import KeyRows, Rows
+from ffedit.model.hooks import first_of
+from ffedit.model.roles import LAYOUTS, Layout, Role
 
-
-class Layout(NamedTuple):
-    """Layout of the experts' matrices.
-
-    Attributes:
-        gate: the first matrices hold gate and up.
-        bias: the maps have biases.
-        transposed: matrices are [inputs, outputs].
-        scales_input: the router scales an expert's input, not its output, and every expert receives all
-            tokens, expert after expert, those that are not its own as zeros.
-    """
-
-    gate: bool
-    bias: bool
-    transposed: bool
-    scales_input: bool = False
-
-
-# Layouts that transformers does not declare, by the class of the experts.
-LAYOUTS: dict[str, Layout] = {"Llama4TextExperts": Layout(True, False, True, scales_input=True)}
 DECLARED = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 
 
@@ -65,7 +49,7 @@ class Routed(NamedTuple):
 
     def at(self, rows: Tensor) -> Routed:
         """Select tokens by their numbers."""
-        return Routed(*(one[rows.to(one.device)] for one in self))
+        return Routed(*(tensor[rows.to(tensor.device)] for tensor in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +68,11 @@ class Experts:
             return
         missing = [name for name in DECLARED if not hasattr(module, name)]
         if missing or getattr(module, "has_post_expert_norm", False):
-            found = f"without {', '.join(missing)}" if missing else "with a norm behind each expert"
+            reason = f"without {', '.join(missing)}" if missing else "with a norm behind each expert"
             raise ModelError(
-                f"{type(module).__name__} {found} is no block of experts that ffedit can read; one that declares "
+                f"{type(module).__name__} {reason} is no block of experts that ffedit can read; one that declares "
                 "has_gate, has_bias and is_transposed, as transformers' own do, was expected; use a dense model, or "
-                "declare its layout: from ffedit.model.experts import LAYOUTS, Layout; "
+                "declare its layout: from ffedit.model.roles import LAYOUTS, Layout; "
                 f"LAYOUTS[{type(module).__name__!r}] = Layout(...)"
             )
 
@@ -96,8 +80,8 @@ class Experts:
     def layout(self) -> Layout:
         """Layout of the matrices."""
         module: Any = self.module
-        found = LAYOUTS.get(type(module).__name__)
-        return found or Layout(module.has_gate, module.has_bias, module.is_transposed)
+        declared = LAYOUTS.get(type(module).__name__)
+        return declared or Layout(module.has_gate, module.has_bias, module.is_transposed)
 
     @property
     def first(self) -> str:
@@ -114,13 +98,64 @@ class Experts:
         gates = torch.zeros(len(routed.x), len(self) + 1, dtype=routed.weights.dtype, device=routed.x.device)
         return gates.scatter_add(1, routed.chosen.clamp(max=len(self)), routed.weights)[:, : len(self)]
 
+    def key_rows(self, expert: int) -> KeyRows:
+        """Return the first matrix of one expert."""
+
+        def tensors() -> Rows:
+            matrix, bias = self._first(expert)
+            if not self.layout.gate:
+                return Rows(matrix, bias)
+            gate, up = self.order
+            gate_bias, up_bias = (None, None) if bias is None else (bias[gate], bias[up])
+            return Rows(matrix[gate], gate_bias, matrix[up], up_bias)
+
+        role = Role(self.first, fused=self.layout.gate)
+        activation = type(getattr(self.module, "act_fn", self.module)).__name__
+        return KeyRows(role, self.module, activation, tensors, partial(self.coefficients, expert))
+
+    @cached_property
+    def order(self) -> tuple[slice, slice]:
+        """Rows of a first matrix that are the gate's, and those that are up's.
+
+        They are two halves (Mixtral) or alternate (GPT-OSS). The block's own gate determines which: applied to two
+        columns alone, it shows its result for one gate and one up; the order in which it gives the same for all columns
+        at once is the order of the columns.
+
+        Raises:
+            ModelError: they are neither two halves nor alternate, the gate first.
+        """
+
+        def pairwise(gate: Tensor, up: Tensor) -> Tensor:
+            return self.gated(torch.stack([gate, up], -1))[..., 0]
+
+        matrix, _ = self._first(0)
+        n = len(matrix) // 2
+        z = torch.randn(8, 2 * n, generator=torch.Generator().manual_seed(0)).to(matrix.device)
+        gate, up = z[:, :1], torch.tensor([-1.0, 0.0, 1.0]).to(z)
+        output = pairwise(gate.expand(-1, 3), up.expand(8, -1))
+        linear = torch.allclose(output[:, 2] - output[:, 1], output[:, 1] - output[:, 0], rtol=1e-3, atol=1e-5)
+        for order in ((slice(0, n), slice(n, None)), (slice(0, None, 2), slice(1, None, 2))):
+            alone = pairwise(z[:, order[0]], z[:, order[1]])
+            if linear and torch.allclose(alone, self.gated(z), rtol=1e-3, atol=1e-5):
+                return order
+        raise ModelError(
+            f"{type(self.module).__name__}: gate and up stand neither in halves nor in turn, the gate first, so its "
+            "keys cannot be told from the rest; its coefficients and its values can be read all the same"
+        )
+
+    def _first(self, expert: int) -> tuple[Tensor, Tensor | None]:
+        """Return the first matrix of one expert, [outputs, d_model], and its bias."""
+        matrix = storage.fetched(self.module, self.first)[expert]
+        bias = storage.fetched(self.module, f"{self.first}_bias")[expert] if self.layout.bias else None
+        return matrix.T if self.layout.transposed else matrix, bias
+
     def coefficients(self, expert: int, x: Tensor) -> Tensor:
         """Return m_e [.., d_ff] of one expert for its input `x` [.., d_model], without the router's weight."""
         module: Any = self.module
-        first = offload.fetched(module, self.first)[expert]
-        m = x @ (first if self.layout.transposed else first.T)
-        if self.layout.bias:
-            m = m + offload.fetched(module, f"{self.first}_bias")[expert]
+        matrix, bias = self._first(expert)
+        m = x @ matrix.T
+        if bias is not None:
+            m = m + bias
         return self.gated(m) if self.layout.gate else module.act_fn(m)
 
     def gated(self, m: Tensor) -> Tensor:
@@ -144,12 +179,12 @@ class Experts:
         """Return Σ_e g_e b_e [n, d_model], which belongs to no memory; None without biases."""
         if not self.layout.bias:
             return None
-        stored = offload.fetched(self.module, "down_proj_bias")
+        stored = storage.fetched(self.module, "down_proj_bias")
         return self.weights(routed).to(stored) @ stored
 
     def attend(self, routed: Routed) -> Tensor:
         """Return the block's output [n, d_model], as attention over the union of its experts' memories."""
-        stored = offload.fetched(self.module, "down_proj")
+        stored = storage.fetched(self.module, "down_proj")
         output = torch.zeros_like(routed.x, dtype=torch.promote_types(routed.x.dtype, torch.float32))
         for expert in routed.chosen.unique().tolist():
             if expert < len(self):
@@ -194,42 +229,32 @@ class Mixture:
         received: list[Tensor] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = args[0] if args else next(iter(kwargs.values()))
+            x = first_of(args, kwargs)
             received[:] = [x.detach().reshape(-1, x.shape[-1])]
 
         def route(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = [thing.detach() for thing in (*args, *kwargs.values())]
-            routed = self._unscaled(received[0], given[0]) if self.experts.layout.scales_input else Routed(*given)
+            inputs = [tensor.detach() for tensor in (*args, *kwargs.values())]
+            routed = self._unscaled(received[0], inputs[0]) if self.experts.layout.scales_input else Routed(*inputs)
             if routes is not None:
                 routes(routed)
             for expert in range(len(self.experts)) if see else ():
                 if see is not None and (only is None or expert in only):
                     see(expert, *self.experts.key(expert, routed), len(routed.x))
 
-        def share(number: int) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-                keys = args[0].detach().reshape(-1, args[0].shape[-1])
-                if self.shared_gate is not None:
-                    keys = keys * self._shared_weight(received[0]).to(keys)
-                if see is not None:
-                    see(number, None, keys, len(keys))
+        def share(number: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+            keys = args[0].detach().reshape(-1, args[0].shape[-1])
+            if self.shared_gate is not None:
+                keys = keys * self._shared_weight(received[0]).to(keys)
+            if see is not None:
+                see(number, None, keys, len(keys))
 
-            return hook
-
-        handles = [
-            self.block.register_forward_pre_hook(enter, with_kwargs=True),
-            self.experts.module.register_forward_pre_hook(route, with_kwargs=True),
-        ]
-        handles += [
-            module.register_forward_pre_hook(share(number))
-            for number, module in self.shared.items()
-            if see is not None and (only is None or number in only)
-        ]
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self.block.register_forward_pre_hook(enter, with_kwargs=True))
+            stack.enter_context(self.experts.module.register_forward_pre_hook(route, with_kwargs=True))
+            for number, module in self.shared.items() if see else ():
+                if only is None or number in only:
+                    stack.enter_context(module.register_forward_pre_hook(partial(share, number)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def weights(self, routed: Routed) -> Tensor:
         """Return g [n, E + shared]: the router's weight of every expert, then the weight of the shared ones."""
@@ -240,9 +265,9 @@ class Mixture:
         """Return the weight of the shared experts' output, [n, 1]."""
         return x.new_ones(len(x), 1) if self.shared_gate is None else torch.sigmoid(self.shared_gate(x))
 
-    def _unscaled(self, x: Tensor, given: Tensor) -> Routed:
+    def _unscaled(self, x: Tensor, received: Tensor) -> Routed:
         """Recover the router's choice where all experts receive g_e x: g_e = ⟨g_e x, x⟩ / ⟨x, x⟩; none where x is 0."""
-        scaled = given.reshape(len(self.experts), len(x), -1)
+        scaled = received.reshape(len(self.experts), len(x), -1)
         g = torch.einsum("end,nd->ne", scaled.float(), x.float())
         g = g / x.float().square().sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         most = int((g != 0).sum(-1).max())
@@ -253,5 +278,5 @@ class Mixture:
         """Return the block's output [n, d_model] from the router's choice and the `shared` experts' keys [n, d_ff]."""
         output = self.experts.attend(routed)
         for number, keys in shared.items():
-            output = output + (keys @ offload.fetched(self.shared[number]).T.to(keys)).to(output)
+            output = output + (keys @ storage.fetched(self.shared[number]).T.to(keys)).to(output)
         return output

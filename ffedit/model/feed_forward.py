@@ -9,15 +9,15 @@ that an edit of any layer is one problem: find Δ = [Δ_1 … Δ_p] with (W + Δ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ffedit.model import offload
+from ffedit.model import storage
 from ffedit.model.experts import Mixture, Routed
 from ffedit.model.hooks import only_at, replace_input
 from ffedit.model.memory import Address, KeyValueMemory
@@ -41,9 +41,9 @@ class Keys(NamedTuple):
         """Keys of all tokens, [tokens, d_ff]."""
         if self.rows is None:
             return self.keys
-        found = self.keys.new_zeros(self.tokens, self.keys.shape[1])
-        found[self.rows] = self.keys
-        return found
+        keys = self.keys.new_zeros(self.tokens, self.keys.shape[1])
+        keys[self.rows] = self.keys
+        return keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class FeedForward:
         """Device on which the layer's equations are solved: the second moment may not fit beside a model on its GPU."""
         d_model, _ = self.shape
         matrices = sum(4 * size**2 + 3 * d_model * size for size in self.sizes)
-        return offload.solve_device(offload.device_of(self.parts[0].module), matrices)
+        return storage.solve_device(storage.device_of(self.parts[0].module), matrices)
 
     @property
     def matrix(self) -> Tensor:
@@ -102,8 +102,8 @@ class FeedForward:
 
     def only(self, addresses: Iterable[Address]) -> FeedForward:
         """Return the layer restricted to the memories at `addresses`."""
-        some = set(addresses)
-        return replace(self, parts=tuple(part for part in self.parts if part.address in some))
+        kept = set(addresses)
+        return replace(self, parts=tuple(part for part in self.parts if part.address in kept))
 
     def split(self, joined: Tensor, dim: int) -> dict[Address, Tensor]:
         """Split a tensor that runs over Σ d_ff in dimension `dim`, by part."""
@@ -126,8 +126,8 @@ class FeedForward:
     def bias(self, routed: Routed | None = None) -> Tensor | None:
         """Return b [n, d_model] for a mixture's routing; [1, d_model] of a dense layer; None without biases."""
         if self.mixture is None or routed is None:
-            found = self.parts[0].bias
-            return None if found is None else found[None]
+            bias = self.parts[0].bias
+            return None if bias is None else bias[None]
         return self.mixture.experts.bias(routed)
 
     @contextmanager
@@ -161,20 +161,15 @@ class FeedForward:
             # A copy: code that runs after a hook may overwrite the tensor in place.
             seen[memory.address] = keys.whole.clone()
 
+        def joined() -> Tensor:
+            # Popped, so that a caller that reads many layers does not hold the keys of all.
+            wide = [seen.pop(part.address) for part in self.parts]
+            return wide[0] if len(wide) == 1 else torch.cat([keys.float() for keys in wide], -1)
+
         with self.watched(take):
-            yield partial(self._joined, seen)
+            yield joined
 
-    def _joined(self, seen: dict[Address, Tensor]) -> Tensor:
-        # Popped, so that a caller that reads many layers does not hold the keys of all.
-        wide = [seen.pop(part.address) for part in self.parts]
-        return wide[0] if len(wide) == 1 else torch.cat([keys.float() for keys in wide], -1)
-
-    @contextmanager
-    def idle(self) -> Iterator[None]:
+    def idle(self) -> AbstractContextManager[None]:
         """Skip the layer's output where it is not read: a dense layer computes it for one token."""
-        if self.mixture is not None:
-            yield
-            return
-        nowhere = torch.tensor([0])
-        with only_at(self.module, nowhere, nowhere):
-            yield
+        first = torch.tensor([0])
+        return nullcontext() if self.mixture is not None else only_at(self.module, first, first)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.model import offload
+from ffedit.model import storage
 from ffedit.model.editable import FingerprintCache, Stack
 
 SAMPLE = 4096
@@ -49,10 +49,10 @@ def fingerprint(editable: Stack, below: int | None = None) -> str:
     if below is not None:
         above = editable.layers[below + 1 :]
         left_out = {id(p) for layer in above for p in layer.parameters()}
-        left_out |= {id(one) for part in editable.feed_forward[below].parts for one in part.held}
-    for name, weight in sorted(offload.parameters(editable.model)):
+        left_out |= {id(tensor) for memory in editable.feed_forward[below].parts for tensor in memory.held}
+    for name, weight in sorted(storage.parameters(editable.model)):
         if id(weight) not in left_out:
-            flat = offload.fetched_from(editable.model, name).reshape(-1)
+            flat = storage.fetched_from(editable.model, name).reshape(-1)
             sample = flat[:: max(1, -(-len(flat) // SAMPLE))].cpu().double().numpy().tobytes()
             total = _total(editable.hashed, name, weight, flat, sample)
             digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{total}".encode())
@@ -67,11 +67,11 @@ def forget(editable: Stack) -> None:
 
 def _vocabulary(hashed: FingerprintCache, tokenizer: PreTrainedTokenizerBase) -> bytes:
     """Return the tokens with their ids as JSON; computed once per tokenizer, and again when tokens were added."""
-    found, size = hashed.vocabulary, len(tokenizer)
-    if found is None or found[0] is not tokenizer or found[1] != size:
-        written = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
-        found = hashed.vocabulary = tokenizer, size, written
-    return found[2]
+    cached, size = hashed.vocabulary, len(tokenizer)
+    if cached is None or cached[0] is not tokenizer or cached[1] != size:
+        text = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
+        cached = hashed.vocabulary = tokenizer, size, text
+    return cached[2]
 
 
 def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
@@ -84,10 +84,10 @@ def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sa
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
         return _summed(flat)
     state = weight.data_ptr(), weight._version, hashlib.sha256(sample).digest()
-    found = hashed.totals.get(name)
-    if found is None or found[0] is not weight or found[1] != state:
-        found = hashed.totals[name] = weight, state, _summed(flat)
-    return found[2]
+    cached = hashed.totals.get(name)
+    if cached is None or cached[0] is not weight or cached[1] != state:
+        cached = hashed.totals[name] = weight, state, _summed(flat)
+    return cached[2]
 
 
 def _summed(flat: Tensor) -> int:

@@ -7,7 +7,8 @@ has changed between releases of transformers. Only this module handles it: all o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,11 @@ def like(output: Any, tensor: Tensor) -> Any:
     return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
 
 
+def first_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a module's first argument."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 @contextmanager
 def capture(
     modules: Mapping[Name, nn.Module], inputs: bool = False, first: bool = False
@@ -41,29 +47,20 @@ def capture(
     """
     seen: dict[Name, Tensor] = {}
 
-    def before(name: Name) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen[name] = (args[0] if args else next(iter(kwargs.values()))).clone()
+    def before(name: Name, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen[name] = first_of(args, kwargs).clone()
 
-        return hook
+    def after(name: Name, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen[name] = tensor_of(output).clone()
 
-    def after(name: Name) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            seen[name] = tensor_of(output).clone()
-
-        return hook
-
-    handles = [
-        module.register_forward_pre_hook(before(name), prepend=first, with_kwargs=True)
-        if inputs
-        else module.register_forward_hook(after(name))
-        for name, module in modules.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            if inputs:
+                hook = module.register_forward_pre_hook(partial(before, name), prepend=first, with_kwargs=True)
+            else:
+                hook = module.register_forward_hook(partial(after, name))
+            stack.enter_context(hook)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -75,16 +72,14 @@ def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        given = output[0] if isinstance(output, tuple) else output
-        if args and isinstance(args[0], Tensor) and isinstance(given, Tensor):
-            seen.append((module, args[0].clone(), given.clone()))
+        tensor = output[0] if isinstance(output, tuple) else output
+        if args and isinstance(args[0], Tensor) and isinstance(tensor, Tensor):
+            seen.append((module, args[0].clone(), tensor.clone()))
 
-    handles = [module.register_forward_hook(hook) for module in modules]
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(hook))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def leaves(module: nn.Module) -> list[nn.Module]:
@@ -95,32 +90,23 @@ def leaves(module: nn.Module) -> list[nn.Module]:
 @contextmanager
 def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
     """Pass each output of `module` to `see`."""
-    handle = module.register_forward_hook(lambda _, args, output: see(tensor_of(output)))
-    try:
+    with module.register_forward_hook(lambda _, args, output: see(tensor_of(output))):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
 def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
     """Collect each return value of `module`, unchanged."""
-    things: list[Any] = []
-    handle = module.register_forward_hook(lambda _, args, output: things.append(output))
-    try:
-        yield things
-    finally:
-        handle.remove()
+    returned: list[Any] = []
+    with module.register_forward_hook(lambda _, args, output: returned.append(output)):
+        yield returned
 
 
 @contextmanager
 def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Make `module` return `change(tensor)` instead of `tensor`."""
-    handle = module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output))))
-    try:
+    with module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output)))):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -133,22 +119,40 @@ def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
         name = next(iter(kwargs))
         return args, {**kwargs, name: change(kwargs[name])}
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
+
+
+def skipped(module: nn.Module, output: Any) -> AbstractContextManager[None]:
+    """Make `module` return `output` without running."""
+    return _replace_forward(module, lambda *args, **kwargs: output)
+
+
+def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> AbstractContextManager[None]:
+    """Run `module`, which acts on each position separately, at the pairs (row, position) only; it gives 0 elsewhere.
+
+    A pair that is named twice counts once. A module that takes more than one tensor, or returns more, runs as usual.
+    """
+    rows, positions = torch.stack([rows, positions], 1).unique(dim=0).unbind(1)
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and args[0].dim() == 3:
+            computed = original(args[0][rows, positions][None])
+            if isinstance(computed, Tensor):
+                output = computed.new_zeros(*args[0].shape[:-1], computed.shape[-1])
+                output[rows, positions] = computed[0]
+                return output
+        return original(*args, **kwargs)
+
+    return _replace_forward(module, forward)
 
 
 @contextmanager
-def skipped(module: nn.Module, output: Any) -> Iterator[None]:
-    """Make `module` return `output` without running."""
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Make `module` compute `forward`."""
     # An instance attribute shadows the method, and may itself be shadowed already (accelerate's offloading does so).
     original = module.__dict__.get("forward")
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return output
-
     module.forward = forward
     try:
         yield
@@ -157,34 +161,6 @@ def skipped(module: nn.Module, output: Any) -> Iterator[None]:
             del module.forward
         else:
             module.forward = original
-
-
-@contextmanager
-def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> Iterator[None]:
-    """Run `module`, which acts on each position separately, at the pairs (row, position) only; it gives 0 elsewhere.
-
-    A pair that is named twice counts once. A module that takes more than one tensor, or returns more, runs as usual.
-    """
-    rows, positions = torch.stack([rows, positions], 1).unique(dim=0).unbind(1)
-    shadowing, original = module.__dict__.get("forward"), module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and args[0].dim() == 3:
-            given = original(args[0][rows, positions][None])
-            if isinstance(given, Tensor):
-                output = given.new_zeros(*args[0].shape[:-1], given.shape[-1])
-                output[rows, positions] = given[0]
-                return output
-        return original(*args, **kwargs)
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if shadowing is None:
-            del module.forward
-        else:
-            module.forward = shadowing
 
 
 @contextmanager

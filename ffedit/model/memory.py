@@ -23,8 +23,7 @@ from torch.nn.functional import linear
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.errors import EditError, ModelError
-from ffedit.model import first_layer, offload, quantized
-from ffedit.model.expert_key_rows import ExpertRows
+from ffedit.model import first_layer, storage
 from ffedit.model.experts import Experts
 from ffedit.model.hooks import replace_input
 
@@ -83,21 +82,21 @@ class KeyValueMemory:
     @property
     def held(self) -> list[Tensor]:
         """Tensors that hold W: its parameter, or all that a quantised module holds."""
-        return offload.packed_in(self.module) if self.quantised else [self.leaf]
+        return storage.packed_in(self.module) if self.quantised else [self.leaf]
 
     @property
     def weight(self) -> Tensor:
         """Stored matrix, in its own orientation and dtype; empty (on the meta device) where it is offloaded."""
-        return self.part(self.leaf)
+        return self.entry(self.leaf)
 
-    def part(self, parameter: Tensor) -> Tensor:
-        """Return this memory's matrix of a tensor that is shaped as its parameter."""
+    def entry(self, parameter: Tensor) -> Tensor:
+        """Return this memory's matrix in a tensor that is shaped as its parameter."""
         return parameter if self.slot is None else parameter[self.slot]
 
     @property
     def stored(self) -> Tensor:
         """Stored matrix as the next forward would use it; read-only."""
-        return self.part(offload.fetched(self.module, self.own))
+        return self.entry(storage.fetched(self.module, self.own))
 
     @property
     def parameter(self) -> str:
@@ -112,7 +111,7 @@ class KeyValueMemory:
     @property
     def quantised(self) -> bool:
         """True if the weight is packed, so that W can be read but not written."""
-        return quantized.is_quantised(self.module)
+        return storage.is_quantised(self.module)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,8 +130,8 @@ class KeyValueMemory:
     def bias(self) -> Tensor | None:
         """Bias b, [d_model]; not part of the algebra."""
         name = "bias" if self.slot is None else f"{self.own}_bias"
-        found = isinstance(getattr(self.module, name, None), Tensor)
-        return self.part(offload.fetched(self.module, name)) if found else None
+        has_bias = isinstance(getattr(self.module, name, None), Tensor)
+        return self.entry(storage.fetched(self.module, name)) if has_bias else None
 
     @property
     def d_ff(self) -> int:
@@ -140,19 +139,19 @@ class KeyValueMemory:
         return self.shape[1]
 
     @cached_property
-    def key_rows(self) -> first_layer.KeyRows | ExpertRows:
+    def key_rows(self) -> first_layer.KeyRows:
         """K, the first matrix; found and checked on first use. That of an expert is declared.
 
         Raises:
             ModelError: it was not recognised, or does not give the coefficients that were observed.
         """
         if self.slot is not None:
-            return ExpertRows(Experts(self.module), self.slot, self.name)
+            return Experts(self.module).key_rows(self.slot)
         if self.block is None or self.probe is None:
             raise ModelError(f"{self.name}: this memory stands in no model; its keys are read from a loaded model")
-        found = first_layer.find(self.block, self.module, self.d_ff, self.name)
-        first_layer.check(found, self.module, self.name, self.probe)
-        return found
+        rows = first_layer.find(self.block, self.module, self.d_ff, self.name)
+        first_layer.check(rows, self.module, self.name, self.probe)
+        return rows
 
     def coefficients(self, x: Tensor) -> Tensor:
         """Return m [.., d_ff] for the layer's input behind its norm, `x` [.., d_model].
@@ -209,7 +208,7 @@ class KeyValueMemory:
             EditError: it is quantised.
         """
         self.check_writable()
-        offload.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
+        storage.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
 
     def write_(self, delta: Update) -> None:
         """Add Δ to W, summed in float64 and rounded once to the checkpoint's dtype, and the weight's if coarser."""
@@ -233,20 +232,17 @@ class KeyValueMemory:
     def beside(self, delta: Update) -> Iterator[None]:
         """Make the layer give W k + Δ k in every pass inside the block, W untouched: as a LoRA adapter does."""
         factors = (delta.right, delta.left) if isinstance(delta, LowRank) else (delta.dense,)
-        device = offload.device_of(self.module)
-        some = [factor.to(device, torch.float32) for factor in factors]
+        device = storage.device_of(self.module)
+        matrices = [factor.to(device, torch.float32) for factor in factors]
 
         def add(module: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
             change = args[0].float()
-            for factor in some:
-                change = linear(change, factor)
+            for matrix in matrices:
+                change = linear(change, matrix)
             return output + change.to(output)
 
-        handle = self.module.register_forward_hook(add)
-        try:
+        with self.module.register_forward_hook(add):
             yield
-        finally:
-            handle.remove()
 
 
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
@@ -258,11 +254,11 @@ def identity(memory: KeyValueMemory) -> dict[str, Any]:
         it is stored, and `sample`: up to `SAMPLE` entries at a fixed stride of max(1, entries // SAMPLE) in the stored
         order.
     """
-    weight = memory.stored
+    weight, declared = memory.stored, bool(getattr(memory.module, "is_transposed", False))
     return {
         "parameter": memory.parameter,
         **({"saved_as": memory.saved_as} if memory.saved_as else {}),
-        **({} if memory.slot is None else _experts(memory)),
+        **({} if memory.slot is None else {"experts": len(memory.leaf), "declared": declared}),
         "transposed": memory.stored_transposed,
         "shape": list(weight.shape),
         "sample": sample_of(weight).float().tolist(),
@@ -273,10 +269,6 @@ def sample_of(stored: Tensor) -> Tensor:
     """Return the entries that identify a matrix, given in its stored orientation."""
     flat = stored.reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
-
-
-def _experts(memory: KeyValueMemory) -> dict[str, Any]:
-    return {"experts": len(memory.leaf), "declared": bool(getattr(memory.module, "is_transposed", False))}
 
 
 class Memories(Mapping[Address, KeyValueMemory]):

@@ -3,6 +3,17 @@
 A prompt and its answer are tokenised together, as one text; the subject and the answer are then found by character
 offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right; whether a space stands
 between prompt and answer is decided by the text itself.
+
+Tokenizers of the `tokenizers` library give offsets. Others (written in Python) do not, and one kind is too coarse:
+Unigram with byte fallback gives a whole run of unknown characters to each of its bytes. There the tokens are *read
+back*: each token stands for the characters by which the decoded text grows. That is exact, or it fails, since every
+prefix must decode to a prefix of the text; then it is refused, since a guess would edit the wrong token.
+
+In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
+edited and measured in the tokens that a user produces. The template writes its special tokens itself, BOS included, and
+none are added. The space between its last mark and the answer is the one that it writes itself (none in most, one in a
+few). Where a template can leave reasoning out (`enable_thinking`), it is left out: otherwise no answer would begin with
+the object. Texts for statistics and drift, and what the model samples without a prompt, are plain.
 """
 
 from __future__ import annotations
@@ -10,20 +21,25 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.errors import FactError
-from ffedit.model.chat import turn
-from ffedit.model.token_offsets import tokenised
+from ffedit.errors import FactError, ModelError
 
 OPENING = "([{<\"'“‘«‹「『（【/\\-–—_"
 # Scripts that are written without spaces between words.
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "FULLWIDTH", "IDEOGRAPHIC")
 
+# Decoders write this for bytes that are no whole character yet.
+UNFINISHED = "\ufffd"
+# Stands for the prompt when its position in the chat template is looked for.
+MARK = "\ue000\ue001\ue000"
+
+Spans: TypeAlias = list[tuple[int, int]]
 # Token at which a fact's key is read, by ROME's parameter names: the subject's last or first token, the prompt's last.
 FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
@@ -159,6 +175,117 @@ def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int], text: 
     if not inside:
         raise FactError(f"the subject {text[span[0] : span[1]]!r} comes to no token in {text!r}")
     return inside[0], inside[-1] + 1
+
+
+def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = True) -> tuple[list[int], Spans]:
+    """Return the token ids of `text` and the characters (start, end) of each; special tokens around it have none.
+
+    A token of some bytes of a character stands for the whole character.
+
+    Args:
+        tokenizer: any.
+        text: the text to be tokenised.
+        special: with the special tokens that the tokenizer puts around a text.
+
+    Raises:
+        FactError: the tokenizer gives no offsets, and its tokens do not read back as the text.
+    """
+    options = {"add_special_tokens": special, "verbose": False}
+    if not tokenizer.is_fast:
+        ids = list(tokenizer(text, **options)["input_ids"])
+        return ids, _read_back(tokenizer, text, ids)
+    coded = tokenizer(text, return_offsets_mapping=True, **options)
+    ids, spans = list(coded["input_ids"]), list(coded["offset_mapping"])
+    coarse = any(a == b and b[1] - b[0] > 1 for a, b in pairwise(spans))
+    return ids, _read_back(tokenizer, text, ids) if coarse else spans
+
+
+def _read_back(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> Spans:
+    """Find the spans of `ids`, by decoding ever longer prefixes."""
+    own = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    first = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
+    if first is None:
+        raise FactError(f"{text!r} falls into other tokens between special ones; a fast tokenizer is needed")
+    ends = [_reached(tokenizer, text, own[:count]) for count in range(1, len(own) + 1)]
+    spans, start = [], 0
+    for i, end in enumerate(ends):
+        # A token of some bytes belongs to those that complete the character; until then, fewer may be decoded.
+        spans.append((start, next((later for later in ends[i:] if later > start), start)))
+        start = max(start, end)
+    return [(0, 0)] * first + spans + [(len(text), len(text))] * (len(ids) - first - len(own))
+
+
+def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> int:
+    """Count the characters of `text` that the tokens `ids` complete; decoders do not preserve all white space."""
+    said = str(tokenizer.decode(list(ids)))
+    at = 0
+    for i, character in enumerate(said):
+        skipped = at
+        while skipped < len(text) and text[skipped].isspace() and not _alike(text[skipped], character):
+            skipped += 1
+        if skipped < len(text) and _alike(text[skipped], character):
+            at = skipped + 1
+        elif not character.isspace():
+            if said[i:].strip(UNFINISHED):
+                raise FactError(
+                    f"{type(tokenizer).__name__} gives no character offsets and reads tokens of {text!r} back as "
+                    f"{said!r}, so that its tokens cannot be told apart; use a fast tokenizer, or other words"
+                )
+            break
+    return at
+
+
+def _alike(one: str, other: str) -> bool:
+    """Return True if two characters are equal but for case and width."""
+    return one == other or _plain(one) == _plain(other)
+
+
+def _plain(character: str) -> str:
+    return unicodedata.normalize("NFKC", character).casefold()
+
+
+def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
+    """Put a prompt, and its answer, into the template.
+
+    Args:
+        tokenizer: with a chat template.
+        prompt: the user's turn, without white space around it.
+        answer: the assistant's first words, without white space around them; "" for none.
+
+    Returns:
+        The text up to the answer, the text with it, and the character offset of the prompt in both.
+
+    Raises:
+        ModelError: there is no template, or it cannot be used.
+        FactError: the template changes the prompt.
+    """
+    asked = _rendered(tokenizer, prompt)
+    before, _, after = _rendered(tokenizer, MARK).partition(MARK)
+    if asked != before + prompt + after:
+        raise FactError(f"the chat template changes the prompt {prompt!r}; give other words, or leave chat out")
+    if not answer:
+        return asked, asked, len(before)
+    whole = _rendered(tokenizer, prompt, answer)
+    rest = whole[len(asked) :] if whole.startswith(asked) else ""
+    space = rest[: len(rest) - len(rest.lstrip())]
+    return asked, asked + (space if rest.startswith(space + answer) else "") + answer, len(before)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str | None = None) -> str:
+    said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer or ""}]
+    try:
+        text = tokenizer.apply_chat_template(
+            said[: 1 if answer is None else 2],
+            tokenize=False,
+            add_generation_prompt=answer is None,
+            enable_thinking=False,
+        )
+    except Exception as error:  # a template is a program, and may raise any error
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelError("the tokenizer has no chat template; leave chat out, or load a chat model") from error
+        raise ModelError(f"the tokenizer's chat template cannot be used: {' '.join(str(error).split())}") from error
+    assert isinstance(text, str)
+    return text
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], special: bool = True) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ffedit.errors import ModelError
 from ffedit.loading.verify import find_and_verify
-from ffedit.model import first_layer
+from ffedit.model import roles
 from ffedit.model.editable import Editable
-from ffedit.model.first_layer import Role, register_activation
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address, KeyValueMemory
+from ffedit.model.roles import Role, register_activation
 
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
 PLAIN = {
@@ -28,10 +28,13 @@ PLAIN = {
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def tables() -> Iterator[None]:
     """What a test registers ends with it."""
-    monkeypatch.setattr(first_layer, "ROLES", list(first_layer.ROLES))
-    monkeypatch.setattr(first_layer, "_REGISTERED", dict(first_layer._REGISTERED))
+    names, activations = list(roles.KEY_ROLES), dict(roles.ACTIVATIONS)
+    yield
+    roles.KEY_ROLES[:] = names
+    roles.ACTIVATIONS.clear()
+    roles.ACTIVATIONS.update(activations)
 
 
 def seen(editable: Editable, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
@@ -282,14 +285,14 @@ def test_a_first_matrix_that_is_called_otherwise_is_named_in_a_row_and_does_not_
     editable = find_and_verify(model, zoo.words(), "renamed")
     text = refusal(editable.memories[2])
     assert "mlp.grow" in text and "ROLES.insert" in text
-    first_layer.ROLES.insert(0, Role("grow"))
+    roles.KEY_ROLES.insert(0, Role("grow"))
     check_layer(editable, 2)
 
 
 def test_a_first_matrix_of_another_size_is_not_taken() -> None:
     model = zoo.model("phi3")
     editable = find_and_verify(model, zoo.words(), "m")
-    first_layer.ROLES[:] = [Role("gate_up_proj")]
+    roles.KEY_ROLES[:] = [Role("gate_up_proj")]
     assert "keys of its 48 memories" in refusal(editable.memories[0])
 
 

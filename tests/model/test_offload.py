@@ -16,7 +16,7 @@ from writing import CORPUS, FACT, quick
 import ffedit
 from ffedit import EditError, ModelError, editor
 from ffedit.loading.verify import find_and_verify
-from ffedit.model import offload
+from ffedit.model import storage
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import identity
@@ -46,7 +46,7 @@ def test_an_offloaded_model_is_the_same_model(tmp_path: Path, family: str) -> No
     assert len(list(folder.glob("*.safetensors"))) > 2
     whole, other = ffedit.load(folder), spread(family, folder)
     assert other.memories[1].weight.is_meta and not other.memories[0].weight.is_meta
-    assert offload.is_offloaded(other.model) and not offload.is_offloaded(whole.model)
+    assert storage.is_offloaded(other.model) and not storage.is_offloaded(whole.model)
     assert torch.equal(zoo.logits(other.model), zoo.logits(whole.model))
     assert (other.device, other.norm, other.resumable, other.ragged) == (whole.device, whole.norm, True, True)
     for below in (None, 0, 1, 2):
@@ -158,7 +158,7 @@ def test_the_command_line_spreads_a_model_over_memory_and_disk(
 ) -> None:
     folder = save_model(zoo.trained("gpt2", True), tmp_path / "model")
     small = ["--device-map", "auto", "--offload", tmp_path / "offload", "--max-memory", "cpu=100KB"]
-    assert offload.is_offloaded(ffedit.load(folder, device_map="auto", max_memory={"cpu": "100KB"}).model)
+    assert storage.is_offloaded(ffedit.load(folder, device_map="auto", max_memory={"cpu": "100KB"}).model)
     said = [shell(capsys, "evaluate", *ASKED, "--model", folder, "--json", "-", *how) for how in ([], small)]
     assert said[0].code == 0 and said[1] == said[0]
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.loading.encoder_decoder import stacks
-from ffedit.loading.verify import find_and_verify
+from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Seen, Stack
 from ffedit.model.hooks import capture, replace_output
 
@@ -33,7 +32,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 def found(family: str) -> dict[str, Stack]:
     if family in zoo.FAMILIES:
         return {"decoder": zoo.shared(family)}
-    return {stack.kind: stack for stack in stacks(halves.model(family), zoo.words(), family)}
+    return {stack.kind: stack for stack in find_stacks(halves.model(family), zoo.words(), family)}
 
 
 def whole(stack: Stack) -> Tensor:
@@ -192,7 +191,7 @@ def test_bert_reads_through_its_masked_language_head() -> None:
 
 def test_an_encoder_without_a_head_runs_but_does_not_read() -> None:
     model = hf.BertModel(halves.model("bert").config).eval()
-    (stack,) = stacks(model, zoo.words(), "bert")
+    (stack,) = find_stacks(model, zoo.words(), "bert")
     assert len(stack.activations(IDS)) == 2
     for ask in (lambda: stack.read(torch.zeros(1, zoo.WIDTH)), lambda: stack.unembedding):
         with pytest.raises(ModelError, match="BertModel has no unembedding"):
@@ -218,7 +217,7 @@ def test_all_stacks_are_found_with_their_memories(family: str) -> None:
 
 
 def test_a_causal_decoder_is_its_only_stack() -> None:
-    (stack,) = stacks(zoo.model("gpt2"), zoo.words(), "gpt2")
+    (stack,) = find_stacks(zoo.model("gpt2"), zoo.words(), "gpt2")
     assert stack.kind == "decoder" and len(stack.memories) == zoo.DEPTH
     assert isinstance(stack, Editable)
 
@@ -242,7 +241,7 @@ def test_a_decoder_of_a_pair_reads_the_source_it_is_given(family: str) -> None:
 
 def refusal(model: Any) -> str:
     with pytest.raises(ModelError) as caught:
-        stacks(model, zoo.words(), "some/model")
+        find_stacks(model, zoo.words(), "some/model")
     assert str(caught.value).startswith("some/model: ") and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -283,7 +282,7 @@ def test_a_value_matrix_that_does_more_than_multiply_is_refused() -> None:
 def test_offloaded_weights_give_the_same(family: str) -> None:
     model = zoo.model(family) if family in zoo.FAMILIES else halves.model(family)
     cpu_offload(model, execution_device=torch.device("cpu"))
-    for stack in stacks(model, zoo.words(), family):
+    for stack in find_stacks(model, zoo.words(), family):
         whole, seen = found(family)[stack.kind], stack.activations(IDS)
         assert stack.memories[1].weight.is_meta
         assert all(torch.equal(a.before, b.before) for a, b in zip(seen, whole.activations(IDS), strict=True))

@@ -21,8 +21,7 @@ from ffedit.editor import Corpus
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
-from ffedit.model.token_offsets import tokenised
-from ffedit.model.tokenization import Encoded, decode, encode
+from ffedit.model.tokenization import Encoded, decode, encode, tokenised
 
 MERGED = ("share a token", "no token stands before", "does not know")
 LOSSY = ("byte level, NFC", "byte level, NFD", "word pieces")  # they change the characters themselves

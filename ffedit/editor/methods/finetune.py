@@ -34,7 +34,7 @@ from ffedit.inference.batching import batches, split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import frozen
-from ffedit.model.offload import resident
+from ffedit.model.storage import resident
 from ffedit.model.tokenization import Encoded, pad
 
 # How many tokens a batch holds, with all that their gradient needs.
@@ -124,7 +124,7 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
         logits = replay.forward(editable, pad([e.ids for e in some]), generation.answer_reads(some))
         lost = -generation.answer_sums(logits, some).sum() / len(texts)
         found = dict(zip(leaves, torch.autograd.grad(lost, list(leaves.values())), strict=True))
-        own = [(one.part(found[id(one.leaf)]), one.stored_transposed) for one in ff.parts]
+        own = [(one.entry(found[id(one.leaf)]), one.stored_transposed) for one in ff.parts]
         return float(lost.detach()), torch.cat([(w.T if transposed else w).float() for w, transposed in own], 1)
 
     refusal = EditError("not enough memory for the gradient of a single text; use a smaller dtype, or another method")

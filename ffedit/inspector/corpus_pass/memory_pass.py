@@ -30,7 +30,7 @@ from ffedit.inspector.corpus_pass.reading import Reading
 from ffedit.inspector.corpus_pass.rows import CHUNK, WIDTH, Row, RowStore, chunks
 from ffedit.inspector.corpus_pass.sample import Sample, ranks_of
 from ffedit.inspector.corpus_pass.triggers import Triggers, mixed, prefix_hashes
-from ffedit.model import offload
+from ffedit.model import storage
 from ffedit.model.editable import Seen, Stack
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import pad
@@ -168,7 +168,7 @@ def collect(
     """
     store = RowStore(folder, reading=Reading.of(stack))
     for layer, triggers in state.triggers.items():
-        triggers.to_(offload.device_of(stack.feed_forward[layer].parts[0].module))
+        triggers.to_(storage.device_of(stack.feed_forward[layer].parts[0].module))
     try:
         for number, rows in enumerate(chunks(iter(text))):
             done = state.rows - number * CHUNK

@@ -1,10 +1,14 @@
-"""Access to a model's weights, in its modules or offloaded until a module's own forward needs them.
+"""Access to a model's weights: in its modules, offloaded until a module's own forward needs them, or quantised.
 
 A model that is larger than its accelerator is spread by accelerate (`device_map`): what does not fit stays in CPU
 memory or in the checkpoint's files, and the module holds an empty tensor (on the meta device) except while it runs.
-Only this module handles it. Reading such a weight fetches what the next forward would use. Writing it puts
-the new matrix in CPU memory, from which the next forward fetches it, and no file of the checkpoint is changed.
-A quantised weight is read as the numbers that it stands for (`quantized`), and never written.
+Reading such a weight fetches what the next forward would use. Writing it puts the new matrix in CPU memory, from which
+the next forward fetches it, and no file of the checkpoint is changed.
+
+The numbers of a quantised W are packed (8 bits, 4 bits, groups, separate outliers), each kind by a library of its own,
+but all of them can multiply. So W is read by multiplication: the module's output for the i-th unit vector is column i
+of W, in the precision that it computes in. It is never written: a packing has 16 or 256 levels for an entry, which
+would lose an edit or magnify it; an edit is kept beside it instead, as a LoRA adapter is.
 """
 
 from __future__ import annotations
@@ -12,14 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any, TypeGuard
 
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
 from accelerate.utils import OffloadedWeightsLoader, PrefixedDataset
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ffedit.errors import ModelError
-from ffedit.model import quantized
+
+COLUMNS = 1024  # of W that are read at once
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -45,16 +53,13 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
     Raises:
         ModelError: it was never loaded.
     """
-    if name == "weight" and quantized.is_quantised(module):
-        return quantized.asked(module, device_of(module))
+    if name == "weight" and is_quantised(module):
+        return unpacked(module, device_of(module))
     parameter: Tensor = getattr(module, name).detach()
     if not parameter.is_meta:
         return parameter
-    hook = _offloading(module)
-    if hook is None:
-        raise ModelError(f"a {name} of {type(module).__name__} is not loaded (meta device); load the model whole")
-    found: Tensor = hook.weights_map[name].detach()
-    return found.to(device_of(module), parameter.dtype)
+    stored: Tensor = _offloaded_weights(module, name)[name].detach()
+    return stored.to(device_of(module), parameter.dtype)
 
 
 @torch.no_grad()
@@ -68,14 +73,11 @@ def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | N
     if not parameter.is_meta:
         (parameter if slot is None else parameter[slot]).copy_(value)
         return
-    hook = _offloading(module)
-    if hook is None:
-        raise ModelError(f"a {name} of {type(module).__name__} is not loaded (meta device); load the model whole")
+    weights, key = _offloaded_weights(module, name), name
     if slot is not None:
         whole = fetched(module, name).clone()
         whole[slot] = value.to(whole)
         value = whole
-    weights, key = hook.weights_map, name
     while isinstance(weights, PrefixedDataset):
         weights, key = weights.dataset, weights.prefix + key
     # Weights in memory take precedence over those in files.
@@ -119,7 +121,7 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, parameter
         seen.add(origin)
     for path, module in model.named_modules():
-        if quantized.is_quantised(module):
+        if is_quantised(module):
             yield from module.named_buffers(path, recurse=False)
 
 
@@ -133,8 +135,8 @@ def fetched_from(model: nn.Module, name: str) -> Tensor:
     """Return the parameter of a model called `name`, as `fetched`; a quantised one as it is packed."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
-    if own == "weight" and quantized.is_quantised(module):
-        return quantized.packed(module.weight)  # type: ignore[arg-type]
+    if own == "weight" and is_quantised(module):
+        return packed(module.weight)  # type: ignore[arg-type]
     return fetched(module, own)
 
 
@@ -155,9 +157,73 @@ def _hooks(module: nn.Module) -> list[AlignDevicesHook]:
     """Return accelerate's hooks around a module's forward."""
     hook = getattr(module, "_hf_hook", None)
     hooks = hook.hooks if isinstance(hook, SequentialHook) else [hook]
-    return [one for one in hooks if isinstance(one, AlignDevicesHook)]
+    return [hook for hook in hooks if isinstance(hook, AlignDevicesHook)]
 
 
 def _offloading(module: nn.Module) -> AlignDevicesHook | None:
     """Return the hook that fetches a module's own weights before its forward and drops them after it."""
     return next((hook for hook in _hooks(module) if hook.offload and hook.weights_map is not None), None)
+
+
+def _offloaded_weights(module: nn.Module, name: str) -> Any:
+    """Return the mapping from which a module's own weights are fetched, by name."""
+    hook = _offloading(module)
+    if hook is None:
+        raise ModelError(f"a {name} of {type(module).__name__} is not loaded (meta device); load the model whole")
+    return hook.weights_map
+
+
+def is_floating(weight: object) -> TypeGuard[Tensor]:
+    """Return True if a weight is, or passes for, a tensor of floating-point numbers of 16 bits or more."""
+    return isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() > 1
+
+
+def is_plain(weight: object) -> bool:
+    """Return True if `weight` is such a tensor and can be read and written: no wrapper of packed numbers."""
+    return is_floating(weight) and not is_traceable_wrapper_subclass(weight)
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Return True if a module multiplies by a matrix that it does not hold as plain numbers."""
+    sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
+    return all(isinstance(size, int) for size in sizes) and not is_plain(getattr(module, "weight", None))
+
+
+@torch.no_grad()
+def unpacked(module: nn.Module, device: torch.device) -> Tensor:
+    """Return W [out_features, in_features] of a quantised module that computes on `device`."""
+    linear: Any = module
+    bias, size, dtype = linear.bias, linear.in_features, _input_dtype(module)
+    linear.bias = None  # W e_i + b − b would be rounded twice
+    try:
+        # `forward` instead of a call: hooks are only for what passes through the model.
+        columns = [linear.forward(one_hot(some, size).to(device, dtype)) for some in torch.arange(size).split(COLUMNS)]
+    finally:
+        linear.bias = bias
+    return torch.cat(columns).T
+
+
+def gives_gradient(module: nn.Module, device: torch.device) -> bool:
+    """Return True if gradients pass a quantised module; some kernels are for inference only."""
+    linear: Any = module
+    with torch.enable_grad():
+        x = torch.zeros(1, linear.in_features, device=device, dtype=_input_dtype(module), requires_grad=True)
+        try:
+            return bool(linear.forward(x).requires_grad)
+        except RuntimeError:  # a kernel that overwrites what the gradient needs
+            return False
+
+
+def _input_dtype(module: nn.Module) -> torch.dtype:
+    """Return the precision of a quantised module's inputs; float32 where its weight does not tell: it converts any."""
+    weight = getattr(module, "weight", None)
+    return weight.dtype if is_floating(weight) else torch.float32
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Return a weight's content as plain numbers of any kind; of a tensor that wraps others, the bytes of these."""
+    if not is_traceable_wrapper_subclass(weight):
+        return weight.detach()
+    names, _ = weight.__tensor_flatten__()
+    inner = (packed(getattr(weight, name)) for name in names)
+    return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in inner])

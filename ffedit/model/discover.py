@@ -1,0 +1,302 @@
+"""Recognise the parts of a model: its layers, the value matrices in each, the attention's output, the residual add.
+
+The model's type is not used. A module is recognised by its name (`roles`), by its kind (a linear map, a block of
+experts) and by the number of such modules; a forward pass verifies that it does what its role says (`loading.verify`).
+A module that is not recognised is refused, and the error lists what was found.
+
+How a block adds its feed-forward output to the residual stream is determined by probe passes. Blocks differ: some
+normalise the output before they add it (Gemma 2, OLMo 2), some normalise the sum (BERT, BART), some scale it (Granite),
+some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is observed which modules run
+behind the value matrix, or a mixture's block, and, in a pass in which the last layer adds nothing, what the stream is
+without their output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.pytorch_utils import Conv1D
+
+from ffedit.errors import ModelError
+from ffedit.model.experts import Experts, Mixture
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import calls, capture, leaves, replace_output
+from ffedit.model.memory import Address, KeyValueMemory
+from ffedit.model.roles import ATTENTION_ROLES, ATTENTION_WORDS, SHARED_GATES, VALUE_ROLES
+from ffedit.model.storage import is_floating, is_quantised
+
+
+def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn.Module]:
+    """Return the one list of modules in a decoder or an encoder that is in no other list, of length `count` if given.
+
+    Raises:
+        ModelError: there is none, or more than one.
+    """
+    nested = {path: child for path, child in body.named_modules() if isinstance(child, nn.ModuleList)}
+    lists = {p: child for p, child in nested.items() if not any(p.startswith(f"{other}.") for other in nested)}
+    matching = [list(child) for child in lists.values() if count in (None, len(child))]
+    if len(matching) != 1:
+        seen = ", ".join(f"{path} of {len(child)}" for path, child in lists.items()) or "none"
+        expected = "one list of layers" if count is None else f"one list of {count} layers"
+        raise ModelError(
+            f"{name}: no decoder or encoder that ffedit can read: {expected} was expected in {type(body).__name__}, "
+            f"found module lists: {seen}"
+        )
+    return matching[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of a model, with what is needed to find its memories.
+
+    Attributes:
+        model: the model.
+        module: the layer.
+        index: its number.
+        name: the model's name in messages.
+        probe: runs the model once.
+        value_matrix: path of the value matrix, where no known role fits (`loading.verify.find_and_verify`).
+        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
+    """
+
+    model: PreTrainedModel
+    module: nn.Module
+    index: int
+    name: str
+    probe: Callable[[], object]
+    value_matrix: str | None = None
+    saved_dtype: torch.dtype | None = None
+
+    @cached_property
+    def prefix(self) -> str:
+        """Path of the layer in the model."""
+        path: str = next(path for path, module in self.model.named_modules() if module is self.module)
+        return path
+
+
+def find_feed_forward(layer: Layer) -> FeedForward:
+    """Find the memories of one layer: its value matrix, or those of its experts."""
+    name, index = layer.name, layer.index
+    fused = {} if layer.value_matrix is not None else fused_experts(layer.module)
+    if not fused:
+        memory = find_memory(layer)
+        return FeedForward(index, memory.module, (memory,))
+    paths = {path.rpartition(".")[0] for path in fused}
+    block_path, _, _ = min(paths).rpartition(".")
+    if len(paths) != 1 or not block_path:
+        seen = ", ".join(f"{path} {shape}" for path, shape in fused.items())
+        raise ModelError(
+            f"{name}: layer {index} holds matrices of several experts in one tensor ({seen}); one module of experts, "
+            "inside a block with its router, was expected; use a dense model"
+        )
+    (path,) = paths
+    block = layer.module.get_submodule(block_path)
+    try:
+        experts = Experts(layer.module.get_submodule(path))
+    except ModelError as error:
+        raise ModelError(f"{name}: layer {index}: {error}") from error
+    precision = layer.saved_dtype or next(experts.module.parameters()).dtype
+    names = names_of_experts(layer.model, f"{layer.prefix}.{path}.down_proj", len(experts))
+    parts = [
+        KeyValueMemory(
+            Address(index, expert),
+            f"{layer.prefix}.{path}",
+            experts.module,
+            experts.layout.transposed,
+            precision,
+            layer.module,
+            layer.probe,
+            own="down_proj",
+            slot=expert,
+            saved_as=names[expert] if names else "",
+        )
+        for expert in range(len(experts))
+    ]
+    shared = {
+        len(experts) + i: f"{block_path}.{inner}"
+        for i, inner in enumerate(_in_value_role(block))
+        if isinstance(block.get_submodule(inner), nn.Linear | Conv1D)
+    }
+    parts += [linear_memory(layer, inner, Address(index, number)) for number, inner in shared.items()]
+    modules = {number: layer.module.get_submodule(inner) for number, inner in shared.items()}
+    gate = next((getattr(block, role) for role in SHARED_GATES if hasattr(block, role)), None)
+    return FeedForward(index, block, tuple(parts), Mixture(block, experts, modules, gate))
+
+
+def find_memory(layer: Layer) -> KeyValueMemory:
+    """Find the value matrix of one dense layer: a linear map in a value role, outside attention."""
+    name, index, value_matrix = layer.name, layer.index, layer.value_matrix
+    paths = _in_value_role(layer.module) if value_matrix is None else _named(layer, value_matrix)
+    if len(paths) != 1:
+        inside = layer.module.named_modules()
+        children = ", ".join(path for path, module in inside if path and not list(module.children()))
+        found = ", ".join(paths) or f"no module is called {value_matrix or '/'.join(VALUE_ROLES)}"
+        advice = "name the right one with --value-matrix"
+        if not paths and value_matrix is None:
+            advice = f"where it is called otherwise, {advice}; a layer without a feed-forward part has none to edit"
+        raise ModelError(
+            f"{name}: one value matrix was expected in layer {index}, found {len(paths)} ({found}); the layer holds "
+            f"{children}; {advice}"
+        )
+    return linear_memory(layer, paths[0], Address(index))
+
+
+def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
+    """Return the memory whose value matrix is the linear map at `path` in a layer."""
+    module, name, index = layer.module.get_submodule(path), layer.name, layer.index
+    weight = getattr(module, "weight", None)
+    quantised = is_quantised(module)
+    if not quantised and not (isinstance(weight, Tensor) and isinstance(module, nn.Linear | Conv1D)):
+        raise ModelError(f"{name}: {path} of layer {index} is a {type(module).__name__}; Linear or Conv1D was expected")
+    if type(module) is nn.Linear and isinstance(weight, Tensor) and not is_floating(weight):
+        raise ModelError(
+            f"{name}: {path} of layer {index} is a Linear of {weight.dtype}, quantised without the module that "
+            "multiplies with it; load the model with the library that quantised it, or in 16 or 32 bits"
+        )
+    transposed = isinstance(module, Conv1D)
+    computed = layer.model.dtype if quantised or weight is None else weight.dtype
+    precision = layer.saved_dtype or computed
+    return KeyValueMemory(address, f"{layer.prefix}.{path}", module, transposed, precision, layer.module, layer.probe)
+
+
+def _named(layer: Layer, value_matrix: str) -> list[str]:
+    """Return the paths inside a layer that match `ff.out`, or `layers.{}.ff.out` in the model or a part of it."""
+    path = value_matrix.replace("{}", str(layer.index))
+    whole = value_matrix != path
+    return [
+        inner
+        for inner, _ in layer.module.named_modules()
+        if inner == path or (whole and f".{layer.prefix}.{inner}".endswith(f".{path}"))
+    ]
+
+
+def _in_value_role(module: nn.Module) -> list[str]:
+    """Return the paths inside a module that are named as value matrices are, outside attention."""
+    return [
+        path
+        for path, _ in module.named_modules()
+        if f".{path}".endswith(tuple(f".{role}" for role in VALUE_ROLES))
+        and not any(word in path.rpartition(".")[0] for word in ATTENTION_WORDS)
+    ]
+
+
+def fused_experts(layer: nn.Module) -> dict[str, list[int]]:
+    """Return the parameters of a layer that hold a value matrix for each expert, with their shapes.
+
+    Other parameters of three dimensions (gates of a recurrence, filters) have no such name.
+    """
+    return {
+        path: list(p.shape)
+        for path, p in layer.named_parameters()
+        if p.ndim == 3 and min(p.shape) > 1 and any(step in VALUE_ROLES for step in path.split("."))
+    }
+
+
+def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
+    """Return the output projections: in each layer the one linear map in such a role, inside attention."""
+    projections = []
+    for layer in layers:
+        for path, module in layer.named_modules():
+            above, _, last = path.rpartition(".")
+            if last in ATTENTION_ROLES and any(word in above for word in ATTENTION_WORDS):
+                projections.append(module)
+    return projections if len(projections) == len(layers) else []
+
+
+def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
+    """Return a parameter of `model` as its checkpoint stores it: tensors by their names in the files.
+
+    transformers may hold in one parameter what its checkpoints store separately (the matrices of all experts), or under
+    another name, and converts it back when it saves; this is the same conversion.
+    """
+    return dict(revert_weight_conversion(model, {name: parameter}))
+
+
+def names_of_experts(model: PreTrainedModel, name: str, count: int) -> list[str]:
+    """Return the names in files of the matrices of a parameter of `count` experts; empty where they are one tensor."""
+    numbered = torch.arange(float(count))[:, None, None]
+    tensors = saved(model, name, numbered)
+    if len(tensors) != count or any(tensor.numel() != 1 for tensor in tensors.values()):
+        return []
+    return sorted(tensors, key=lambda path: float(tensors[path]))
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualAdd:
+    """Addition of one block's feed-forward output to the residual stream.
+
+    Attributes:
+        added: the module whose output is added: the value matrix or a mixture's block, or a norm behind it.
+        norm: the module that receives the sum, where the block ends in one.
+        factor: what the addend is multiplied by.
+    """
+
+    added: nn.Module
+    norm: nn.Module | None
+    factor: float = 1.0
+
+
+@torch.no_grad()
+def find_residual_adds(
+    layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
+) -> list[ResidualAdd]:
+    """Find the residual add of every layer, from two passes of `probe`.
+
+    Raises:
+        ModelError: with the last layer's addend removed, its residual stream is not the remainder.
+    """
+    with ExitStack() as stack:
+        seen = [
+            stack.enter_context(calls(_steps(layer, ff.module))) for layer, ff in zip(layers, feed_forward, strict=True)
+        ]
+        probe()
+    residual_adds = [_residual_add(ff.module, steps) for ff, steps in zip(feed_forward, seen, strict=True)]
+    factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].parts[-1].name, probe)
+    return [replace(add, factor=factor) for add in residual_adds]
+
+
+def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
+    """Return the leaf modules of a layer; the module that gives the feed-forward output counts as one."""
+    inside = set(value.modules())
+    return [value, *(module for module in leaves(layer) if module not in inside)]
+
+
+def _residual_add(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> ResidualAdd:
+    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum."""
+    start = next(i for i, (module, _, _) in enumerate(seen) if module is value)
+    added, addend = value, seen[start][2]
+    rest = seen[start + 1 :]
+    while rest and torch.equal(rest[0][1], addend):
+        module, _, output = rest.pop(0)
+        if not torch.equal(output, addend):  # a dropout changes nothing here
+            added, addend = module, output
+    return ResidualAdd(added, rest[0][0] if len(rest) == 1 else None)
+
+
+def _factor(layer: nn.Module, add: ResidualAdd, name: str, probe: Callable[[], object]) -> float:
+    """Measure what the addend is multiplied by: the change of the sum when it is removed."""
+
+    def total() -> tuple[Tensor, Tensor]:
+        ends = {"total": layer if add.norm is None else add.norm}
+        with capture(ends, inputs=add.norm is not None) as sums, capture({"added": add.added}) as addends:
+            probe()
+        return sums["total"].double().flatten(), addends["added"].double().flatten()
+
+    whole, addend = total()
+    with replace_output(add.added, torch.zeros_like):
+        moved = whole - total()[0]
+    factor = float(moved @ addend / (addend @ addend).clamp(min=1e-30))
+    error = float((moved - factor * addend).abs().max() / moved.abs().max().clamp(min=1e-30))
+    if not error < 5e-2:
+        raise ModelError(
+            f"{name}: what it gives is not added to the residual stream (off by {error:.1e}); a block that adds its "
+            "feed-forward output to the stream was expected"
+        )
+    return 1.0 if abs(factor - 1) < 1e-2 else factor
