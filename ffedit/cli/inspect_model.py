@@ -16,8 +16,7 @@ from ffedit.display.model_folder import prepare, write_report
 from ffedit.display.terminal import model_view
 from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.inspector.corpus_pass import merging
-from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.corpus_pass.memory_pass import Settings, merge_passes
 from ffedit.inspector.views.model_view import Removing, analyse, inspect_model
 from ffedit.model.editable import Stack
 
@@ -60,9 +59,7 @@ def model(
     surface.show(model_line(stack))
     with progress_bars(surface.quiet) as progress:
         if merge:
-            merging.merge_passes(folders, out, force)
-            state, store = merging.load_pass(stack, out)
-            report = analyse(stack, state, store, Removing(*removing), progress)
+            report = analyse(stack, *merge_passes(stack, folders, out, force), Removing(*removing), progress)
         else:
             settings = Settings(top, keys, positions, corpus.seed)
             try:

@@ -15,7 +15,7 @@ from ffedit.display.html import save_page
 from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.prompt_view import compared, prompt_view
-from ffedit.inspector.views.slots import parse_scalings
+from ffedit.inspector.coefficient_scaling import parse_scalings
 from ffedit.model.editable import Editable
 
 

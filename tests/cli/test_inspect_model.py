@@ -12,8 +12,7 @@ from shell import disk, shell
 from shown import shown
 
 from ffedit.display.terminal.model_view import ByLayer, shift_line
-from ffedit.inspector.analyses.intervals import CountedInterval
-from ffedit.inspector.views.report import Measure, Shift
+from ffedit.inspector.views.report import CountedInterval, Measure, Shift
 
 SMALL = ("--top", "6", "--positions", "30", "--removing", "3", "2")
 

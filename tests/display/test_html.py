@@ -23,8 +23,8 @@ from ffedit import Corpus, Slot, inspect_edit, inspect_memory, inspect_model, in
 from ffedit.display.html import page
 from ffedit.display.html.charts import Line, lines, stacked
 from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.slots import View
 from ffedit.inspector.views.model_view import Removing
-from ffedit.inspector.views.view import View
 
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b\n\u202eright\ud800 שלום "
 PROMPT = "the Eiffel tower is located in"

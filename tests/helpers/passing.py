@@ -16,6 +16,7 @@ from ffedit import Corpus
 from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, started
 from ffedit.inspector.corpus_pass.rows import NOTHING, Row, RowStore, rows_of
 from ffedit.model.editable import Stack
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.hooks import capture
 
 # ReLU, GELU, and a SwiGLU gate.
@@ -41,8 +42,9 @@ def written(path: Path, texts: list[str]) -> Corpus:
 
 def made(family: str, corpus: Corpus, folder: Path, **settings: Any) -> tuple[Stack, Pass, RowStore]:
     stack = zoo.shared(family)
+    about: dict[str, Any] = {"fingerprint": fingerprint(stack), "stack": stack.kind, "corpus": "", "tokens": 0}
     settings = {"top": TOP, "positions": 40} | settings
-    state = started(stack, {"fingerprint": "-", "settings": asdict(Settings(**settings)), "corpus": "", "tokens": 0})
+    state = started(stack, {**about, "settings": asdict(Settings(**settings))})
     folder.mkdir(exist_ok=True)
     return stack, state, collect(stack, rows_of(stack, corpus), corpus.tokens, state, folder)
 
@@ -71,5 +73,5 @@ def told(state: Pass, store: RowStore, layer: int) -> list[list[tuple[Row, float
     one = state.triggers[layer]
     return [
         [(store.context(place).ids, m) for place, m in zip(places, ms, strict=True) if place != NOTHING]
-        for places, ms in zip(one.places.tolist(), one.coefficients.tolist(), strict=True)
+        for places, ms in zip(one.positions.tolist(), one.coefficients.tolist(), strict=True)
     ]

@@ -15,7 +15,7 @@ from writing import FACT, STRONG, write
 from ffedit import Corpus, Edit, EditError, LowRank
 from ffedit.algebra.low_rank import Dense
 from ffedit.display.terminal.edit_view import edited_view
-from ffedit.inspector.interventions import edit_as_memory
+from ffedit.inspector import edit_as_memory
 from ffedit.inspector.views.edit_view import inspect_edit
 from ffedit.inspector.views.prompt_view import inspect_prompt
 from ffedit.model.editable import Editable

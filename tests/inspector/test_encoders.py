@@ -161,13 +161,13 @@ def test_all_triggers_and_the_composition(family: str, half: str, corpus: Corpus
         kept = state.triggers[layer]
         torch.testing.assert_close(kept.coefficients, m.topk(TOP, 0).values.T.clamp(min=0), rtol=1e-5, atol=1e-5)
         for key in range(0, memory.d_ff, 5):
-            for place, coefficient in zip(kept.places[key].tolist(), kept.coefficients[key].tolist(), strict=True):
+            for place, coefficient in zip(kept.positions[key].tolist(), kept.coefficients[key].tolist(), strict=True):
                 if place != NOTHING:
                     expected = float(m[spots.index(tuple(store.context(place))), key])
                     assert coefficient == pytest.approx(expected, rel=1e-5, abs=1e-5)
     tops = [read(family, half, stack.model, memory.value.T).argmax(-1) for memory in stack.memories.values()]
-    composed = compose(stack, state.sample.seen, tops)
-    for at, place in enumerate(state.sample.places.tolist()):
+    composed = compose(stack, state.sample.values, tops)
+    for at, place in enumerate(state.sample.positions.tolist()):
         layers = all_of_it[tuple(store.context(place))]  # type: ignore[index]
         says = int(read(family, half, stack.model, layers[-1]["y"][None]).argmax())
         for own, one, seen in zip(tops, composed, layers, strict=True):

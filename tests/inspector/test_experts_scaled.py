@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ffedit import Slot
 from ffedit.errors import ModelError
-from ffedit.inspector.interventions import coefficient_scaling
+from ffedit.inspector import coefficient_scaling
+from ffedit.inspector.coefficient_scaling import scaled_memories
 from ffedit.inspector.views.prompt_view import inspect_prompt
-from ffedit.inspector.views.slots import turned
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -49,7 +49,7 @@ def test_turns_inside_turns_multiply_and_an_error_undoes_them() -> None:
 
 
 def log_p(editable: Editable, ids: Tensor, slot: Slot, factor: float) -> float:
-    with turned(editable.memories, {slot: factor}), torch.no_grad():
+    with scaled_memories(editable.memories, {slot: factor}), torch.no_grad():
         return float(editable.model(input_ids=ids).logits[0, -1].double().log_softmax(-1)[40])
 
 

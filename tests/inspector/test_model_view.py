@@ -20,14 +20,13 @@ from ffedit.inspector.analyses.composition import CASES
 from ffedit.inspector.analyses.removal import removals
 from ffedit.inspector.analyses.shallow import CHANCE, FEWEST, Frequencies, compared, pair_hash
 from ffedit.inspector.corpus_pass import memory_pass
-from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, started
-from ffedit.inspector.corpus_pass.merging import merge_passes
+from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, merge_passes, started
 from ffedit.inspector.corpus_pass.rows import CHUNK, NOTHING, Row, RowStore, rows_of
 from ffedit.inspector.corpus_pass.sample import Sample
 from ffedit.inspector.corpus_pass.triggers import Triggers, prefix_hashes
+from ffedit.inspector.slots import Slot
 from ffedit.inspector.views.memory_view import inspect_memory
 from ffedit.inspector.views.model_view import Removing, inspect_model
-from ffedit.inspector.views.slots import Slot
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
 
@@ -69,15 +68,14 @@ def test_two_halves_merge_into_the_whole(tmp_path: Path) -> None:
     whole = made("opt", written(tmp_path / "a.jsonl", texts), tmp_path / "whole")[1:]
     for name, half in (("x", texts[: len(texts) // 3]), ("y", texts[len(texts) // 3 :])):
         made("opt", written(tmp_path / f"{name}.jsonl", half), tmp_path / name)
-    merged = merge_passes([tmp_path / "x", tmp_path / "y"], tmp_path / "merged")
-    store = RowStore(tmp_path / "merged", merged.rows)
+    merged, store = merge_passes(zoo.shared("opt"), [tmp_path / "x", tmp_path / "y"], tmp_path / "merged")
     assert_same(merged, store, *whole)
     assert (merged.tokens, merged.rows) == (whole[0].tokens, whole[0].rows)
     assert torch.equal(merged.unigrams, whole[0].unigrams) and torch.equal(merged.pairs, whole[0].pairs)
     assert list(store) == list(whole[1])
     for layer in range(zoo.DEPTH):
-        assert torch.equal(merged.triggers[layer].places[:, 0], whole[0].triggers[layer].places[:, 0])
-    assert len(merged.sample.places) == 40 and merged.sample.seen["0/before"].shape == (40, zoo.WIDTH)
+        assert torch.equal(merged.triggers[layer].positions[:, 0], whole[0].triggers[layer].positions[:, 0])
+    assert len(merged.sample.positions) == 40 and merged.sample.values["0/before"].shape == (40, zoo.WIDTH)
 
 
 def test_an_interrupted_pass_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,10 +98,10 @@ def test_an_interrupted_pass_goes_on_to_the_same_bits(tmp_path: Path, monkeypatc
     collect(stack, rows_of(zoo.shared("gpt2"), corpus), corpus.tokens, again, folder)
     assert again.complete
     for layer in range(zoo.DEPTH):
-        for field in ("coefficients", "places", "hashes"):
+        for field in ("coefficients", "positions", "hashes"):
             assert torch.equal(getattr(again.triggers[layer], field), getattr(whole.triggers[layer], field))
-    assert torch.equal(again.sample.places, whole.sample.places)
-    assert all(torch.equal(again.sample.seen[name], tensor) for name, tensor in whole.sample.seen.items())
+    assert torch.equal(again.sample.positions, whole.sample.positions)
+    assert all(torch.equal(again.sample.values[name], tensor) for name, tensor in whole.sample.values.items())
     for name in ("rows-000000", "rows-000001"):
         assert (folder / f"{name}.safetensors").read_bytes() == (tmp_path / f"whole/{name}.safetensors").read_bytes()
 
@@ -125,9 +123,9 @@ def test_equal_coefficients_are_ordered_by_their_prefixes_alone() -> None:
         triggers = Triggers.none(2, 25)
         for some in order.split(batch):
             triggers.update(m[some], some, hashes[some])
-        assert torch.equal(triggers.places[0], triggers.places[1])
+        assert torch.equal(triggers.positions[0], triggers.positions[1])
         assert triggers.coefficients[0].tolist() == [3.0] * 20 + [2.0] * 5
-        return set(triggers.places[0].tolist())
+        return set(triggers.positions[0].tolist())
 
     orders: Iterator[Tensor] = (torch.randperm(60, generator=torch.Generator().manual_seed(i)) for i in range(4))
     assert len({frozenset(kept(order, batch)) for order in orders for batch in (1, 7, 60)}) == 1
@@ -143,7 +141,7 @@ def test_silent_memories_are_no_candidates(dtype: torch.dtype, monkeypatch: pyte
     found = Triggers.none(3, TOP)
     found.update(coefficients, torch.arange(40), prefix_hashes(torch.arange(40)[:, None])[:, 0])
     assert [sorted(places[places != NOTHING].tolist()) for places in weighed] == [[7, 9]]
-    assert found.places[:, 0].tolist() == [NOTHING, 7, 9]
+    assert found.positions[:, 0].tolist() == [NOTHING, 7, 9]
 
 
 def test_a_text_on_which_the_model_overflows_is_refused(tmp_path: Path) -> None:
@@ -232,7 +230,9 @@ def test_a_sample_is_the_smallest_ranks_whatever_the_batches() -> None:
             entering = sample.entering(some)
             sample.take(some[entering], where[entering], {"x": where[entering] * 2.0})
         assert sample.ranks.tolist() == list(range(20))
-        assert torch.equal(sample.places, ranks.argsort()[:20]) and torch.equal(sample.seen["x"], sample.places * 2.0)
+        assert torch.equal(sample.positions, ranks.argsort()[:20]) and torch.equal(
+            sample.values["x"], sample.positions * 2.0
+        )
 
 
 def test_rows_of_running_text_share_the_token_at_the_cut(tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ def test_values_agree_as_the_plain_reading_says(family: str, tmp_path: Path) -> 
         assert torch.equal(values.top, p.argmax(-1))
         assert torch.allclose(values.sure, p.max(-1).values, atol=1e-5)
         for at, key in enumerate(values.keys.tolist()):
-            place = int(state.triggers[layer].places[key, 0])
+            place = int(state.triggers[layer].positions[key, 0])
             row, end = list(store)[place // 64], place % 64
             assert values.next[at] == row[end + 1]
             better = [other for other in range(zoo.VOCAB) if logits[key, other] > logits[key, row[end + 1]]]
             assert values.rank[at] == len(better) + 1
             assert bool(values.agrees[at]) == (int(p[key].argmax()) == row[end + 1])
-        assert Counter(values.dealt.tolist()) == Counter(values.next.tolist())
-    best = surest(all_values, [state.triggers[i] for i in range(zoo.DEPTH)], store, 10)
+        assert Counter(values.permuted.tolist()) == Counter(values.next.tolist())
+    best = surest(all_values, store, 10)
     every = sorted((float(v.sure[k]) for v in all_values for k in v.keys.tolist()), reverse=True)
     assert best.sure.tolist() == every[:10]
     assert bool((best.agrees <= best.any_agrees).all())
@@ -57,9 +57,9 @@ def read_alone(family: str, vector: Tensor) -> Tensor:
 def test_composition_is_what_one_position_at_a_time_shows(family: str, tmp_path: Path) -> None:
     stack, state, store = made(family, written(tmp_path / "a.jsonl", documents(80)), tmp_path / "out")
     tops = [read_values(stack, layer, state.triggers[layer], store).top for layer in range(zoo.DEPTH)]
-    found = compose(stack, state.sample.seen, tops)
+    found = compose(stack, state.sample.values, tops)
     model = zoo.shared(family).model
-    for at, place in enumerate(state.sample.places.tolist()):
+    for at, place in enumerate(state.sample.positions.tolist()):
         ids = torch.tensor([store.context(place).ids])
         modules = {layer: memory.module for layer, memory in enumerate(stack.memories.values())}
         with (

@@ -16,10 +16,10 @@ import ffedit
 from ffedit import EditError, Slot
 from ffedit.display.terminal.prompt_view import prompt_view
 from ffedit.errors import FactError, FFEditError
+from ffedit.inspector import coefficient_scaling
 from ffedit.inspector.analyses.activity import contributions
-from ffedit.inspector.interventions import coefficient_scaling
+from ffedit.inspector.coefficient_scaling import scaled_memories
 from ffedit.inspector.views.prompt_view import first_and_for_good, inspect_prompt
-from ffedit.inspector.views.slots import turned
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
@@ -156,7 +156,7 @@ def test_turning_a_memory_is_scaling_its_value(family: str, factor: float) -> No
 
 
 def log_p(editable: Editable, ids: Tensor, token: int, turns: dict[Slot, float]) -> float:
-    with turned(editable.memories, turns), torch.no_grad():
+    with scaled_memories(editable.memories, turns), torch.no_grad():
         return float(editable.model(input_ids=ids).logits[0, -1].double().log_softmax(-1)[token])
 
 
@@ -192,10 +192,10 @@ def test_the_memories_to_turn_are_ranked_and_measured() -> None:
         so_far[turn.slot] = turn.factor
         assert turn.together == pytest.approx(torch.tensor(log_p(editable, ids, token, so_far)).exp().item(), abs=1e-5)
     assert found.enough is not None and 1 <= found.enough <= found.tried
-    ranking = coefficient_scaling._ranked(slopes)
+    ranking = coefficient_scaling.ranked(slopes)
     for count, wins in ((found.enough, True), (found.enough - 1, False)):
-        turns = {slot: coefficient_scaling._factor(slope) for slot, slope in ranking[:count]}
-        with turned(editable.memories, turns), torch.no_grad():
+        turns = {slot: coefficient_scaling.factor_of(slope) for slot, slope in ranking[:count]}
+        with scaled_memories(editable.memories, turns), torch.no_grad():
             assert (int(editable.model(input_ids=ids).logits[0, -1].argmax()) == token) is wins
 
 
@@ -214,7 +214,10 @@ def test_enough_is_found_by_doubling_and_halving(works_from: int) -> None:
         asked.append(count)
         return count >= works_from
 
-    assert coefficient_scaling._enough(works, 100) == (works_from if works_from <= 100 else None) and len(asked) < 20
+    assert (
+        coefficient_scaling.smallest_count(works, 100) == (works_from if works_from <= 100 else None)
+        and len(asked) < 20
+    )
 
 
 MISTAKES: list[tuple[dict[str, object], type[FFEditError], str]] = [

@@ -17,11 +17,11 @@ from ffedit.display.terminal.prompt_view import placed, share
 from ffedit.facts.text import number
 from ffedit.files.atomic import write_text
 from ffedit.inspector.analyses.activity import ACTIVE
+from ffedit.inspector.slots import View
 from ffedit.inspector.views.edit_view import EditView
 from ffedit.inspector.views.memory_view import MemoryView
 from ffedit.inspector.views.prompt_view import PromptView
 from ffedit.inspector.views.report import ModelReport
-from ffedit.inspector.views.view import View
 
 KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.display.terminal.prompt_view import compared, ends, named, notes, placed, prefixed, share, title
 from ffedit.facts.text import number
-from ffedit.inspector.interventions.rereading import Passage
+from ffedit.inspector.edit_as_memory import Passage
 from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
 
 

@@ -16,9 +16,9 @@ from rich.text import Text
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.facts.text import number, quoted, token
 from ffedit.inspector.analyses.activity import ACTIVE
-from ffedit.inspector.analyses.distributions import Distribution, Prefix, Said
-from ffedit.inspector.interventions.coefficient_scaling import OFF, UP, Promotion
-from ffedit.inspector.views.prompt_view import PromptView, Reading
+from ffedit.inspector.coefficient_scaling import OFF, UP, Promotion
+from ffedit.inspector.distributions import Distribution, Prefix, TokenProbability
+from ffedit.inspector.views.prompt_view import PromptView, Readout
 from ffedit.model.memory import Address
 
 MOST_CELLS = 14
@@ -143,7 +143,7 @@ def readings(view: PromptView) -> Group:
     return Group(title("Where the prediction is made"), table, notes(lines))
 
 
-def _reading(one: Reading, final: Said) -> Text:
+def _reading(one: Readout, final: TokenProbability) -> Text:
     text = Text(named(one.says), style="bold" if one.says.id == final.id else "")
     return text.append(f" {share(one.says.probability)}", style="dim not bold")
 
@@ -247,7 +247,7 @@ def promotion(found: Promotion) -> Group:
     return Group(title(f"What to turn for {words}"), first, table, Text(verdict), notes(lines))
 
 
-def named(one: Said) -> str:
+def named(one: TokenProbability) -> str:
     """Shorten a token to at most `MOST_CELLS` terminal cells."""
     shown = token(one.token)
     while cell_len(shown) > MOST_CELLS:
@@ -255,7 +255,7 @@ def named(one: Said) -> str:
     return shown
 
 
-def _said(one: Said) -> Text:
+def _said(one: TokenProbability) -> Text:
     return Text(named(one)).append(f" {share(one.probability)}", style="dim")
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffedit.inspector.views.view import View
+from ffedit.inspector.slots import View
 
 # The share of the output's norm from which a memory counts as active.
 ACTIVE = 0.01
@@ -64,6 +64,12 @@ class Contributions:
     activity: Activity
 
 
+def effective_number(strengths: Tensor) -> Tensor:
+    """Return the participation ratio of strengths [.., n], [..] float64; 0 where all are 0."""
+    energy = strengths.double().square()
+    return (energy.sum(-1).square() / energy.square().sum(-1)).nan_to_num()
+
+
 @torch.no_grad()
 def contributions(value: Tensor, bias: Tensor | None, coefficients: Tensor) -> Contributions:
     """Decompose a layer's output, o = W m + b, at one position; in float32 at least.
@@ -80,12 +86,11 @@ def contributions(value: Tensor, bias: Tensor | None, coefficients: Tensor) -> C
     squared = float(output @ output)
     strengths = m.abs() * torch.linalg.vector_norm(value, dim=0)
     shares = m * (output @ value) / squared if squared else torch.zeros_like(m)
-    energy = strengths.double().square()
     activity = Activity(
         memories=len(m),
         by_sign=int((m > 0).sum()),
         by_norm=int((strengths >= ACTIVE * squared**0.5).sum()) if squared else 0,
-        effective=float(energy.sum().square() / energy.square().sum()) if bool(energy.any()) else 0.0,
+        effective=float(effective_number(strengths)),
         bias_share=float(bias @ output) / squared if squared else 0.0,
     )
     return Contributions(m, strengths, shares, activity)

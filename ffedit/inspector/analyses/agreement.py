@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffedit.inference.generation import log_softmax
-from ffedit.inspector.analyses.distributions import MOST_LOGITS
 from ffedit.inspector.corpus_pass.rows import NOTHING, RowStore
 from ffedit.inspector.corpus_pass.triggers import Triggers
+from ffedit.inspector.distributions import log_prob_batches
 from ffedit.model.editable import Stack
 from ffedit.progress import Progress, silent
 
@@ -36,19 +35,21 @@ class Values:
         top: the most probable token of each, [d_ff].
         sure: its probability, [d_ff].
         keys: the keys that have a trigger, [n].
-        next: the token that follows the top trigger of each of these, [n]; `NOTHING` in an encoder, where none does.
+        triggers: flat indices of the triggers of each of these, the strongest first, [n, t].
+        next: the token that follows the top trigger of each, [n]; `NOTHING` in an encoder, where none does.
         rank: its rank in the value's distribution, [n]; meaningful only where a token follows.
-        dealt: the token that follows the top trigger of another of these keys, drawn at random, [n].
-        dealt_rank: its rank, [n].
+        permuted: the token that follows the top trigger of another of these keys, drawn at random, [n].
+        permuted_rank: its rank, [n].
     """
 
     top: Tensor
     sure: Tensor
     keys: Tensor
+    triggers: Tensor
     next: Tensor
     rank: Tensor
-    dealt: Tensor
-    dealt_rank: Tensor
+    permuted: Tensor
+    permuted_rank: Tensor
 
     @property
     def agrees(self) -> Tensor:
@@ -56,9 +57,9 @@ class Values:
         return self.top[self.keys] == self.next
 
     @property
-    def dealt_agrees(self) -> Tensor:
-        """True where the top token of the value is the one of `dealt`, [n]."""
-        return self.top[self.keys] == self.dealt
+    def permuted_agrees(self) -> Tensor:
+        """True where the top token of the value is the one of `permuted`, [n]."""
+        return self.top[self.keys] == self.permuted
 
 
 @torch.no_grad()
@@ -66,30 +67,24 @@ def read_values(
     stack: Stack, layer: int, triggers: Triggers, store: RowStore, seed: int = 0, progress: Progress = silent
 ) -> Values:
     """Read every value of a layer as a distribution, with the rank in it of the token after the key's top trigger."""
-    memory = stack.feed_forward[layer]
-    top = triggers.places[:, 0].cpu()
-    there = (top != NOTHING).nonzero()[:, 0]
-    keys, following = triggers.index[there], store.next(top[there])
-    dealt = following[torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed + layer))]
-    asked = torch.zeros(memory.d_ff, 2, dtype=torch.int64)
-    asked[keys] = torch.stack([following, dealt], 1).clamp(min=0)
-    tops, sures, ranks = [], [], []
-    values, size = memory.value.T, max(1, MOST_LOGITS // stack.vocabulary)
-    for first in range(0, memory.d_ff, size):
-        log_p = log_softmax(stack.read(values[first : first + size]))
+    memory, positions = stack.feed_forward[layer], triggers.positions.cpu()
+    with_trigger = positions[:, 0] != NOTHING
+    positions = positions[with_trigger]
+    keys, following = triggers.index[with_trigger], store.next(positions[:, 0])
+    permuted = following[torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed + layer))]
+    tokens = torch.zeros(memory.d_ff, 2, dtype=torch.int64)
+    tokens[keys] = torch.stack([following, permuted], 1).clamp(min=0)
+    tops, sures, ranks, done = [], [], [], 0
+    for log_p in log_prob_batches(stack, memory.value.T):
         best = log_p.max(-1)
         tops.append(best.indices.cpu())
         sures.append(best.values.exp().cpu())
-        own = asked[first : first + size].to(log_p.device)
-        ranks.append(torch.stack([ranks_in(log_p, token) for token in own.unbind(1)], 1).cpu())
-        progress("reading values", layer * memory.d_ff + first + len(log_p), len(stack.feed_forward) * memory.d_ff)
-    rank, dealt_rank = torch.cat(ranks)[keys].unbind(1)
-    return Values(torch.cat(tops), torch.cat(sures), keys, following, rank, dealt, dealt_rank)
-
-
-def ranks_in(log_p: Tensor, tokens: Tensor) -> Tensor:
-    """Return the ranks of `tokens` [n] in log p [n, vocabulary], [n]: one plus the number of more probable tokens."""
-    return (log_p > log_p.gather(1, tokens[:, None])).sum(1) + 1
+        columns = tokens[done : done + len(log_p)].to(log_p.device).split(1, 1)
+        ranks.append(torch.stack([(log_p > log_p.gather(1, token)).sum(1) + 1 for token in columns], 1).cpu())
+        done += len(log_p)
+        progress("reading values", layer * memory.d_ff + done, len(stack.feed_forward) * memory.d_ff)
+    rank, permuted_rank = torch.cat(ranks)[keys].unbind(1)
+    return Values(torch.cat(tops), torch.cat(sures), keys, positions, following, rank, permuted, permuted_rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +94,7 @@ class Surest:
     Attributes:
         layer: layer of each value, by max p_i descending, [n].
         index: its index in the layer, [n].
+        top: its top token, [n].
         sure: its max p_i, [n].
         agrees: whether its top token follows the key's top trigger, [n].
         any_agrees: whether its top token follows one of the key's triggers, [n].
@@ -106,25 +102,18 @@ class Surest:
 
     layer: Tensor
     index: Tensor
+    top: Tensor
     sure: Tensor
     agrees: Tensor
     any_agrees: Tensor
 
 
-def surest(values: list[Values], triggers: list[Triggers], store: RowStore, count: int = SUREST) -> Surest:
-    """Select the `count` values of largest max p_i whose keys have triggers; `values` and `triggers` are by layer."""
-    layers = torch.cat([torch.full_like(one.keys, layer) for layer, one in enumerate(values)])
-    keys = torch.cat([one.keys for one in values])
-    sure = torch.cat([one.sure[one.keys] for one in values])
+def surest(values: list[Values], store: RowStore, count: int = SUREST) -> Surest:
+    """Select the `count` values of largest max p_i whose keys have triggers; `values` are by layer."""
+    sure = torch.cat([layer.sure[layer.keys] for layer in values])
     best = sure.sort(descending=True, stable=True).indices[:count]
-    if not len(best):
-        return Surest(layers, keys, sure, nobody := torch.zeros(0, dtype=torch.bool), nobody)
-    top = torch.stack([values[layer].top[key] for layer, key in zip(layers[best], keys[best], strict=True)])
-    places = torch.stack(
-        [
-            triggers[layer].places[(triggers[layer].index == key).nonzero()[0, 0]].cpu()
-            for layer, key in zip(layers[best].tolist(), keys[best], strict=True)
-        ]
-    )
-    same = store.next(places) == top[:, None]
-    return Surest(layers[best], keys[best], sure[best], same[:, 0], same.any(1))
+    layers = torch.cat([torch.full_like(layer.keys, number) for number, layer in enumerate(values)])
+    top = torch.cat([layer.top[layer.keys] for layer in values])[best]
+    agrees = store.next(torch.cat([layer.triggers for layer in values])[best]) == top[:, None]
+    index = torch.cat([layer.keys for layer in values])[best]
+    return Surest(layers[best], index, top, sure[best], agrees[:, 0], agrees.any(1))

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffedit.inference.generation import log_softmax
-from ffedit.inspector.analyses.distributions import MOST_LOGITS
+from ffedit.inspector.distributions import log_prob_batches
 from ffedit.model.editable import Stack
 
 CASES = ("residual", "feed-forward", "agreement", "compromise")
@@ -57,41 +56,41 @@ class Composed:
 
 
 @torch.no_grad()
-def compose(stack: Stack, seen: Mapping[str, Tensor], tops: list[Tensor]) -> list[Composed]:
+def compose(stack: Stack, values: Mapping[str, Tensor], tops: list[Tensor]) -> list[Composed]:
     """Compute the predictions of each layer at the positions of a sample.
 
     Args:
         stack: the layers.
-        seen: values of each layer there, as `Pass.sample` stores them.
+        values: values of each layer there, as `Pass.sample` stores them.
         tops: top(v_i) of each layer's memories, [layers][d_ff].
     """
     last = len(tops) - 1
-    final = _tops(stack, seen[f"{last}/after"])[0]
-    found = []
-    for layer, own in enumerate(tops):
-        residual, probability = _tops(stack, seen[f"{layer}/before"], final)
-        added, output = (_tops(stack, seen[f"{layer}/{name}"])[0] for name in ("added", "after"))
+    final = _tops(stack, values[f"{last}/after"])[0]
+    composed = []
+    for layer, top in enumerate(tops):
+        residual, probability = _tops(stack, values[f"{layer}/before"], final)
+        added, output = (_tops(stack, values[f"{layer}/{name}"])[0] for name in ("added", "after"))
         case = torch.full_like(residual, CASES.index("compromise"))
         case[output == residual] = CASES.index("residual")
         case[output == added] = CASES.index("feed-forward")
         case[(output == added) & (output == residual)] = CASES.index("agreement")
-        positive = np.unpackbits(seen[f"{layer}/positive"].numpy(), axis=1, count=len(own)).astype(bool)
+        positive = np.unpackbits(values[f"{layer}/positive"].numpy(), axis=1, count=len(top)).astype(bool)
         zero = torch.stack(
-            [~(own[torch.from_numpy(row)] == token).any() for row, token in zip(positive, added, strict=True)]
+            [~(top[torch.from_numpy(row)] == token).any() for row, token in zip(positive, added, strict=True)]
         )
         settled = residual == final
-        activity = seen[f"{layer}/activity"]
-        found.append(Composed(residual, added, output, probability, case, settled, zero, activity))
-    return found
+        activity = values[f"{layer}/activity"]
+        composed.append(Composed(residual, added, output, probability, case, settled, zero, activity))
+    return composed
 
 
 def _tops(stack: Stack, vectors: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the most probable token of each of `vectors` [n, d_model], and the probability of `tokens` [n]."""
-    best, probabilities, size = [], [], max(1, MOST_LOGITS // stack.vocabulary)
-    for first in range(0, len(vectors), size):
-        log_p = log_softmax(stack.read(vectors[first : first + size]))
+    best, probabilities, done = [], [], 0
+    for log_p in log_prob_batches(stack, vectors):
         top = log_p.argmax(-1)
-        asked = top if tokens is None else tokens[first : first + size].to(top.device)
+        asked = top if tokens is None else tokens[done : done + len(log_p)].to(top.device)
         best.append(top.cpu())
         probabilities.append(log_p.gather(1, asked[:, None])[:, 0].exp().cpu())
+        done += len(log_p)
     return torch.cat(best), torch.cat(probabilities)

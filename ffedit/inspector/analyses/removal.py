@@ -19,7 +19,7 @@ from torch import Tensor
 from ffedit.inference import replay
 from ffedit.inference.batching import batches
 from ffedit.inspector.corpus_pass.rows import Row
-from ffedit.inspector.views.view import View
+from ffedit.inspector.slots import View
 from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import pad
@@ -45,19 +45,16 @@ class Removal(View):
     triggers: int
 
 
-def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, Row, Row] | None:
+def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, ...] | None:
     """Return a prefix without its first, its last and a random token; None where nothing would be left.
 
-    Args:
-        ids: the prefix.
-        start: the id that the tokenizer puts in front of a text, if it does.
-        rng: generator of the random token.
+    `start` is the id that the tokenizer puts in front of every text, if it does.
     """
     first = 1 if ids[0] == start else 0
     if len(ids) - first < 2:
         return None
     inside = range(first + 1, len(ids) - 1) or range(first, len(ids))
-    return tuple(ids[:i] + ids[i + 1 :] for i in (first, len(ids) - 1, rng.choice(inside)))  # type: ignore[return-value]
+    return tuple(ids[:i] + ids[i + 1 :] for i in (first, len(ids) - 1, rng.choice(inside)))
 
 
 def removals(
@@ -67,7 +64,7 @@ def removals(
 
     Args:
         stack: the stack of a causal decoder.
-        layer: the layer with the keys, or a part of it with some of its memories.
+        layer: the layer with the keys, or some of its experts.
         keys: indices of the keys in `layer`.
         prefixes: the triggers of each key.
         seed: seed of the random tokens.
@@ -76,22 +73,24 @@ def removals(
         The changes of each key; None where it has no trigger of two tokens.
     """
     start = stack.tokenizer.bos_token_id
-    work: list[tuple[int, Row]] = []
+    rows: list[Row] = []
+    key_of: list[int] = []
     counts = []
-    for number, (key, rows) in enumerate(zip(keys, prefixes, strict=True)):
+    for key, triggers in zip(keys, prefixes, strict=True):
         rng, count = Random(f"{seed}/{layer.layer}/{key}"), 0
-        for ids in rows:
+        for ids in triggers:
             if (less := shortened(ids, start, rng)) is not None:
-                work += [(number, one) for one in (ids, *less)]
+                rows += [ids, *less]
                 count += 1
+        key_of += [key] * count * (1 + len(REMOVED))
         counts.append(count)
-    wanted = torch.tensor([keys[number] for number, _ in work], dtype=torch.long)
-    found = last_coefficients(stack, layer, [ids for _, ids in work], wanted).double().view(-1, 1 + len(REMOVED))
-    changes = (found[:, 1:] - found[:, :1]) / found[:, :1]
+    coefficients = last_coefficients(stack, layer, rows, torch.tensor(key_of, dtype=torch.long))
+    coefficients = coefficients.double().view(-1, 1 + len(REMOVED))
+    changes = (coefficients[:, 1:] - coefficients[:, :1]) / coefficients[:, :1]
     result: list[Removal | None] = []
-    for some in changes.split(counts):
-        first, last, random = some.mean(0).tolist()
-        result.append(Removal(first, last, random, len(some)) if len(some) else None)
+    for of_key in changes.split(counts):
+        first, last, random = of_key.mean(0).tolist()
+        result.append(Removal(first, last, random, len(of_key)) if len(of_key) else None)
     return result
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ffedit.inspector.corpus_pass.rows import NOTHING, RowStore
-from ffedit.inspector.views.view import View
+from ffedit.inspector.slots import View
 
 FEWEST = 3
 CHANCE = 1e-3
@@ -113,12 +113,12 @@ class Endings:
             return None
         (last, pair), chances = self.shares[:, key].argmax(-1).tolist(), self.chances[:, key]
         count, covered = int(self.count[key]), float(self.covered[key])
-        one = (int(self.previous[key, pair]), int(self.last[key, pair]))
+        endings = (int(self.previous[key, pair]), int(self.last[key, pair]))
         return Shallow(
             last=int(self.last[key, last]),
             last_share=float(self.shares[0, key, last]) / count,
             last_chance=float(chances[0, last]),
-            pair=None if one[0] == NOTHING else one,
+            pair=None if endings[0] == NOTHING else endings,
             pair_share=float(self.shares[1, key, pair]) / count,
             pair_chance=float(chances[1, pair]),
             covered=covered,
@@ -126,18 +126,18 @@ class Endings:
         )
 
 
-def endings(store: RowStore, places: Tensor, text: Frequencies) -> Endings:
-    """Return the endings of the triggers at flat indices `places` [keys, t], and the shallow patterns in them."""
-    return compared(store.tokens(places, -1), store.tokens(places), text)
+def endings(store: RowStore, positions: Tensor, text: Frequencies) -> Endings:
+    """Return the endings of the triggers at flat indices `positions` [keys, t], and the shallow patterns in them."""
+    return compared(store.tokens(positions, -1), store.tokens(positions), text)
 
 
 def compared(previous: Tensor, last: Tensor, text: Frequencies) -> Endings:
     """Return the endings of triggers with second-to-last tokens `previous` and last tokens `last`, each [keys, t]."""
-    there, paired = last != NOTHING, (last != NOTHING) & (previous != NOTHING)
-    names = (last.masked_fill(~there, NOTHING), (previous * len(text.unigrams) + last).masked_fill(~paired, NOTHING))
+    known = torch.stack([last != NOTHING, (last != NOTHING) & (previous != NOTHING)])
+    names = torch.stack([last, previous * len(text.unigrams) + last]).masked_fill(~known, NOTHING)
     shares = torch.stack([_alike(name) for name in names])
-    chances = torch.stack([text.of(last), text.of_pairs(previous, last)]) * torch.stack([there, paired])
-    mean = chances * there.sum(-1, keepdim=True)
+    chances = torch.stack([text.of(last), text.of_pairs(previous, last)]) * known
+    mean = chances * known[0].sum(-1, keepdim=True)
     # P(X >= c) of a Poisson variable is the regularised lower incomplete gamma function.
     surprising = torch.special.gammainc(shares.double().clamp(min=1), mean.clamp(min=1e-300)) < CHANCE
     patterns = (shares >= FEWEST) & surprising

@@ -7,13 +7,14 @@ depend on the length of the text. The unembedding does not run.
 
 Between two batches the state is consistent. It is written to the folder periodically and when the pass is interrupted;
 the next pass with the same settings reads the text again as far as it was run, checks that it is the same, and
-continues from there to the same result.
+continues from there to the same result. Passes over different texts merge into the pass over all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,18 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError
+from ffedit.files.atomic import written
 from ffedit.files.resuming import delay_interrupt, differences, load_state, save_state
 from ffedit.inference.batching import batches
-from ffedit.inspector.analyses.activity import ACTIVE
+from ffedit.inspector.analyses.activity import ACTIVE, effective_number
 from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, pair_hash
-from ffedit.inspector.corpus_pass.reading import Reading
-from ffedit.inspector.corpus_pass.rows import CHUNK, WIDTH, Row, RowStore, chunks
+from ffedit.inspector.corpus_pass.rows import CHUNK, WIDTH, Row, RowLayout, RowStore, chunks
 from ffedit.inspector.corpus_pass.sample import Sample, ranks_of
 from ffedit.inspector.corpus_pass.triggers import Triggers, mixed, prefix_hashes
 from ffedit.model import storage
 from ffedit.model.editable import Seen, Stack
 from ffedit.model.feed_forward import FeedForward
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import pad
 from ffedit.progress import Progress, silent
 
@@ -95,11 +97,7 @@ class Pass:
         return Frequencies(self.unigrams, self.pairs)
 
     def save(self, folder: Path) -> None:
-        """Write the state to a folder, atomically.
-
-        Raises:
-            EditError: it cannot be written.
-        """
+        """Write the state to a folder, atomically; EditError where it cannot be written."""
         tensors = {"unigrams": self.unigrams, "pairs": self.pairs, **self.sample.tensors()}
         for layer, triggers in self.triggers.items():
             tensors |= triggers.tensors(f"triggers/{layer}")
@@ -108,11 +106,7 @@ class Pass:
 
     @classmethod
     def load(cls, folder: Path) -> Pass:
-        """Read a state that `save` wrote.
-
-        Raises:
-            EditError: the file is missing or damaged.
-        """
+        """Read a state that `save` wrote; EditError where the file is missing or damaged."""
         refusal = "no pass of `ffedit inspect model`; name its folder, or inspect anew with --force"
         tensors, counts = load_state(folder / FILE, refusal)
         triggers = {layer: Triggers.of(tensors, f"triggers/{layer}") for layer in counts.pop("layers")}
@@ -125,12 +119,12 @@ def started(stack: Stack, about: dict[str, Any]) -> Pass:
     """Return an empty pass with `about["settings"]`; see `Pass.about`."""
     settings = Settings(**about["settings"])
     triggers = {}
-    for layer, one in enumerate(stack.feed_forward):
-        keys = None
-        if settings.keys is not None and settings.keys < one.d_ff:
+    for layer, feed_forward in enumerate(stack.feed_forward):
+        keys, d_ff = None, feed_forward.d_ff
+        if settings.keys is not None and settings.keys < d_ff:
             generator = torch.Generator().manual_seed(settings.seed + layer)
-            keys = torch.randperm(one.d_ff, generator=generator)[: settings.keys].sort().values
-        triggers[layer] = Triggers.none(one.d_ff if keys is None else len(keys), settings.top, keys)
+            keys = torch.randperm(d_ff, generator=generator)[: settings.keys].sort().values
+        triggers[layer] = Triggers.none(d_ff if keys is None else len(keys), settings.top, keys)
     counts = torch.zeros(stack.vocabulary, dtype=torch.int64), torch.zeros(PAIRS, dtype=torch.int64)
     return Pass(about, triggers, Sample(settings.positions), *counts)
 
@@ -152,7 +146,7 @@ def resumed(stack: Stack, folder: Path, about: dict[str, Any]) -> Pass:
 def collect(
     stack: Stack, text: Iterable[Row], total: int, state: Pass, folder: Path, progress: Progress = silent
 ) -> RowStore:
-    """Run the part of `text` that `state` does not cover yet through a stack, and store rows and state in `folder`.
+    """Run the rest of `text`, which `state` does not cover yet, through a stack; store rows and state in `folder`.
 
     Args:
         stack: the model's layers.
@@ -166,31 +160,34 @@ def collect(
         EditError: the text is not the one that `state` was collected from, coefficients or states are not finite, or
             the folder cannot be written.
     """
-    store = RowStore(folder, reading=Reading.of(stack))
+    store = RowStore(folder, layout=RowLayout.of(stack))
     for layer, triggers in state.triggers.items():
         triggers.to_(storage.device_of(stack.feed_forward[layer].parts[0].module))
     try:
         for number, rows in enumerate(chunks(iter(text))):
             done = state.rows - number * CHUNK
-            if done <= 0:
+            new = done <= 0
+            if new:
                 store.append(rows)
-            elif not store.found(rows):
+            elif not store.holds(rows):
                 raise EditError(f"{folder}: was begun with another text; name another folder, or --force")
-            count = 0
+            # Rows of one length need no padding; an interrupted pass continues with the batches of one that was not.
             for batch in batches([len(row) - 1 for row in rows], TOKENS_PER_BATCH):
-                if (count := count + len(batch)) > done:  # the batches of a pass that was not interrupted
-                    with delay_interrupt():
-                        _run(stack, state, [rows[i] for i in batch], number * CHUNK + torch.tensor(batch))
-                    progress("inspecting", state.tokens, total)
-            if number % SAVED_EVERY == SAVED_EVERY - 1 and done <= 0:
+                if done > 0:
+                    done -= len(batch)
+                    continue
+                with delay_interrupt():
+                    _run(stack, state, [rows[i] for i in batch], number * CHUNK + torch.tensor(batch))
+                progress("inspecting", state.tokens, total)
+            if number % SAVED_EVERY == SAVED_EVERY - 1 and new:
                 state.save(folder)
         if state.rows != store.count:
             raise EditError(f"{folder}: was begun with a longer text; name another folder, or --force")
     except KeyboardInterrupt:
         state.save(folder)
         raise
-    kept = [one.coefficients for one in state.triggers.values()] + list(state.sample.seen.values())
-    if not all(bool(one.isfinite().all()) for one in kept):
+    kept = [triggers.coefficients for triggers in state.triggers.values()] + list(state.sample.values.values())
+    if not all(bool(tensor.isfinite().all()) for tensor in kept):
         raise EditError(
             "some coefficients or states are not finite: the model overflows on this text; use --dtype float32"
         )
@@ -202,28 +199,27 @@ def collect(
 @torch.no_grad()
 def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> None:
     """Run rows, whose indices in the text are `numbers` [rows], and update `state` from every layer."""
-    ids, inside, given = Reading.of(stack).inputs(rows)
+    ids, inside, others = RowLayout.of(stack).inputs(rows)
     real = inside.view(-1).nonzero()[:, 0]
     hashes = _hashes(rows, ids, whole=not stack.causal)
-    places = (numbers[:, None] * WIDTH + torch.arange(ids.shape[1])).view(-1)
-    ranks = ranks_of(hashes[real], places[real], state.settings.seed)
+    positions = (numbers[:, None] * WIDTH + torch.arange(ids.shape[1])).view(-1)
+    ranks = ranks_of(hashes[real], positions[real], state.settings.seed)
     entering = state.sample.entering(ranks)
-    chosen, looked = real[entering], dict[str, Tensor]()
-    once = _once(hashes, real[places[real].argsort()])
+    sampled, values = real[entering], dict[str, Tensor]()
+    once = _first_occurrences(hashes, real[positions[real].argsort()])
 
     def see(seen: Seen) -> None:
-        key = seen.key.flatten(0, 1)
-        if (triggers := state.triggers.get(seen.layer)) is not None:
-            mine = key if triggers.keys is None else key[:, triggers.keys.to(key.device)]
-            mine = mine if len(once) == len(mine) else mine[once.to(key.device)]
-            triggers.update(mine, places[once].to(key.device), hashes[once].to(key.device))
-        if len(chosen):
-            found = _look(stack.feed_forward[seen.layer], seen, chosen.to(key.device))
-            looked.update({f"{seen.layer}/{name}": tensor for name, tensor in found.items()})
+        key, triggers = seen.key.flatten(0, 1), state.triggers[seen.layer]
+        drawn = key if triggers.keys is None else key[:, triggers.keys.to(key.device)]
+        drawn = drawn if len(once) == len(drawn) else drawn[once.to(key.device)]
+        triggers.update(drawn, positions[once].to(key.device), hashes[once].to(key.device))
+        if len(sampled):
+            sample = _sampled(stack.feed_forward[seen.layer], seen, sampled.to(key.device))
+            values.update({f"{seen.layer}/{name}": tensor for name, tensor in sample.items()})
 
-    stack.stream(ids, see, *given)
-    if looked:
-        state.sample.take(ranks[entering], places[chosen], looked)
+    stack.stream(ids, see, *others)
+    if values:
+        state.sample.take(ranks[entering], positions[sampled], values)
     state.unigrams += ids[inside].bincount(minlength=len(state.unigrams))
     state.pairs += pair_hash(ids[:, :-1], ids[:, 1:])[inside[:, 1:]].bincount(minlength=PAIRS)
     state.rows += len(rows)
@@ -238,7 +234,7 @@ def _hashes(rows: Sequence[Row], ids: Tensor, whole: bool) -> Tensor:
     return mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
 
 
-def _once(hashes: Tensor, real: Tensor) -> Tensor:
+def _first_occurrences(hashes: Tensor, real: Tensor) -> Tensor:
     """Return the positions in `real`, which are in text order, whose hash occurs for the first time, ascending."""
     order = hashes[real].sort(stable=True)
     first = torch.ones(len(real), dtype=torch.bool)
@@ -246,20 +242,56 @@ def _once(hashes: Tensor, real: Tensor) -> Tensor:
     return real[order.indices[first]].sort().values
 
 
-def _look(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
+def _sampled(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
     """Return the values of a layer at the flat positions `at` that the sample stores; see `Pass.sample`."""
-    key, output = seen.key.flatten(0, 1)[at].float(), seen.output.flatten(0, 1)[at].float()
-    total, added, after = (state.flatten(0, 1)[at].float() for state in (seen.total, seen.added, seen.after))
+    streams = (seen.key, seen.output, seen.total, seen.added, seen.after)
+    key, output, total, added, after = (stream.flatten(0, 1)[at].float() for stream in streams)
     norms = torch.cat([torch.linalg.vector_norm(part.value.float(), dim=0) for part in layer.parts])
     strengths = key.abs() * norms
-    energy = strengths.double().square()
-    effective = (energy.sum(1).square() / energy.square().sum(1)).nan_to_num()
     by_norm = (strengths >= ACTIVE * torch.linalg.vector_norm(output, dim=1, keepdim=True)).sum(1)
-    found = {"before": total - added, "added": added, "after": after}
-    bits = np.packbits((key > 0).cpu().numpy(), axis=1)
-    activity = torch.stack([(key > 0).sum(1), by_norm, effective], 1).float()
     return {
-        **{name: tensor.cpu() for name, tensor in found.items()},
-        "positive": torch.from_numpy(bits),
-        "activity": activity.cpu(),
+        "before": (total - added).cpu(),
+        "added": added.cpu(),
+        "after": after.cpu(),
+        "positive": torch.from_numpy(np.packbits((key > 0).cpu().numpy(), axis=1)),
+        "activity": torch.stack([(key > 0).sum(1), by_norm, effective_number(strengths)], 1).float().cpu(),
     }
+
+
+def merge_passes(stack: Stack, folders: Sequence[Path], out: Path, force: bool = False) -> tuple[Pass, RowStore]:
+    """Write the pass over all texts of `folders`, in order, to the folder `out`.
+
+    The triggers are those of one pass over all the texts.
+
+    Raises:
+        EditError: a folder holds no finished pass, or one of another model or stack, the settings differ, two are over
+            the same text, or `out` cannot be written.
+    """
+    states = [Pass.load(folder) for folder in folders]
+    merged, texts = states[0], dict[str, Path]()
+    about = {"fingerprint": fingerprint(stack), "stack": stack.kind, "settings": merged.about["settings"]}
+    stores = [RowStore(folder, state.rows) for folder, state in zip(folders, states, strict=True)]
+    for folder, state, store in zip(folders, states, stores, strict=True):
+        if not state.complete:
+            raise EditError(f"{folder}: its pass was interrupted; finish it with the same command, then merge")
+        if other := differences({name: state.about.get(name) for name in about}, about):
+            raise EditError(f"{folder}: another model, stack or settings ({other}); merge passes with the same ones")
+        if (text := store.digest()) in texts:
+            raise EditError(
+                f"{folder}: holds the text of {texts[text]}, which would count twice; merge passes over different texts"
+            )
+        texts[text] = folder
+    for state in states[1:]:
+        for layer, triggers in merged.triggers.items():
+            merged.triggers[layer] = triggers.merged(state.triggers[layer], merged.rows)
+        merged.sample = merged.sample.merged(state.sample, merged.rows)
+        for name in ("unigrams", "pairs", "rows", "tokens"):
+            setattr(merged, name, getattr(merged, name) + getattr(state, name))
+        merged.about["corpus"] += f" + {state.about['corpus']}"
+        merged.about["tokens"] += state.about["tokens"]
+    with written(out, force) as folder:
+        store = RowStore(folder)
+        for rows in chunks(chain.from_iterable(stores)):
+            store.append(rows)
+        merged.save(folder)
+    return merged, RowStore(out, merged.rows, RowLayout.of(stack))

@@ -1,22 +1,29 @@
-"""The text of a pass, as rows of token ids on disk, which the flat indices of triggers refer to.
+"""Text as rows of token ids, and how each kind of stack reads a row.
 
-For a causal decoder a row holds n + 1 ids, of which the model runs the first n, so that every position has a next
-token. A longer text is cut into rows that share the token at the cut, which is run once. A document of a corpus of
-documents begins a row of its own, as the sentences of Geva et al. do (arXiv 2012.14913, section 3.1). For other stacks
-(see `reading`) each row is a text of its own, with the special tokens that the tokenizer puts around one.
+- A causal decoder reads a row without its last id. The context of a position is its *prefix*, the ids up to and
+  including it; the id after it is the next token.
+- An encoder reads the whole row, and the context of a position is all of it: a trigger is a text and a position in it.
+  There is no next token, as none is predicted from those before it.
+- The decoder of an encoder-decoder model reproduces its encoder's input: the encoder reads a row without its first id,
+  which starts decoding, the decoder without its last one. Through the encoder, the context is the whole row here, too.
 
-Rows are stored in shards of `CHUNK` rows. A reader holds one or two shards at a time: memory does not depend on the
-length of the text. The *flat index* of a position, in variables called `places`, is one number for a row and a position
-in it: row · `WIDTH` + position.
+For a causal decoder a longer text is cut into rows that share the token at the cut, which is run once. A document of a
+corpus of documents begins a row of its own, as the sentences of Geva et al. do (arXiv 2012.14913, section 3.1). For
+other stacks each row is a text of its own, with the special tokens that the tokenizer puts around one.
+
+A pass stores its rows in shards of `CHUNK` rows, of which one or two are read at a time: memory does not depend on the
+length of the text. The *flat index* of a position is row · `WIDTH` + its index in the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -26,8 +33,8 @@ from torch import Tensor
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
 from ffedit.inference.text import ROW_TOKENS, Corpus, identity, sampled, texts
-from ffedit.inspector.corpus_pass.reading import CAUSAL, Context, Reading
 from ffedit.model.editable import Editable, Stack
+from ffedit.model.tokenization import pad
 from ffedit.progress import Progress, silent
 
 Row = tuple[int, ...]
@@ -37,16 +44,98 @@ WIDTH = ROW_TOKENS
 NOTHING = -1
 
 
+class Context(NamedTuple):
+    """All that the coefficients of a position depend on: the ids that it attends to, and its index in them."""
+
+    ids: Row
+    at: int
+
+
+class Inputs(NamedTuple):
+    """Rows as a stack runs them, padded on the right.
+
+    Attributes:
+        ids: token ids, [n, t].
+        inside: True where an id is no padding, [n, t].
+        others: further arguments of `Stack.forward`: mask, source and its mask, as far as they are needed.
+    """
+
+    ids: Tensor
+    inside: Tensor
+    others: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How one kind of stack reads rows.
+
+    Attributes:
+        whole: whether the context of a position is the whole row.
+        predicts_next: whether a position predicts the id after it.
+        note: how this differs from a causal decoder, for a report; None for a causal decoder.
+    """
+
+    whole: bool = False
+    predicts_next: bool = True
+    note: str | None = None
+
+    @classmethod
+    def of(cls, stack: Stack) -> RowLayout:
+        """Return the layout of a stack's rows."""
+        if stack.causal:
+            return CAUSAL
+        if stack.kind == "decoder":
+            return BESIDE_ENCODER
+        return ENCODER_OF_PAIR if stack.model.config.is_encoder_decoder else ENCODER
+
+    def length(self, row: Sequence[int]) -> int:
+        """Return the number of positions of a row."""
+        return len(row) - self.predicts_next
+
+    def context(self, row: Row, index: int) -> Context:
+        """Return the context of the position at `index` of a row."""
+        return Context(row if self.whole else row[: index + 1], index)
+
+    def inputs(self, rows: Sequence[Row]) -> Inputs:
+        """Pad rows into the inputs of one run."""
+        ids = pad([row[: self.length(row)] for row in rows])
+        inside = torch.arange(ids.shape[1]) < torch.tensor([self.length(row) for row in rows])[:, None]
+        if not self.whole:
+            return Inputs(ids, inside, ())
+        mask = inside.long()
+        return Inputs(ids, inside, (mask, pad([row[1:] for row in rows]), mask) if self.predicts_next else (mask,))
+
+
+_BOTH_SIDES = (
+    "An encoder sees both sides of a position and predicts no next token: what follows a trigger and the removal of "
+    "tokens from a prefix are not measured."
+)
+CAUSAL = RowLayout()
+ENCODER = RowLayout(True, False, f"{_BOTH_SIDES} States are read through its masked-language head.")
+ENCODER_OF_PAIR = RowLayout(
+    True,
+    False,
+    f"{_BOTH_SIDES} The model never reads this stack as tokens: here its states go through its own final norm and the "
+    "decoder's unembedding.",
+)
+BESIDE_ENCODER = RowLayout(
+    True,
+    True,
+    "The decoder says each text again that its encoder reads, and sees all of it through the encoder: the removal of "
+    "tokens from a prefix is not measured.",
+)
+
+
 def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
     """Yield the rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
 
     Raises:
         EditError: the text is missing, no text, or holds no two tokens in a row.
     """
-    length, left, reading = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, Reading.of(stack)
+    length, left, layout = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, RowLayout.of(stack)
     for row in _prefixed(stack, corpus, length, progress) if stack.causal else _enclosed(stack, corpus, length):
-        row = row[: left + reading.follows]
-        left -= reading.length(row)
+        row = row[: left + layout.predicts_next]
+        left -= layout.length(row)
         yield row
         if not left:
             return
@@ -82,22 +171,22 @@ def _start(stack: Stack) -> list[int]:
     if stack.kind == "encoder":
         return []
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    found = [getattr(config, name, None) for name in names for config in (stack.model.config, stack.tokenizer)]
-    return [next((int(one) for one in found if one is not None), 0)]
+    ids = [getattr(config, name, None) for name in names for config in (stack.model.config, stack.tokenizer)]
+    return [next((int(i) for i in ids if i is not None), 0)]
 
 
 def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
-    """Yield the ids of each document; of running text, parts of whole rows, each beginning with the last id before."""
+    """Yield the ids of each document; of running text, pieces of whole rows, each beginning with the last id before."""
     if corpus.named is None:
         assert isinstance(stack, Editable)
         for row in sampled(stack, corpus, identity(stack, corpus)[0], progress).split(length):
             yield row.tolist()
         return
-    pieces, whole = texts(corpus)
+    pieces, documents = texts(corpus)
     held: list[int] = []
     for number, text in enumerate(pieces):
-        ids = stack.tokenizer(text, add_special_tokens=whole or not number, verbose=False)["input_ids"]
-        if whole:
+        ids = stack.tokenizer(text, add_special_tokens=documents or not number, verbose=False)["input_ids"]
+        if documents:
             yield ids
             continue
         held += ids
@@ -110,17 +199,17 @@ def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) ->
 
 def chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Yield `CHUNK` rows at a time."""
-    while some := list(islice(rows, CHUNK)):
-        yield some
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk
 
 
 class RowStore:
-    """Rows in a folder, in shards: `count` rows, with the `Reading` of their stack."""
+    """Rows in a folder, in shards: `count` rows, with their layout."""
 
-    def __init__(self, folder: Path, count: int = 0, reading: Reading = CAUSAL) -> None:
+    def __init__(self, folder: Path, count: int = 0, layout: RowLayout = CAUSAL) -> None:
         self.folder = folder
         self.count = count
-        self.reading = reading
+        self.layout = layout
         self._shard = lru_cache(maxsize=2)(self._load)
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -130,54 +219,50 @@ class RowStore:
             EditError: the shard cannot be written.
         """
         ids = torch.full((len(rows), WIDTH + 1), NOTHING, dtype=torch.int32)
-        for row, own in zip(ids, rows, strict=True):
-            row[: len(own)] = torch.tensor(own, dtype=torch.int32)
+        for padded, row in zip(ids, rows, strict=True):
+            padded[: len(row)] = torch.tensor(row, dtype=torch.int32)
         write_file(self._path(self.count // CHUNK), lambda made: save_file({"ids": ids}, made))
         self._shard.cache_clear()
         self.count += len(rows)
 
-    def found(self, rows: Sequence[Row]) -> bool:
+    def holds(self, rows: Sequence[Row]) -> bool:
         """Return whether the next shard, already on disk, holds exactly these rows; it is then the store's last."""
         ids = self._shard(self.count // CHUNK)
         self.count += len(ids)
-        return len(ids) == len(rows) and all(
-            tuple(i for i in kept if i != NOTHING) == row for kept, row in zip(ids.tolist(), rows, strict=True)
-        )
+        return len(ids) == len(rows) and all(_unpadded(s) == row for s, row in zip(ids.tolist(), rows, strict=True))
 
     def __iter__(self) -> Iterator[Row]:
         """Yield all rows, in order."""
         for number in range(-(-self.count // CHUNK)):
-            for ids in self._shard(number).tolist():
-                yield tuple(i for i in ids if i != NOTHING)
+            yield from map(_unpadded, self._shard(number).tolist())
 
-    def tokens(self, places: Tensor, offset: int = 0) -> Tensor:
-        """Return the ids `offset` after `places` [..], [..] int64; `NOTHING` outside the row, and for `NOTHING`."""
-        found = torch.full(places.shape, NOTHING).view(-1)
-        flat = places.reshape(-1)
+    def tokens(self, positions: Tensor, offset: int = 0) -> Tensor:
+        """Return the ids `offset` after flat indices [..], [..] int64; `NOTHING` outside the row, and for `NOTHING`."""
+        result = torch.full(positions.shape, NOTHING).view(-1)
+        flat = positions.reshape(-1)
         column = flat % WIDTH + offset
         inside = (flat >= 0) & (column >= 0) & (column <= WIDTH)
         shard = flat // WIDTH // CHUNK
         for number in shard[inside].unique().tolist():
             here = (inside & (shard == number)).nonzero()[:, 0]
-            found[here] = self._shard(number)[flat[here] // WIDTH % CHUNK, column[here]].long()
-        return found.view(places.shape)
+            result[here] = self._shard(number)[flat[here] // WIDTH % CHUNK, column[here]].long()
+        return result.view(positions.shape)
 
-    def next(self, places: Tensor) -> Tensor:
-        """Return the ids that follow flat indices `places` [..], [..] int64; `NOTHING` where none does."""
-        return self.tokens(places, 1) if self.reading.follows else torch.full_like(places, NOTHING)
+    def next(self, positions: Tensor) -> Tensor:
+        """Return the ids that follow flat indices `positions` [..], [..] int64; `NOTHING` where none does."""
+        return self.tokens(positions, 1) if self.layout.predicts_next else torch.full_like(positions, NOTHING)
 
-    def context(self, place: int) -> Context:
-        """Return the context of the position with flat index `place`."""
-        row, position = divmod(place, WIDTH)
-        ids = self._shard(row // CHUNK)[row % CHUNK].tolist()
-        return self.reading.context(tuple(i for i in ids if i != NOTHING), position)
+    def context(self, position: int) -> Context:
+        """Return the context of the position with a flat index."""
+        row, index = divmod(position, WIDTH)
+        return self.layout.context(_unpadded(self._shard(row // CHUNK)[row % CHUNK].tolist()), index)
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits that identify the text."""
-        found = sha256()
+        digest = sha256()
         for number in range(-(-self.count // CHUNK)):
-            found.update(self._shard(number).numpy().tobytes())
-        return found.hexdigest()[:16]
+            digest.update(self._shard(number).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def _path(self, number: int) -> Path:
         return self.folder / f"rows-{number:06}.safetensors"
@@ -188,3 +273,59 @@ class RowStore:
             return load_file(path)["ids"]
         except (OSError, SafetensorError, KeyError) as error:
             raise EditError(f"{path}: no rows of an inspection ({error}); inspect anew with --force") from error
+
+
+def _unpadded(ids: Sequence[int]) -> Row:
+    return tuple(i for i in ids if i != NOTHING)
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """All n positions of a short text in memory, row by row, for analyses that score all and show the highest ones."""
+
+    rows: tuple[Row, ...]
+    layout: RowLayout
+
+    @classmethod
+    def of(cls, stack: Stack, corpus: Corpus, progress: Progress = silent) -> Positions:
+        """Return the positions of a corpus.
+
+        Raises:
+            EditError: the corpus cannot be read, or has fewer than two positions.
+        """
+        positions = cls(tuple(rows_of(stack, corpus, progress)), RowLayout.of(stack))
+        if len(positions) < 2:
+            raise EditError(f"{corpus}: one token is no text to look for triggers in; some thousands are needed")
+        return positions
+
+    @cached_property
+    def _indices(self) -> list[tuple[int, int]]:
+        return [(number, i) for number, row in enumerate(self.rows) for i in range(self.layout.length(row))]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def context(self, position: int) -> Context:
+        """Return the context of a position."""
+        number, index = self._indices[position]
+        return self.layout.context(self.rows[number], index)
+
+    def next(self, position: int) -> int:
+        """Return the id that follows a position; `NOTHING` where none does."""
+        number, index = self._indices[position]
+        return self.rows[number][index + 1] if self.layout.predicts_next else NOTHING
+
+    def largest(self, scores: Tensor, count: int) -> list[int]:
+        """Return the `count` positions with the largest positive `scores` [n], one of each context."""
+        chosen: dict[Context, int] = {}
+        for position in scores.argsort(descending=True, stable=True).tolist():
+            if len(chosen) == count or scores[position] <= 0:
+                break
+            chosen.setdefault(self.context(position), position)
+        return list(chosen.values())
+
+    def batches(self, tokens: int) -> Iterator[Inputs]:
+        """Yield the rows in order, about `tokens` positions at a time."""
+        size = max(1, tokens // max(map(self.layout.length, self.rows)))
+        for first in range(0, len(self.rows), size):
+            yield self.layout.inputs(self.rows[first : first + size])

@@ -17,9 +17,9 @@ from ffedit.inspector.corpus_pass.rows import WIDTH
 from ffedit.inspector.corpus_pass.triggers import mixed
 
 
-def ranks_of(hashes: Tensor, places: Tensor, seed: int) -> Tensor:
+def ranks_of(hashes: Tensor, positions: Tensor, seed: int) -> Tensor:
     """Return the rank of each position, [n] int64."""
-    return mixed(mixed(hashes ^ mixed(places + 1)) ^ mixed(torch.tensor(seed + 1)))
+    return mixed(mixed(hashes ^ mixed(positions + 1)) ^ mixed(torch.tensor(seed + 1)))
 
 
 @dataclass(eq=False)
@@ -29,49 +29,45 @@ class Sample:
     Attributes:
         size: largest number of positions.
         ranks: ranks of the positions, ascending, [n] int64.
-        places: their flat indices, [n] int64.
-        seen: by name, the values stored for each of them, [n, ..].
+        positions: their flat indices, [n] int64.
+        values: by name, the values stored for each of them, [n, ..].
     """
 
     size: int
     ranks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    places: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    seen: dict[str, Tensor] = field(default_factory=dict)
+    positions: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    values: dict[str, Tensor] = field(default_factory=dict)
 
     def entering(self, ranks: Tensor) -> Tensor:
-        """Return which of a batch's positions, with `ranks` [n], enter the sample: indices by rank, [some] int64."""
+        """Return which of a batch's positions, with `ranks` [n], enter the sample: indices by rank, int64."""
         best = ranks.sort().indices[: self.size]
         full = self.size and len(self.ranks) == self.size
         return best[ranks[best] < self.ranks[-1]] if full else best
 
-    def take(self, ranks: Tensor, places: Tensor, seen: Mapping[str, Tensor]) -> None:
+    def take(self, ranks: Tensor, positions: Tensor, values: Mapping[str, Tensor]) -> None:
         """Add the positions that enter, with their values, and drop those beyond `size`."""
         order = torch.cat([self.ranks, ranks]).sort(stable=True).indices[: self.size]
-        self.seen = {
-            name: torch.cat([self.seen[name], new])[order] if name in self.seen else new[order]
-            for name, new in seen.items()
+        self.values = {
+            name: torch.cat([self.values[name], new])[order] if name in self.values else new[order]
+            for name, new in values.items()
         }
-        self.places = torch.cat([self.places, places])[order]
+        self.positions = torch.cat([self.positions, positions])[order]
         self.ranks = torch.cat([self.ranks, ranks])[order]
 
     def merged(self, other: Sample, rows: int) -> Sample:
         """Return the sample of this text and the next one, whose sample is `other`; this text has `rows` rows."""
-        result = Sample(self.size, self.ranks, self.places, dict(self.seen))
-        result.take(other.ranks, other.places + rows * WIDTH, other.seen)
+        result = Sample(self.size, self.ranks, self.positions, dict(self.values))
+        result.take(other.ranks, other.positions + rows * WIDTH, other.values)
         return result
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the sample as tensors by name, for a file."""
-        kept = {f"sample/seen/{name}": tensor for name, tensor in self.seen.items()}
-        return {"sample/ranks": self.ranks, "sample/places": self.places, **kept}
+        values = {f"sample/values/{name}": tensor for name, tensor in self.values.items()}
+        return {"sample/ranks": self.ranks, "sample/positions": self.positions, **values}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], size: int) -> Sample:
-        """Return the sample in `tensors`, as `tensors()` made them.
-
-        Raises:
-            KeyError: they hold no sample.
-        """
-        start = "sample/seen/"
-        seen = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-        return cls(size, tensors["sample/ranks"], tensors["sample/places"], seen)
+        """Return the sample in `tensors`, as `tensors()` made them; KeyError where they hold none."""
+        start = "sample/values/"
+        values = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        return cls(size, tensors["sample/ranks"], tensors["sample/positions"], values)

@@ -8,7 +8,7 @@ largest coefficient. Three properties allow one streaming pass over all keys of 
 - Equal prefixes have equal coefficients ("The" begins many sentences), so a prefix counts once, at its first
   occurrence, and is identified by a hash of its ids. Ties between different prefixes are broken by the hash. So the
   result does not depend on the batches, and the triggers of two texts merge into those of both.
-- Only the flat index of the prefix's last position (`rows`) is kept, never the prefix itself.
+- Only the flat index of the prefix's last position is kept, never the prefix itself (`rows`).
 
 Only a positive coefficient makes a trigger: under ReLU a memory is zero on all other prefixes. Where a gate makes
 coefficients negative, prefixes with the most negative ones are not triggers either.
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ffedit.inspector.corpus_pass.rows import NOTHING, WIDTH
+from ffedit.inspector.corpus_pass.rows import NOTHING, WIDTH, Context, RowStore
 
 # A batch of which more than this many coefficients per key and kept trigger would enter is reduced to its top t first.
 DENSE = 2
@@ -47,45 +48,63 @@ def mixed(numbers: Tensor) -> Tensor:
     return numbers
 
 
+class StoredTrigger(NamedTuple):
+    """A trigger, its coefficient, and the id that follows it in the text; `NOTHING` where none does."""
+
+    context: Context
+    coefficient: float
+    next: int
+
+
 @dataclass(eq=False)
 class Triggers:
     """The top t triggers of some keys of one layer, over the text read so far; mutable, by `update`.
 
     Attributes:
         coefficients: [keys, t] float32, the largest first; 0 where there is none.
-        places: flat index of the end of each prefix, [keys, t] int64; `NOTHING` where there is none.
+        positions: flat index of the end of each prefix, [keys, t] int64; `NOTHING` where there is none.
         hashes: hash of each prefix, [keys, t] int64.
         keys: indices of the keys in the layer, [keys] int64, ascending; None for all.
     """
 
     coefficients: Tensor
-    places: Tensor
+    positions: Tensor
     hashes: Tensor
     keys: Tensor | None = None
 
     @classmethod
     def none(cls, count: int, top: int, keys: Tensor | None = None) -> Triggers:
         """Return empty triggers of `count` keys."""
-        places = torch.full((count, top), NOTHING)
-        return cls(torch.zeros(count, top), places, torch.zeros_like(places), keys)
+        positions = torch.full((count, top), NOTHING)
+        return cls(torch.zeros(count, top), positions, torch.zeros_like(positions), keys)
 
     @property
     def index(self) -> Tensor:
         """Index in the layer of each row's key, [keys]."""
-        return torch.arange(len(self.places)) if self.keys is None else self.keys
+        return torch.arange(len(self.positions)) if self.keys is None else self.keys
 
     def to_(self, device: torch.device) -> None:
         """Move the triggers to `device`, where the coefficients are computed."""
-        self.coefficients, self.places, self.hashes = (
-            one.to(device) for one in (self.coefficients, self.places, self.hashes)
+        self.coefficients, self.positions, self.hashes = (
+            tensor.to(device) for tensor in (self.coefficients, self.positions, self.hashes)
         )
 
-    def update(self, coefficients: Tensor, places: Tensor, hashes: Tensor) -> None:
+    def read(self, store: RowStore, row: int, top: int | None = None) -> list[StoredTrigger]:
+        """Return the first `top` triggers of the key at `row`, with their texts."""
+        positions = self.positions[row, :top].cpu()
+        columns = positions.tolist(), self.coefficients[row].tolist(), store.next(positions).tolist()
+        return [
+            StoredTrigger(store.context(position), coefficient, following)
+            for position, coefficient, following in zip(*columns, strict=False)
+            if position != NOTHING
+        ]
+
+    def update(self, coefficients: Tensor, positions: Tensor, hashes: Tensor) -> None:
         """Update the triggers with a batch.
 
         Args:
             coefficients: m [n, keys], of n different prefixes.
-            places: flat index of the end of each prefix, [n] int64.
+            positions: flat index of the end of each prefix, [n] int64.
             hashes: hash of each prefix, [n] int64.
         """
         kept, top = self.coefficients.shape
@@ -102,46 +121,40 @@ class Triggers:
         key, order = key.sort(stable=True)
         at = at[order]
         rows, row, counts = key.unique_consecutive(return_inverse=True, return_counts=True)
-        slot = torch.arange(len(key), device=key.device) - (counts.cumsum(0) - counts)[row]
+        column = torch.arange(len(key), device=key.device) - (counts.cumsum(0) - counts)[row]
 
         def spread(values: Tensor, nothing: int) -> Tensor:
             result = values.new_full((len(rows), int(counts.max())), nothing)
-            result[row, slot] = values
+            result[row, column] = values
             return result
 
-        found = spread(coefficients[at, key].float(), 0)
-        self._keep(rows, found, spread(places[at], NOTHING), spread(hashes[at], 0))
+        entering = spread(coefficients[at, key].float(), 0)
+        self._keep(rows, entering, spread(positions[at], NOTHING), spread(hashes[at], 0))
 
     def merged(self, other: Triggers, rows: int) -> Triggers:
         """Return the triggers of this text and the next one, whose triggers are `other`; this text has `rows` rows."""
-        result = Triggers(self.coefficients.clone(), self.places.clone(), self.hashes.clone(), self.keys)
-        places = torch.where(other.places == NOTHING, NOTHING, other.places + rows * WIDTH)
-        everything = torch.arange(len(self.places), device=self.places.device)
-        result._keep(everything, other.coefficients, places, other.hashes)
+        result = Triggers(self.coefficients.clone(), self.positions.clone(), self.hashes.clone(), self.keys)
+        positions = torch.where(other.positions == NOTHING, NOTHING, other.positions + rows * WIDTH)
+        result._keep(torch.arange(len(positions)), other.coefficients, positions, other.hashes)
         return result
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors for a file, each under `name`/…; `of` is the inverse."""
-        found = {"coefficients": self.coefficients, "places": self.places, "hashes": self.hashes}
-        found |= {} if self.keys is None else {"keys": self.keys}
-        return {f"{name}/{field}": tensor.contiguous().cpu() for field, tensor in found.items()}
+        fields = {key: value for key, value in vars(self).items() if value is not None}
+        return {f"{name}/{field}": tensor.contiguous().cpu() for field, tensor in fields.items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], name: str) -> Triggers:
-        """Return the triggers that `tensors` holds under `name`.
+        """Return the triggers that `tensors` holds under `name`; KeyError where it holds none."""
+        coefficients, positions, hashes = (tensors[f"{name}/{f}"] for f in ("coefficients", "positions", "hashes"))
+        return cls(coefficients, positions, hashes, tensors.get(f"{name}/keys"))
 
-        Raises:
-            KeyError: it holds none.
-        """
-        coefficients, places, hashes = (tensors[f"{name}/{field}"] for field in ("coefficients", "places", "hashes"))
-        return cls(coefficients, places, hashes, tensors.get(f"{name}/keys"))
-
-    def _keep(self, rows: Tensor, coefficients: Tensor, places: Tensor, hashes: Tensor) -> None:
-        """Keep, for the keys `rows`, the top t of the present triggers and the candidates, each [rows, some]."""
+    def _keep(self, rows: Tensor, coefficients: Tensor, positions: Tensor, hashes: Tensor) -> None:
+        """Keep, for the keys `rows`, the top t of the present triggers and the candidates, each [rows, n]."""
         top = self.coefficients.shape[1]
         merged = [
             torch.cat([mine[rows], theirs], 1)
-            for mine, theirs in ((self.coefficients, coefficients), (self.places, places), (self.hashes, hashes))
+            for mine, theirs in ((self.coefficients, coefficients), (self.positions, positions), (self.hashes, hashes))
         ]
         merged = _ordered(merged, merged[2].sort(dim=1, stable=True).indices)
         again = (merged[2][:, 1:] == merged[2][:, :-1]) & (merged[1][:, :-1] != NOTHING) & (merged[1][:, 1:] != NOTHING)
@@ -152,9 +165,9 @@ class Triggers:
         merged = _ordered(merged, merged[0].sort(dim=1, descending=True, stable=True).indices[:, :top])
         empty = merged[0] == 0
         self.coefficients[rows] = merged[0]
-        self.places[rows] = merged[1].masked_fill(empty, NOTHING)
+        self.positions[rows] = merged[1].masked_fill(empty, NOTHING)
         self.hashes[rows] = merged[2].masked_fill(empty, 0)
 
 
-def _ordered(several: list[Tensor], order: Tensor) -> list[Tensor]:
-    return [one.gather(1, order) for one in several]
+def _ordered(columns: list[Tensor], order: Tensor) -> list[Tensor]:
+    return [column.gather(1, order) for column in columns]

@@ -1,24 +1,18 @@
-"""An edit in terms of memories: the memories that it adds, and the text that activates them.
-
-The text of a corpus goes through the model twice, without and with the edit. The first pass gives the coefficients of
-the added memories at every position (`edit_as_memory`): the prefixes with the largest are its triggers. Both give the
-predictions: the positions where the predicted token lost most probability are shown, intended by the edit or not.
-"""
+"""An edit in terms of memories: the memories that it adds, the text that activates them, and what it predicts anew."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ffedit.editor.edit import Edit
 from ffedit.inference.text import Corpus
-from ffedit.inspector.analyses.distributions import Distribution, distribution, log_probabilities
-from ffedit.inspector.interventions.edit_as_memory import Added, Change, added_memories
-from ffedit.inspector.interventions.rereading import Passage, Reread, passage, reread
+from ffedit.inspector.distributions import Distribution, distribution, log_probabilities
+from ffedit.inspector.edit_as_memory import Passage, added_memories, reread
+from ffedit.inspector.slots import View
 from ffedit.inspector.views.prompt_view import PromptView, inspect_prompt
-from ffedit.inspector.views.view import View
-from ffedit.model.editable import Editable, Stack
+from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
@@ -91,7 +85,7 @@ class EditView(View):
 
 def inspect_edit(
     editable: Editable,
-    edit: Change,
+    edit: Edit,
     corpus: Corpus | None = None,
     top: int = 5,
     progress: Progress = silent,
@@ -109,13 +103,19 @@ def inspect_edit(
         EditError: the edit does not fit the model or is applied already, or the corpus cannot be used.
     """
     edit.check(editable)
-    corpus = corpus or Corpus(tokens=READ_TOKENS)
-    added = {
-        address: added_memories(address, update.cpu(), edit.keys[address], MOST_ADDED)
-        for address, update in edit.updates.items()
-    }
-    found = reread(editable, edit, [one for some in added.values() for one in some], corpus, progress)
-    layers = tuple(_layer(editable, edit, address, added[address], found, top) for address in sorted(added))
+    corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
+    updates = {address: edit.updates[address].cpu() for address in sorted(edit.updates)}
+    memories = [m for at, update in updates.items() for m in added_memories(at, update, edit.keys[at], MOST_ADDED)]
+    text = reread(editable, edit, memories, corpus, progress)
+    added: dict[Address, list[AddedMemory]] = {address: [] for address in updates}
+    for memory, coefficients in zip(memories, text.coefficients, strict=True):
+        value = distribution(tokenizer, log_probabilities(editable, memory.value[None].float())[0], top)
+        triggers = text.largest(tokenizer, coefficients, top, coefficients)
+        added[memory.address].append(AddedMemory(memory.share, memory.written, value, triggers))
+    layers = []
+    for address, update in updates.items():
+        relative = update.norm() / float(torch.linalg.matrix_norm(editable.memories[address].value.float()))
+        layers.append(LayerChange(address, update.norm(), relative, tuple(added[address])))
     prompts = [fact.text for fact in edit.facts[:MOST_FACTS]]
     before = [inspect_prompt(editable, prompt, top=top) for prompt in prompts]
     with edit.applied(editable):
@@ -123,31 +123,10 @@ def inspect_edit(
     return EditView(
         model=editable.name,
         edit=edit.fingerprint(),
-        layers=layers,
+        layers=tuple(layers),
         corpus=str(corpus),
-        tokens=len(found.kept),
-        changed=found.changed,
-        passages=tuple(passage(editable.tokenizer, found, i) for i in found.positions.largest(found.lost, top)),
+        tokens=len(text.kept),
+        changed=text.changed,
+        passages=text.largest(tokenizer, text.lost, top),
         prompts=tuple(zip(before, after, strict=True)),
     )
-
-
-def _layer(
-    stack: Stack, edit: Change, address: Address, added: Sequence[Added], found: Reread, top: int
-) -> LayerChange:
-    update, value = edit.updates[address].cpu(), stack.memories[address].value
-    return LayerChange(
-        address=address,
-        norm=update.norm(),
-        relative=update.norm() / float(torch.linalg.matrix_norm(value.float())),
-        added=tuple(_added(stack, one, found, top) for one in added),
-    )
-
-
-def _added(stack: Stack, one: Added, found: Reread, top: int) -> AddedMemory:
-    value = distribution(stack.tokenizer, log_probabilities(stack, one.value[None].float())[0], top)
-    coefficients = found.coefficients[found.added.index(one)]
-    triggers = tuple(
-        passage(stack.tokenizer, found, i, coefficients) for i in found.positions.largest(coefficients, top)
-    )
-    return AddedMemory(one.share, one.written, value, triggers)

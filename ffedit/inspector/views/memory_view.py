@@ -14,28 +14,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ffedit.inference import replay
 from ffedit.inference.text import Corpus
-from ffedit.inspector.analyses.distributions import (
-    Distribution,
-    Prefix,
-    Said,
-    distribution,
-    log_probabilities,
-    named,
-    prefix,
-    rank,
-    said,
-)
 from ffedit.inspector.analyses.removal import Removal, removals
 from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, Shallow, compared, pair_hash
-from ffedit.inspector.corpus_pass.positions import Positions
-from ffedit.inspector.corpus_pass.reading import Context
-from ffedit.inspector.corpus_pass.rows import NOTHING
-from ffedit.inspector.views.slots import Slot, find
-from ffedit.inspector.views.view import View
+from ffedit.inspector.corpus_pass.rows import NOTHING, Context, Positions
+from ffedit.inspector.distributions import (
+    Distribution,
+    Prefix,
+    TokenProbability,
+    distribution,
+    log_probabilities,
+    rank,
+    token_probability,
+    token_text,
+)
+from ffedit.inspector.slots import Slot, View, find
 from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory
@@ -60,16 +55,8 @@ class Trigger(View):
 
     prefix: Prefix
     coefficient: float
-    next: Said | None
+    next: TokenProbability | None
     rank: int | None
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, seen: Context, m: float, log_p: Tensor, following: int) -> Trigger:
-        """Return the trigger of a key whose value reads as log p [vocabulary]; `following` may be `NOTHING`."""
-        shown = prefix(tokenizer, *seen)
-        if following == NOTHING:
-            return cls(shown, m, None, None)
-        return cls(shown, m, said(tokenizer, log_p, following), rank(log_p, following))
 
 
 @dataclass(frozen=True)
@@ -142,28 +129,33 @@ def inspect_memory(
         EditError: there is no such memory, or the corpus cannot be used.
         ModelError: the model has no unembedding.
     """
-    slot, holder = find(editable.memories, memory)
-    place = editable.feed_forward[slot.address.layer].only([slot.address])
+    slot, matrix = find(editable.memories, memory)
+    feed_forward = editable.feed_forward[slot.address.layer].only([slot.address])
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
-    value = holder.value[:, slot.index]
+    value = matrix.value[:, slot.index]
     log_p = log_probabilities(editable, value[None])[0]
     positions = Positions.of(editable, corpus, progress)
-    coefficients, sent = fired(editable, place, slot.index, positions, progress)
+    coefficients, sent = memory_coefficients(editable, feed_forward, slot.index, positions, progress)
     best = positions.largest(coefficients, top)
-    seen = [positions.context(position) for position in best]
-    triggers = tuple(
-        Trigger.of(tokenizer, one, float(coefficients[position]), log_p, positions.next(position))
-        for position, one in zip(best, seen, strict=True)
-    )
-    followed = torch.tensor([positions.next(position) for position in range(len(positions))])
-    follows, says = positions.reading.follows, int(log_p.argmax())
-    agreeing = [positions.next(position) == says for position in best]
-    prefixes = [one.ids for one in seen] if editable.causal else []
-    shallow = _shallow(seen, positions, len(log_p)) if seen else None
+    contexts = [positions.context(position) for position in best]
+    following = torch.tensor([positions.next(position) for position in range(len(positions))])
+    predicts_next, agrees = positions.layout.predicts_next, following == log_p.argmax()
+    triggers = []
+    for position, context in zip(best, contexts, strict=True):
+        token = int(following[position])
+        next_token = None if token == NOTHING else token_probability(tokenizer, log_p, token)
+        next_rank = None if token == NOTHING else rank(log_p, token)
+        triggers.append(Trigger(Prefix.of(tokenizer, *context), float(coefficients[position]), next_token, next_rank))
+    shallow = _shallow(contexts, positions, len(log_p)) if contexts else None
+    endings = None
+    if shallow is not None:
+        pair = None if shallow.pair is None else decode(tokenizer, shallow.pair)
+        endings = token_text(tokenizer, shallow.last), pair
+    prefixes = [context.ids for context in contexts] if editable.causal else []
     return MemoryView(
         model=editable.name,
         slot=slot,
-        memories=holder.d_ff,
+        memories=matrix.d_ff,
         layers=len(editable.layers),
         norm=editable.norm or None,
         value_norm=float(torch.linalg.vector_norm(value.float())),
@@ -171,65 +163,52 @@ def inspect_memory(
         corpus=str(corpus),
         tokens=len(positions),
         active=float((coefficients > 0).double().mean()),
-        triggers=triggers,
+        triggers=tuple(triggers),
         shallow=shallow,
-        endings=_endings(tokenizer, shallow),
-        agrees=agreeing[0] if agreeing and follows else None,
-        agreeing=sum(agreeing) / max(1, len(agreeing)) if follows else None,
-        chance=float((followed == says).double().mean()) if follows else None,
-        removal=removals(editable, place, [slot.index], [prefixes])[0] if prefixes else None,
+        endings=endings,
+        agrees=bool(agrees[best[0]]) if best and predicts_next else None,
+        agreeing=int(agrees[best].sum()) / max(1, len(best)) if predicts_next else None,
+        chance=float(agrees.double().mean()) if predicts_next else None,
+        removal=removals(editable, feed_forward, [slot.index], [prefixes])[0] if prefixes else None,
         stack=editable.kind,
-        note=positions.reading.note,
-        sent=None if holder.slot is None else sent,
+        note=positions.layout.note,
+        sent=None if matrix.slot is None else sent,
     )
 
 
 @torch.no_grad()
-def fired(
-    stack: Stack, place: FeedForward, index: int, positions: Positions, progress: Progress = silent
+def memory_coefficients(
+    stack: Stack, layer: FeedForward, index: int, positions: Positions, progress: Progress = silent
 ) -> tuple[Tensor, float]:
-    """Compute the coefficients of one memory over a text.
-
-    Args:
-        stack: the layers.
-        place: the part of a layer that holds the memory.
-        index: index of the memory in that part.
-        positions: the positions of the text.
-        progress: progress callback.
+    """Compute the coefficients of memory `index` of a layer, or of one expert of it, over a text.
 
     Returns:
-        Its coefficient at every position, [n] float32, and the share of the positions that are routed to its expert.
+        The coefficient at every position, [n] float32, and the share of the positions that are routed to the expert.
     """
-    found: list[Tensor] = []
-    asked: list[Tensor] = []
+    coefficients: list[Tensor] = []
+    routed: list[Tensor] = []
 
     def take(memory: KeyValueMemory, keys: Keys) -> None:
-        found.append(keys.whole[:, index].float().cpu())
-        asked.append(torch.full((keys.tokens,), keys.rows is None))
+        coefficients.append(keys.whole[:, index].float().cpu())
+        routed.append(torch.full((keys.tokens,), keys.rows is None))
         if keys.rows is not None:
-            asked[-1][keys.rows.cpu()] = True
+            routed[-1][keys.rows.cpu()] = True
 
     done = 0
-    with place.watched(take):
-        for ids, inside, given in positions.batches(TOKENS_PER_BATCH):
-            replay.run_to(stack, ids, place.layer, *given)
-            found[-1], asked[-1] = (one[-1].reshape(ids.shape)[inside] for one in (found, asked))
+    with layer.watched(take):
+        for ids, inside, others in positions.batches(TOKENS_PER_BATCH):
+            replay.run_to(stack, ids, layer.layer, *others)
+            for column in (coefficients, routed):
+                column[-1] = column[-1].reshape(ids.shape)[inside]
             progress("reading text", done := done + int(inside.sum()), len(positions))
-    return torch.cat(found), float(torch.cat(asked).double().mean())
+    return torch.cat(coefficients), float(torch.cat(routed).double().mean())
 
 
-def _shallow(seen: list[Context], positions: Positions, vocabulary: int) -> Shallow | None:
+def _shallow(contexts: list[Context], positions: Positions, vocabulary: int) -> Shallow | None:
     """Return the most frequent endings of one key's triggers, with their frequencies in the text."""
-    run = [torch.tensor(row[: positions.reading.length(row)]) for row in positions.rows]
-    pairs = torch.cat([pair_hash(ids[:-1], ids[1:]) for ids in run])
-    text = Frequencies(torch.cat(run).bincount(minlength=vocabulary), pairs.bincount(minlength=PAIRS))
-    last = torch.tensor([[ids[at] for ids, at in seen]])
-    previous = torch.tensor([[ids[at - 1] if at else NOTHING for ids, at in seen]])
+    rows = [torch.tensor(row[: positions.layout.length(row)]) for row in positions.rows]
+    pairs = torch.cat([pair_hash(ids[:-1], ids[1:]) for ids in rows])
+    text = Frequencies(torch.cat(rows).bincount(minlength=vocabulary), pairs.bincount(minlength=PAIRS))
+    last = torch.tensor([[ids[at] for ids, at in contexts]])
+    previous = torch.tensor([[ids[at - 1] if at else NOTHING for ids, at in contexts]])
     return compared(previous, last, text).of(0)
-
-
-def _endings(tokenizer: PreTrainedTokenizerBase, shallow: Shallow | None) -> tuple[str, str | None] | None:
-    if shallow is None:
-        return None
-    pair = None if shallow.pair is None else decode(tokenizer, shallow.pair)
-    return named(tokenizer, shallow.last), pair

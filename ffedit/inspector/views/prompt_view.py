@@ -23,10 +23,23 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 from ffedit.inspector.analyses.activity import Activity, contributions
-from ffedit.inspector.analyses.distributions import Distribution, Said, distribution, log_probabilities, rank, said
-from ffedit.inspector.interventions.coefficient_scaling import Promotion, next_log_probs, promote, token_after
-from ffedit.inspector.views.slots import Slot, check_scalings, turned
-from ffedit.inspector.views.view import View
+from ffedit.inspector.coefficient_scaling import (
+    Promotion,
+    check_scalings,
+    next_log_probs,
+    promote,
+    scaled_memories,
+    token_after,
+)
+from ffedit.inspector.distributions import (
+    Distribution,
+    TokenProbability,
+    distribution,
+    log_probabilities,
+    rank,
+    token_probability,
+)
+from ffedit.inspector.slots import Slot, View
 from ffedit.model.editable import Editable, Seen, Stack
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
@@ -35,7 +48,7 @@ from ffedit.progress import Progress, silent
 
 
 @dataclass(frozen=True)
-class Firing(View):
+class ActiveMemory(View):
     """One memory's contribution at one position.
 
     Attributes:
@@ -50,11 +63,11 @@ class Firing(View):
     coefficient: float
     strength: float
     share: float
-    promotes: Said
+    promotes: TokenProbability
 
 
 @dataclass(frozen=True)
-class Reading(View):
+class Readout(View):
     """Prediction of a vector through final norm and unembedding.
 
     Attributes:
@@ -63,7 +76,7 @@ class Reading(View):
         rank: rank of the model's prediction in it, 1 the most probable.
     """
 
-    says: Said
+    says: TokenProbability
     final: float
     rank: int
 
@@ -100,11 +113,11 @@ class LayerView(View):
     """
 
     address: Address
-    before: Reading
-    output: Reading
-    after: Reading
+    before: Readout
+    output: Readout
+    after: Readout
     activity: Activity
-    firing: tuple[Firing, ...]
+    firing: tuple[ActiveMemory, ...]
     experts: tuple[ExpertView, ...] = ()
 
 
@@ -168,7 +181,7 @@ def inspect_prompt(
     wanted = None if promoted is None else token_after(editable, prompt, promoted)
     tokenizer = editable.tokenizer
     untouched = distribution(tokenizer, next_log_probs(editable, ids), top) if turns else None
-    with turned(editable.memories, turns):
+    with scaled_memories(editable.memories, turns):
         log_p = next_log_probs(editable, ids)
         if log_p.isnan().any():
             why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
@@ -198,33 +211,33 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
     vectors, partial = [], []
     for seen in stack.activations(ids):
         layer, weights, m, bias = _reached(stack.feed_forward[seen.layer], seen)
-        found = contributions(layer.value, bias, m)
-        strongest = found.strengths.topk(min(top, layer.d_ff)).indices.tolist()
+        memories = contributions(layer.value, bias, m)
+        strongest = memories.strengths.topk(min(top, layer.d_ff)).indices.tolist()
         streams = (at[0, -1].float() for at in (seen.before, seen.added, seen.total))
-        signs = found.coefficients[strongest].sign()
+        signs = memories.coefficients[strongest].sign()
         vectors += [*streams, *(layer.value[:, strongest].float() * signs).T]
-        partial.append((layer, found, strongest, weights))
+        partial.append((layer, memories, strongest, weights))
     log_probs = iter(log_probabilities(stack, torch.stack([vector.cpu() for vector in vectors])))
 
-    def reading() -> Reading:
+    def readout() -> Readout:
         log_p = next(log_probs)
-        return Reading(said(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
+        return Readout(token_probability(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
 
     views = []
-    for layer, found, strongest, weights in partial:
-        before, output, after = reading(), reading(), reading()
+    for layer, memories, strongest, weights in partial:
+        before, output, after = readout(), readout(), readout()
         firing = tuple(
-            Firing(
+            ActiveMemory(
                 slot=Slot(*layer.at(i)),
-                coefficient=float(found.coefficients[i]),
-                strength=float(found.strengths[i]),
-                share=float(found.shares[i]),
-                promotes=said(stack.tokenizer, next(log_probs)),
+                coefficient=float(memories.coefficients[i]),
+                strength=float(memories.strengths[i]),
+                share=float(memories.shares[i]),
+                promotes=token_probability(stack.tokenizer, next(log_probs)),
             )
             for i in strongest
         )
-        experts = _experts(layer, weights, found.shares)
-        views.append(LayerView(Address(layer.layer), before, output, after, found.activity, firing, experts))
+        experts = _experts(layer, weights, memories.shares)
+        views.append(LayerView(Address(layer.layer), before, output, after, memories.activity, firing, experts))
     return tuple(views)
 
 
@@ -245,11 +258,11 @@ def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[Exper
     """Return the experts that a token is routed to, by weight, the shared ones after the others."""
     if layer.mixture is None:
         return ()
-    found = [
+    experts = [
         ExpertView(at, g, float(share.sum()), at.expert in layer.mixture.shared)
         for (at, share), g in zip(layer.split(shares, -1).items(), weights.tolist(), strict=True)
     ]
-    return tuple(sorted(found, key=lambda one: (one.shared, -one.weight)))
+    return tuple(sorted(experts, key=lambda expert: (expert.shared, -expert.weight)))
 
 
 def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:

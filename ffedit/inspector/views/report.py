@@ -6,14 +6,36 @@ arXiv 2012.14913), so that tables, figures and pages are made of the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ffedit.inspector.analyses.intervals import CountedInterval
-from ffedit.inspector.views.view import View
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ffedit.algebra import bootstrap
+from ffedit.inspector.slots import View
 
 Unit = Literal["share", "number", "rank", "change"]
+
+SEED, DRAWS = 0, 500
+
+
+@dataclass(frozen=True)
+class CountedInterval(bootstrap.Interval):
+    """A number, the ends of its interval, and the number of values behind it."""
+
+    count: int
+
+
+def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> CountedInterval | None:
+    """Return `statistic` (np.mean, np.median) of values [n] that are not NaN, with its interval; None without any."""
+    array = np.asarray(values, dtype=np.float64)
+    array = array[~np.isnan(array)]
+    if not len(array):
+        return None
+    bounds = bootstrap.statistic_interval(array, statistic, SEED, DRAWS)
+    return CountedInterval(bounds.mean, bounds.low, bounds.high, len(array))
 
 
 class Definition(NamedTuple):
@@ -139,9 +161,9 @@ class Measure(View):
     @classmethod
     def of(cls, name: str, intervals: Sequence[CountedInterval | None]) -> Measure:
         """Build a measure from the layers' intervals."""
-        columns = ([None if one is None else getattr(one, end) for one in intervals] for end in ("mean", "low", "high"))
-        values, low, high = map(tuple, columns)
-        return cls(name, values, low, high, tuple(0 if one is None else one.count for one in intervals))
+        columns = (tuple(None if i is None else getattr(i, end) for i in intervals) for end in ("mean", "low", "high"))
+        values, low, high = columns
+        return cls(name, values, low, high, tuple(0 if i is None else i.count for i in intervals))
 
     @property
     def definition(self) -> Definition:
@@ -256,7 +278,7 @@ class ModelReport(View):
 
     def groups(self) -> dict[str, list[Measure]]:
         """Return the measures by group, in order."""
-        found: dict[str, list[Measure]] = {}
+        groups: dict[str, list[Measure]] = {}
         for measure in self.measures:
-            found.setdefault(measure.definition.group, []).append(measure)
-        return found
+            groups.setdefault(measure.definition.group, []).append(measure)
+        return groups

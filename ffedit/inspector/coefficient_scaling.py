@@ -1,21 +1,23 @@
-"""The memories whose coefficients to scale so that the model predicts a given token.
+"""Scaling of memory coefficients, and the memories to scale so that the model predicts a given token.
 
-Give every memory one factor s_i for its coefficient, at every position of the prompt; 1 leaves it unchanged. Then
+Factor 0 suppresses a memory and 3 amplifies it (Geva et al. 2022, arXiv 2203.14680). Give every memory one factor s_i
+for its coefficient, at every position of the prompt; 1 leaves it unchanged. Then
 
     log p(T | s) ≈ log p(T | 1) + Σ_i g_i (s_i − 1)        g_i = ∂ log p(T) / ∂s_i  at s = 1
 
 and one backward pass gives all g_i exactly: with o the layer's output, g_i = Σ m_i v_i·∂ log p(T) / ∂o over the tokens
 of the prompt. The gradient is used, not the direct logit attribution m_i v_i·E_T: it includes the effect of the layers
 above, the attention and the final norm, and has the unit of the measured effect. The approximation holds for small
-changes only: suppressing (s = 0) and amplifying (s = 3, Geva et al. 2022, arXiv 2203.14680) are large ones, so the
-effect of each of the first memories is measured, alone and together with those before it. If these are not enough to
-make T the prediction, more of them are scaled together, twice as many each time.
+changes only, and suppressing and amplifying are large ones: so the effect of each of the first memories is measured,
+alone and together with those before it. If these are not enough to make T the prediction, more of them are scaled
+together, twice as many each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,13 +27,12 @@ from torch import Tensor
 from ffedit.errors import EditError, FactError
 from ffedit.inference import replay
 from ffedit.inference.generation import log_softmax
-from ffedit.inspector.analyses.distributions import Said, rank, said
-from ffedit.inspector.views.slots import Slot, turned
-from ffedit.inspector.views.view import View
+from ffedit.inspector.distributions import TokenProbability, rank, token_probability
+from ffedit.inspector.slots import Slot, View, find
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import Keys
 from ffedit.model.hooks import frozen, replace_output
-from ffedit.model.memory import Address, KeyValueMemory
+from ffedit.model.memory import Address, KeyValueMemory, Memories
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
@@ -60,7 +61,7 @@ class Scaling(View):
     predicted: float
     gain: float
     together: float
-    says: Said
+    says: TokenProbability
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,59 @@ class Promotion(View):
         enough: number of its first memories that, scaled together, make T the prediction; None where all do not.
     """
 
-    token: Said
+    token: TokenProbability
     rank: int
     turns: tuple[Scaling, ...]
     tried: int
     enough: int | None
+
+
+def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
+    """Parse several scalings, each `L.I=FACTOR`.
+
+    Raises:
+        EditError: one is malformed, or two name the same memory.
+    """
+    scalings: dict[Slot, float] = {}
+    for word in words:
+        name, equals, factor = word.partition("=")
+        try:
+            number = float(factor) if equals else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise EditError(
+                f"{word!r} turns no memory; write L.I=FACTOR: 3.17=0 suppresses memory 3.17, 3.17=3 amplifies"
+            )
+        if (slot := Slot.parse(name)) in scalings:
+            raise EditError(f"memory {slot} is turned twice; give one factor")
+        scalings[slot] = number
+    return scalings
+
+
+def check_scalings(memories: Memories, scalings: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
+    """Check factors by memory and return them by slot.
+
+    Raises:
+        EditError: the model has no such memory, or a factor is no finite number of 32 bits.
+    """
+    by_slot = {find(memories, name)[0]: float(factor) for name, factor in scalings.items()}
+    for slot, factor in by_slot.items():
+        if not abs(factor) <= torch.finfo(torch.float32).max:
+            raise EditError(f"memory {slot} cannot be turned by {factor}; a finite factor of 32 bits was expected")
+    return by_slot
+
+
+@contextmanager
+def scaled_memories(memories: Memories, scalings: Mapping[Slot, float]) -> Iterator[None]:
+    """Multiply the coefficient of every memory in `scalings` by its factor in every forward pass inside the block."""
+    by_layer: dict[Address, dict[int, float]] = {}
+    for slot, factor in scalings.items():
+        by_layer.setdefault(slot.address, {})[slot.index] = factor
+    with ExitStack() as stack:
+        for address, factors in by_layer.items():
+            stack.enter_context(memories[address].scaled(factors))
+        yield
 
 
 def token_after(editable: Editable, prompt: str, token: str) -> int:
@@ -110,42 +159,42 @@ def promote(
 ) -> Promotion:
     """Rank all memories by the predicted gain of `token` after `ids` [1, n] when scaled; measure the first `top`.
 
-    Args:
-        editable: the model.
-        ids: the prompt.
-        token: T.
-        scaled: factors that are applied already; factors multiply.
-        top: number of memories to measure.
-        progress: progress callback.
+    `scaled` are factors that are applied already; factors multiply.
     """
-    with turned(editable.memories, scaled):
+
+    def log_probs(ranking: Sequence[tuple[Slot, float]]) -> Tensor:
+        with scaled_memories(editable.memories, {slot: factor_of(slope) for slot, slope in ranking}):
+            return next_log_probs(editable, ids)
+
+    with scaled_memories(editable.memories, scaled):
         before = next_log_probs(editable, ids)
-        ranking = _ranked(slopes(editable, ids, token))
+        ranking = ranked(slopes(editable, ids, token))
         turns = []
         for count, (slot, slope) in enumerate(ranking[:top], 1):
-            factor = _factor(slope)
-            alone = _log_probs_turned(editable, ids, [(slot, slope)])
-            together = _log_probs_turned(editable, ids, ranking[:count])
-            gain = float(alone[token] - before[token])
-            then = said(editable.tokenizer, together)
-            turns.append(Scaling(slot, slope, factor, slope * (factor - 1), gain, float(together[token].exp()), then))
+            alone, together = log_probs([(slot, slope)]), log_probs(ranking[:count])
+            turns.append(
+                Scaling(
+                    slot=slot,
+                    slope=slope,
+                    factor=factor_of(slope),
+                    predicted=slope * (factor_of(slope) - 1),
+                    gain=float(alone[token] - before[token]),
+                    together=float(together[token].exp()),
+                    says=token_probability(editable.tokenizer, together),
+                )
+            )
             progress("turning memories", count, min(top, len(ranking)))
-        enough = _enough(lambda n: int(_log_probs_turned(editable, ids, ranking[:n]).argmax()) == token, len(ranking))
-    now = said(editable.tokenizer, before, token)
+        enough = smallest_count(lambda n: int(log_probs(ranking[:n]).argmax()) == token, len(ranking))
+    now = token_probability(editable.tokenizer, before, token)
     return Promotion(now, rank(before, token), tuple(turns), len(ranking), enough)
 
 
-def _factor(slope: float) -> float:
+def factor_of(slope: float) -> float:
+    """Return the factor that raises the token's probability: 3 where the slope is positive, 0 where it is not."""
     return UP if slope > 0 else OFF
 
 
-def _log_probs_turned(editable: Editable, ids: Tensor, some: Sequence[tuple[Slot, float]]) -> Tensor:
-    """Return log p of the next token with memories scaled by 3 where the slope is positive, by 0 where it is not."""
-    with turned(editable.memories, {slot: _factor(slope) for slot, slope in some}):
-        return next_log_probs(editable, ids)
-
-
-def _enough(works: Callable[[int], bool], most: int) -> int | None:
+def smallest_count(works: Callable[[int], bool], most: int) -> int | None:
     """Search for a count 0 … `most` at which `works` holds: double it until it does, then bisect the last two."""
     low, high = -1, 0
     while not works(high):
@@ -168,14 +217,14 @@ def next_log_probs(editable: Editable, ids: Tensor) -> Tensor:
 def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]:
     """Return g = ∂ log p(token) / ∂s of each layer's factors, [d_ff], nats, from one forward and one backward pass."""
     received: dict[Address, Keys] = {}
-    beside: dict[int, Tensor] = {}
+    added: dict[int, Tensor] = {}
 
     def take(memory: KeyValueMemory, keys: Keys) -> None:
         received[memory.address] = keys._replace(keys=keys.keys.clone())
 
-    def moved(layer: int, output: Tensor) -> Tensor:
-        beside[layer] = torch.zeros_like(output, requires_grad=True)
-        return output + beside[layer]
+    def add_zeros(layer: int, output: Tensor) -> Tensor:
+        added[layer] = torch.zeros_like(output, requires_grad=True)
+        return output + added[layer]
 
     last = torch.tensor([[0, ids.shape[1] - 1]])
     with ExitStack() as stack:
@@ -183,11 +232,11 @@ def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]
         stack.enter_context(torch.enable_grad())
         for layer in editable.feed_forward:
             stack.enter_context(layer.watched(take))
-            stack.enter_context(replace_output(layer.module, partial(moved, layer.layer)))
+            stack.enter_context(replace_output(layer.module, partial(add_zeros, layer.layer)))
         log_p = log_softmax(replay.forward(editable, ids, last))[0, token]
-        found = dict(zip(beside, torch.autograd.grad(log_p, list(beside.values())), strict=True))
+        gradients = dict(zip(added, torch.autograd.grad(log_p, list(added.values())), strict=True))
     return {
-        at: _slope(editable.memories[at], keys, found[at.layer].reshape(keys.tokens, -1)).cpu()
+        at: _slope(editable.memories[at], keys, gradients[at.layer].reshape(keys.tokens, -1)).cpu()
         for at, keys in received.items()
     }
 
@@ -199,14 +248,13 @@ def _slope(memory: KeyValueMemory, seen: Keys, gradient: Tensor) -> Tensor:
     return (seen.keys.to(wide) * (here.to(wide) @ memory.value.to(wide))).sum(0)
 
 
-def _ranked(found: Mapping[Address, Tensor]) -> list[tuple[Slot, float]]:
+def ranked(slopes: Mapping[Address, Tensor]) -> list[tuple[Slot, float]]:
     """Return the first `MOST` memories by predicted gain, g (UP − 1) where g > 0, else −g, and their slopes."""
     candidates = []
-    for address, slope in found.items():
-        promise = torch.where(slope > 0, slope * (UP - 1), slope * (OFF - 1))
-        best = promise.topk(min(MOST, len(promise)))
-        candidates += [
-            (value, Slot(address, i)) for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-    candidates.sort(key=lambda one: (-one[0], one[1]))
-    return [(slot, float(found[slot.address][slot.index])) for promise, slot in candidates[:MOST] if promise > 0]
+    for address, slope in slopes.items():
+        gain = torch.where(slope > 0, slope * (UP - 1), slope * (OFF - 1))
+        best = gain.topk(min(MOST, len(gain)))
+        columns = best.values.tolist(), best.indices.tolist()
+        candidates += [(value, Slot(address, i)) for value, i in zip(*columns, strict=True)]
+    candidates.sort(key=lambda candidate: (-candidate[0], candidate[1]))
+    return [(slot, float(slopes[slot.address][slot.index])) for gain, slot in candidates[:MOST] if gain > 0]

@@ -10,34 +10,24 @@ exactly as the model's prediction. Where a model has no final norm, the unembedd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.inference.generation import log_softmax
-from ffedit.inspector.views.view import View
+from ffedit.inspector.slots import View
+from ffedit.model.editable import Stack
 from ffedit.model.tokenization import decode
 
 # Logits held at once: vectors × vocabulary.
 MOST_LOGITS = 2**25
 
 
-class Lens(Protocol):
-    """Protocol of an object that maps vectors to logits, as `Stack` does."""
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def read(self, vectors: Tensor) -> Tensor:
-        """Return logits [n, vocabulary] of vectors [n, d_model]."""
-        ...
-
-
 @dataclass(frozen=True)
-class Said(View):
+class TokenProbability(View):
     """A token and its probability."""
 
     id: int
@@ -56,40 +46,44 @@ class Distribution(View):
         entropy: entropy of the whole distribution, in nats.
     """
 
-    top: tuple[Said, ...]
-    bottom: tuple[Said, ...]
+    top: tuple[TokenProbability, ...]
+    bottom: tuple[TokenProbability, ...]
     max_probability: float
     entropy: float
 
 
-def log_probabilities(lens: Lens, vectors: Tensor) -> Tensor:
+def log_prob_batches(stack: Stack, vectors: Tensor) -> Iterator[Tensor]:
+    """Yield log p [n, vocabulary] of vectors [.., d_model], as many at once as have `MOST_LOGITS` logits."""
+    for batch in vectors.split(max(1, MOST_LOGITS // stack.vocabulary)):
+        if len(batch):
+            yield log_softmax(stack.read(batch))
+
+
+def log_probabilities(stack: Stack, vectors: Tensor) -> Tensor:
     """Return log p [n, vocabulary], float32 on the CPU, of vectors [n, d_model] through final norm and unembedding."""
-    rows, found, done = 1, [], 0
-    while done < len(vectors):  # one vector first, to learn the size of the vocabulary
-        found.append(log_softmax(lens.read(vectors[done : done + rows])).cpu())
-        done += rows
-        rows = max(1, MOST_LOGITS // found[0].shape[-1])
-    return torch.cat(found)
+    return torch.cat([log_p.cpu() for part in (vectors[:1], vectors[1:]) for log_p in log_prob_batches(stack, part)])
 
 
 def distribution(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, count: int) -> Distribution:
     """Return the `count` most and least probable tokens of one distribution, log p [vocabulary]."""
     count = min(count, len(log_probs))
     top, bottom = (
-        tuple(said(tokenizer, log_probs, i) for i in log_probs.topk(count, largest=largest).indices.tolist())
+        tuple(token_probability(tokenizer, log_probs, int(i)) for i in log_probs.topk(count, largest=largest).indices)
         for largest in (True, False)
     )
     entropy = float(torch.special.entr(log_probs.double().exp()).sum())
     return Distribution(top, bottom, top[0].probability, entropy)
 
 
-def said(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, token: int | None = None) -> Said:
+def token_probability(
+    tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, token: int | None = None
+) -> TokenProbability:
     """Return one token of a distribution, log p [vocabulary]; the most probable one by default."""
     token = int(log_probs.argmax()) if token is None else token
-    return Said(token, named(tokenizer, token), float(log_probs[token].exp()))
+    return TokenProbability(token, token_text(tokenizer, token), float(log_probs[token].exp()))
 
 
-def named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     """Return a token as text; its id in angle brackets where it decodes to none, as ids that pad a vocabulary do."""
     return decode(tokenizer, [token]) or f"<{token}>"
 
@@ -113,18 +107,17 @@ class Prefix(View):
     last: str
     after: str = ""
 
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int) -> Prefix:
+        """Decode token ids, with the token at index `at` separate."""
+        before, up_to, whole = (decode(tokenizer, part, special=False) for part in (ids[:at], ids[: at + 1], ids))
+        # Some tokenizers drop the space before a token that stands alone.
+        last = up_to[len(before) :] if up_to.startswith(before) else ""
+        after = whole[len(up_to) :] if whole.startswith(up_to) else decode(tokenizer, ids[at + 1 :], special=False)
+        return cls(before, last or token_text(tokenizer, ids[at]), after)
 
-def prefix(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int | None = None) -> Prefix:
-    """Decode token ids, with the token at index `at` separate; by default the last one."""
-    at = len(ids) - 1 if at is None else at
-    before, up_to, whole = (decode(tokenizer, some, special=False) for some in (ids[:at], ids[: at + 1], ids))
-    # Some tokenizers drop the space before a token that stands alone.
-    last = up_to[len(before) :] if up_to.startswith(before) else ""
-    after = whole[len(up_to) :] if whole.startswith(up_to) else decode(tokenizer, ids[at + 1 :], special=False)
-    return Prefix(before, last or named(tokenizer, ids[at]), after)
-
-
-def marked(one: Prefix) -> str:
-    """Return the text in one piece, with the position's token marked «so»."""
-    space = one.last[: len(one.last) - len(one.last.lstrip())]
-    return f"{one.text}{space}«{one.last.strip() or one.last}»{one.after}"
+    def marked(self, most: int) -> str:
+        """Return the text in one piece, about `most` characters around the position's token, which is marked «so»."""
+        space = self.last[: len(self.last) - len(self.last.lstrip())]
+        half = most // 2
+        return f"{self.text[-half:]}{space}«{self.last.strip() or self.last}»{self.after[:half]}"

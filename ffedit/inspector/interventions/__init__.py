@@ -1,1 +1,0 @@
-"""Interventions on memories, and their effects on predictions."""
