@@ -27,7 +27,6 @@ COUNT = click.IntRange(1)
 @click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
 @click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Triggers and report; a pass there goes on.")
 @click.option("--top", default=50, show_default=True, type=COUNT, help="Triggers of each key.")
-@click.option("--keys", type=COUNT, help="Keys of each layer, drawn with the seed.  [default: all]")
 @click.option("--positions", default=1000, show_default=True, type=COUNT, help="Positions looked at closely.")
 @click.option("--removing", nargs=2, default=(20, 10), show_default=True, type=COUNT, help="Keys, triggers of each.")
 @click.option("--merge", is_flag=True, help="Report on what FOLDERs hold together, passes over different texts.")
@@ -40,7 +39,6 @@ def model(
     folders: tuple[Path, ...],
     out: Path,
     top: int,
-    keys: int | None,
     positions: int,
     removing: tuple[int, int],
     merge: bool,
@@ -61,7 +59,7 @@ def model(
         if merge:
             report = analyse(stack, *merge_passes(stack, folders, out, force), Removing(*removing), progress)
         else:
-            settings = Settings(top, keys, positions, corpus.seed)
+            settings = Settings(top, positions, corpus.seed)
             try:
                 report = inspect_model(stack, corpus, out, settings, Removing(*removing), progress)
             except KeyboardInterrupt as interrupt:

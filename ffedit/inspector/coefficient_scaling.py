@@ -43,52 +43,31 @@ MOST = 1024
 
 @dataclass(frozen=True)
 class Scaling(View):
-    """Scaling of one memory in the direction that raises the token's probability.
+    """Scaling of one memory in the direction that raises the token's probability."""
 
-    Attributes:
-        slot: the memory.
-        slope: g_i, nats per unit of the factor.
-        factor: 0 where the slope is negative, 3 where it is positive.
-        predicted: g_i (factor − 1), the first-order gain of log p(T), nats.
-        gain: the measured gain with this memory alone scaled, nats.
-        together: p(T) with this memory and all before it scaled.
-        says: the model's prediction with these scaled.
-    """
-
-    slot: Slot
-    slope: float
-    factor: float
-    predicted: float
-    gain: float
-    together: float
-    says: TokenProbability
+    slot: Slot  # the memory
+    slope: float  # g_i, nats per unit of the factor
+    factor: float  # 0 where the slope is negative, 3 where it is positive
+    predicted: float  # g_i (factor − 1), the first-order gain of log p(T), nats
+    gain: float  # the measured gain with this memory alone scaled, nats
+    together: float  # p(T) with this memory and all before it scaled
+    says: TokenProbability  # the model's prediction with these scaled
 
 
 @dataclass(frozen=True)
 class Promotion(View):
-    """The memories to scale for a token.
+    """The memories to scale for a token."""
 
-    Attributes:
-        token: the token T and its probability before scaling.
-        rank: number of tokens that are more probable before scaling, plus one.
-        turns: scalings by their predicted gain, the largest first.
-        tried: number of memories in the ranking: those with a positive predicted gain, `MOST` at most.
-        enough: number of its first memories that, scaled together, make T the prediction; None where all do not.
-    """
-
-    token: TokenProbability
-    rank: int
-    turns: tuple[Scaling, ...]
-    tried: int
+    token: TokenProbability  # the token T and its probability before scaling
+    rank: int  # number of tokens that are more probable before scaling, plus one
+    turns: tuple[Scaling, ...]  # scalings by their predicted gain, the largest first
+    tried: int  # number of memories in the ranking: those with a positive predicted gain, `MOST` at most
+    # Number of its first memories that, scaled together, make T the prediction; None where all do not.
     enough: int | None
 
 
 def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
-    """Parse several scalings, each `L.I=FACTOR`.
-
-    Raises:
-        EditError: one is malformed, or two name the same memory.
-    """
+    """Parse scalings, each `L.I=FACTOR`; EditError where one is malformed, or two name the same memory."""
     scalings: dict[Slot, float] = {}
     for word in words:
         name, equals, factor = word.partition("=")
@@ -107,11 +86,7 @@ def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
 
 
 def check_scalings(memories: Memories, scalings: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
-    """Check factors by memory and return them by slot.
-
-    Raises:
-        EditError: the model has no such memory, or a factor is no finite number of 32 bits.
-    """
+    """Return factors by slot; EditError where there is no such memory, or a factor is no finite number of 32 bits."""
     by_slot = {find(memories, name)[0]: float(factor) for name, factor in scalings.items()}
     for slot, factor in by_slot.items():
         if not abs(factor) <= torch.finfo(torch.float32).max:
@@ -132,11 +107,7 @@ def scaled_memories(memories: Memories, scalings: Mapping[Slot, float]) -> Itera
 
 
 def token_after(editable: Editable, prompt: str, token: str) -> int:
-    """Return the id of `token` where it follows `prompt`.
-
-    Raises:
-        EditError: the text is unknown to the tokenizer, or is several tokens.
-    """
+    """Return the id of `token` where it follows `prompt`; EditError where it is unknown, or several tokens."""
     try:
         ids = editable.encode(prompt, token, max_tokens=editable.max_tokens).target_ids
     except FactError as error:

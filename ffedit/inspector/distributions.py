@@ -37,19 +37,12 @@ class TokenProbability(View):
 
 @dataclass(frozen=True)
 class Distribution(View):
-    """The most and least probable tokens of a distribution over the vocabulary.
+    """The most and least probable tokens of a distribution over the vocabulary."""
 
-    Attributes:
-        top: the most probable tokens, the most probable first.
-        bottom: the least probable ones, the least probable first.
-        max_probability: probability of the top token.
-        entropy: entropy of the whole distribution, in nats.
-    """
-
-    top: tuple[TokenProbability, ...]
-    bottom: tuple[TokenProbability, ...]
-    max_probability: float
-    entropy: float
+    top: tuple[TokenProbability, ...]  # the most probable tokens, the most probable first
+    bottom: tuple[TokenProbability, ...]  # the least probable ones, the least probable first
+    max_probability: float  # probability of the top token
+    entropy: float  # entropy of the whole distribution, in nats
 
 
 def log_prob_batches(stack: Stack, vectors: Tensor) -> Iterator[Tensor]:
@@ -95,17 +88,11 @@ def rank(log_probs: Tensor, token: int) -> int:
 
 @dataclass(frozen=True)
 class Prefix(View):
-    """A text up to the position of a prediction.
+    """A text up to the position of a prediction."""
 
-    Attributes:
-        text: the text before the position's token, without special tokens.
-        last: the position's token, with the space before it where there is one.
-        after: the text after it, where the stack sees that, too.
-    """
-
-    text: str
-    last: str
-    after: str = ""
+    text: str  # the text before the position's token, without special tokens
+    last: str  # the position's token, with the space before it where there is one
+    after: str = ""  # the text after it, where the stack sees that, too
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int) -> Prefix:

@@ -38,11 +38,7 @@ class Slot:
 
 
 def find(memories: Memories, name: str | Slot) -> tuple[Slot, KeyValueMemory]:
-    """Find the memory that is called `name`, and the layer that holds it.
-
-    Raises:
-        EditError: the name is malformed, or the model has no such layer, expert or memory.
-    """
+    """Find a memory and the matrix that holds it; EditError where the name is malformed, or the model has no such."""
     slot = name if isinstance(name, Slot) else Slot.parse(name)
     at = slot.address
     if at not in memories:

@@ -69,20 +69,18 @@ def test_what_a_text_reads_is_what_two_plain_passes_find(family: str, dense: boo
     ids = torch.tensor([editable.tokenizer(TEXT)["input_ids"]])
     assert ids.shape[1] <= 64 and view.tokens == ids.shape[1] - 1 and view.edit == edit.fingerprint()
     modules = {a: editable.memories[a].module for a in edit.updates}
-    with capture(modules, inputs=True) as keys, capture(modules) as outputs, torch.no_grad():
+    with capture(modules, inputs=True) as keys, torch.no_grad():
         p = editable.model(input_ids=ids[:, :-1]).logits[0].softmax(-1)
     with edit.applied(editable), torch.no_grad():
         q = editable.model(input_ids=ids[:, :-1]).logits[0].softmax(-1)
     old, new = p.argmax(-1), q.argmax(-1)
     assert view.changed == pytest.approx(float((old != new).double().mean()))
-    keys, outputs = ({a: x.reshape(len(old), -1).double() for a, x in some.items()} for some in (keys, outputs))
-    change = torch.stack([(keys[a] @ d.dense.T).norm(dim=1) / outputs[a].norm(dim=1) for a, d in edit.updates.items()])
+    keys = {a: x.reshape(len(old), -1).double() for a, x in keys.items()}
     lost = (p.max(-1).values - q.gather(1, old[:, None])[:, 0]).sort(descending=True)
     for one, at in zip(view.passages, lost.indices.tolist(), strict=False):
         assert (one.before.id, one.after.id) == (int(old[at]), int(new[at])) and one.coefficient is None
         assert one.before.probability - one.kept == pytest.approx(float(p[at].max() - q[at, old[at]]), abs=1e-5)
         assert one.after.probability == pytest.approx(float(q[at].max()), abs=1e-5)
-        assert one.change == pytest.approx(float(change[:, at].max()), rel=1e-3)
         assert one.prefix.text.split() == editable.tokenizer.decode(ids[0, :at]).split()
     assert [layer.address for layer in view.layers] == [Address(0), Address(2)]
     for layer in view.layers:

@@ -155,16 +155,6 @@ def test_a_text_on_which_the_model_overflows_is_refused(tmp_path: Path) -> None:
         inspect_model(editable, corpus, tmp_path / "out", Settings(top=TOP, positions=40))
 
 
-def test_some_keys_only(tmp_path: Path) -> None:
-    corpus = written(tmp_path / "a.jsonl", documents(60))
-    _, whole, _ = made("gpt2", corpus, tmp_path / "all")
-    _, some, _ = made("gpt2", corpus, tmp_path / "some", keys=5)
-    for layer in range(zoo.DEPTH):
-        index = some.triggers[layer].index
-        assert len(index) == 5
-        assert torch.equal(some.triggers[layer].coefficients, whole.triggers[layer].coefficients[index])
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_removing_a_token_is_running_without_it(family: str, tmp_path: Path) -> None:
     stack, state, store = made(family, written(tmp_path / "a.jsonl", documents(60)), tmp_path / "out")

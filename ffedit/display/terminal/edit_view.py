@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
-from ffedit.display.terminal.prompt_view import compared, ends, named, notes, placed, prefixed, share, title
+from ffedit.display.terminal.prompt_view import compared, ends, named, placed, prefixed, share, title
 from ffedit.facts.text import number
 from ffedit.inspector.edit_as_memory import Passage
 from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
@@ -51,13 +51,12 @@ def passages(some: Sequence[Passage]) -> Table | Text:
     table = plain_table()
     if with_coefficient := some[0].coefficient is not None:
         table.add_column("w·m", justify="right", no_wrap=True)
-    table.add_column("layer Δ", justify="right", no_wrap=True)
     table.add_column("text", no_wrap=True, ratio=1)
     for heading in ("before", "after"):
         table.add_column(heading, no_wrap=True)
     for one in some:
         cells = [Text(number(one.coefficient or 0.0))] if with_coefficient else []
-        cells += [Text(share(one.change)), prefixed(one.prefix, 36)]
+        cells.append(prefixed(one.prefix, 36))
         cells.append(_said(named(one.before), one.before.probability))
         cells.append(_said(named(one.after), one.after.probability, one.after.id != one.before.id))
         table.add_row(*cells)
@@ -65,11 +64,10 @@ def passages(some: Sequence[Passage]) -> Table | Text:
 
 
 def reread_passages(view: EditView) -> Group:
-    """Render how many predictions of a text changed, and the positions where the layer changed most."""
+    """Render how many predictions of a text changed, and the positions that lost most."""
     heading = title("What reads differently").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold")
     first = Text(f"The model predicts another token after {share(view.changed)} of them. Where it took back most:")
-    lines = ["layer Δ: ‖Δ m‖ / ‖o‖, how large the change is beside the layer's output"]
-    return Group(heading, first, passages(view.passages), notes(lines))
+    return Group(heading, first, passages(view.passages))
 
 
 def _said(name: str, probability: float, new: bool = False) -> Text:

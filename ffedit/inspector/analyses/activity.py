@@ -30,38 +30,23 @@ ACTIVE = 0.01
 
 @dataclass(frozen=True)
 class Activity(View):
-    """Numbers of active memories of a layer at one position.
+    """Numbers of active memories of a layer at one position."""
 
-    Attributes:
-        memories: number of memories of the layer.
-        by_sign: number with a positive coefficient.
-        by_norm: number with |m_i| ‖v_i‖ >= 1% of ‖o‖.
-        effective: participation ratio of the strengths.
-        bias_share: b·o / ‖o‖², the bias's share of the output; 0 without a bias.
-    """
-
-    memories: int
-    by_sign: int
-    by_norm: int
-    effective: float
-    bias_share: float
+    memories: int  # number of memories of the layer
+    by_sign: int  # number with a positive coefficient
+    by_norm: int  # number with |m_i| ‖v_i‖ >= 1% of ‖o‖
+    effective: float  # participation ratio of the strengths
+    bias_share: float  # b·o / ‖o‖², the bias's share of the output; 0 without a bias
 
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """Contributions of each memory of a layer at one position.
+    """Contributions of each memory of a layer at one position."""
 
-    Attributes:
-        coefficients: m [d_ff].
-        strengths: |m_i| ‖v_i‖ [d_ff].
-        shares: m_i v_i·o / ‖o‖² [d_ff]; 0 where the output is 0.
-        activity: numbers of active memories.
-    """
-
-    coefficients: Tensor
-    strengths: Tensor
-    shares: Tensor
-    activity: Activity
+    coefficients: Tensor  # m [d_ff]
+    strengths: Tensor  # |m_i| ‖v_i‖ [d_ff]
+    shares: Tensor  # m_i v_i·o / ‖o‖² [d_ff]; 0 where the output is 0
+    activity: Activity  # numbers of active memories
 
 
 def effective_number(strengths: Tensor) -> Tensor:
@@ -72,13 +57,7 @@ def effective_number(strengths: Tensor) -> Tensor:
 
 @torch.no_grad()
 def contributions(value: Tensor, bias: Tensor | None, coefficients: Tensor) -> Contributions:
-    """Decompose a layer's output, o = W m + b, at one position; in float32 at least.
-
-    Args:
-        value: W [d_model, d_ff].
-        bias: b [d_model].
-        coefficients: m [d_ff].
-    """
+    """Decompose a layer's output, o = W m + b, with W [d_model, d_ff], b [d_model], m [d_ff]; in float32 at least."""
     wide = torch.promote_types(coefficients.dtype, torch.float32)
     m, value = coefficients.to(wide), value.to(wide)
     bias = torch.zeros_like(value[:, 0]) if bias is None else bias.to(wide)

@@ -29,27 +29,16 @@ SUREST = 100
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """All values of one layer, read as distributions.
+    """All values of one layer, read as distributions."""
 
-    Attributes:
-        top: the most probable token of each, [d_ff].
-        sure: its probability, [d_ff].
-        keys: the keys that have a trigger, [n].
-        triggers: flat indices of the triggers of each of these, the strongest first, [n, t].
-        next: the token that follows the top trigger of each, [n]; `NOTHING` in an encoder, where none does.
-        rank: its rank in the value's distribution, [n]; meaningful only where a token follows.
-        permuted: the token that follows the top trigger of another of these keys, drawn at random, [n].
-        permuted_rank: its rank, [n].
-    """
-
-    top: Tensor
-    sure: Tensor
-    keys: Tensor
-    triggers: Tensor
-    next: Tensor
-    rank: Tensor
-    permuted: Tensor
-    permuted_rank: Tensor
+    top: Tensor  # the most probable token of each, [d_ff]
+    sure: Tensor  # its probability, [d_ff]
+    keys: Tensor  # the keys that have a trigger, [n]
+    triggers: Tensor  # flat indices of the triggers of each of these, the strongest first, [n, t]
+    next: Tensor  # the token that follows the top trigger of each, [n]; `NOTHING` in an encoder, where none does
+    rank: Tensor  # its rank in the value's distribution, [n]; meaningful only where a token follows
+    permuted: Tensor  # the token that follows the top trigger of another of these keys, drawn at random, [n]
+    permuted_rank: Tensor  # its rank, [n]
 
     @property
     def agrees(self) -> Tensor:
@@ -69,8 +58,8 @@ def read_values(
     """Read every value of a layer as a distribution, with the rank in it of the token after the key's top trigger."""
     memory, positions = stack.feed_forward[layer], triggers.positions.cpu()
     with_trigger = positions[:, 0] != NOTHING
-    positions = positions[with_trigger]
-    keys, following = triggers.index[with_trigger], store.next(positions[:, 0])
+    keys, positions = with_trigger.nonzero()[:, 0], positions[with_trigger]
+    following = store.next(positions[:, 0])
     permuted = following[torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed + layer))]
     tokens = torch.zeros(memory.d_ff, 2, dtype=torch.int64)
     tokens[keys] = torch.stack([following, permuted], 1).clamp(min=0)
@@ -89,23 +78,14 @@ def read_values(
 
 @dataclass(frozen=True, eq=False)
 class Surest:
-    """The values with the largest max p_i in the whole model, and their agreement with their keys' triggers.
+    """The values with the largest max p_i in the whole model, and their agreement with their keys' triggers."""
 
-    Attributes:
-        layer: layer of each value, by max p_i descending, [n].
-        index: its index in the layer, [n].
-        top: its top token, [n].
-        sure: its max p_i, [n].
-        agrees: whether its top token follows the key's top trigger, [n].
-        any_agrees: whether its top token follows one of the key's triggers, [n].
-    """
-
-    layer: Tensor
-    index: Tensor
-    top: Tensor
-    sure: Tensor
-    agrees: Tensor
-    any_agrees: Tensor
+    layer: Tensor  # layer of each value, by max p_i descending, [n]
+    index: Tensor  # its index in the layer, [n]
+    top: Tensor  # its top token, [n]
+    sure: Tensor  # its max p_i, [n]
+    agrees: Tensor  # whether its top token follows the key's top trigger, [n]
+    any_agrees: Tensor  # whether its top token follows one of the key's triggers, [n]
 
 
 def surest(values: list[Values], store: RowStore, count: int = SUREST) -> Surest:

@@ -32,37 +32,23 @@ CASES = ("residual", "feed-forward", "agreement", "compromise")
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """Predictions of a layer at n sampled positions.
+    """Predictions of a layer at n sampled positions."""
 
-    Attributes:
-        residual: top(r), [n].
-        added: top(o), [n].
-        output: top(y), [n].
-        final: probability that r gives to the model's final prediction, [n].
-        case: index in `CASES`, [n].
-        settled: top(r) is the model's final prediction, [n].
-        zero: top(o) is that of no active memory, [n].
-        activity: memories active by sign, active by norm, and their effective number, [n, 3].
-    """
-
-    residual: Tensor
-    added: Tensor
-    output: Tensor
-    final: Tensor
-    case: Tensor
-    settled: Tensor
-    zero: Tensor
-    activity: Tensor
+    residual: Tensor  # top(r), [n]
+    added: Tensor  # top(o), [n]
+    output: Tensor  # top(y), [n]
+    final: Tensor  # probability that r gives to the model's final prediction, [n]
+    case: Tensor  # index in `CASES`, [n]
+    settled: Tensor  # top(r) is the model's final prediction, [n]
+    zero: Tensor  # top(o) is that of no active memory, [n]
+    activity: Tensor  # memories active by sign, active by norm, and their effective number, [n, 3]
 
 
 @torch.no_grad()
 def compose(stack: Stack, values: Mapping[str, Tensor], tops: list[Tensor]) -> list[Composed]:
     """Compute the predictions of each layer at the positions of a sample.
 
-    Args:
-        stack: the layers.
-        values: values of each layer there, as `Pass.sample` stores them.
-        tops: top(v_i) of each layer's memories, [layers][d_ff].
+    `values` of each layer there are as `Pass.sample` stores them; `tops` are top(v_i) of its memories, [layers][d_ff].
     """
     last = len(tops) - 1
     final = _tops(stack, values[f"{last}/after"])[0]

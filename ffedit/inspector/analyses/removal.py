@@ -30,19 +30,12 @@ TOKENS_PER_BATCH = 4096
 
 @dataclass(frozen=True)
 class Removal(View):
-    """The mean relative change of a key's coefficient over its triggers, by the token that is removed.
+    """The mean relative change of a key's coefficient over its triggers, by the token that is removed."""
 
-    Attributes:
-        first: change without the first token.
-        last: change without the last token.
-        random: change without one drawn at random.
-        triggers: number of triggers.
-    """
-
-    first: float
-    last: float
-    random: float
-    triggers: int
+    first: float  # change without the first token
+    last: float  # change without the last token
+    random: float  # change without one drawn at random
+    triggers: int  # number of triggers
 
 
 def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, ...] | None:
@@ -60,17 +53,10 @@ def shortened(ids: Row, start: int | None, rng: Random) -> tuple[Row, ...] | Non
 def removals(
     stack: Stack, layer: FeedForward, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
 ) -> list[Removal | None]:
-    """Remove tokens from the triggers of some keys of one layer and return the change of their coefficients.
-
-    Args:
-        stack: the stack of a causal decoder.
-        layer: the layer with the keys, or some of its experts.
-        keys: indices of the keys in `layer`.
-        prefixes: the triggers of each key.
-        seed: seed of the random tokens.
+    """Remove tokens from the triggers of some keys of a causal decoder's layer, or of some of its experts.
 
     Returns:
-        The changes of each key; None where it has no trigger of two tokens.
+        The changes of each key's coefficient; None where it has no trigger of two tokens.
     """
     start = stack.tokenizer.bos_token_id
     rows: list[Row] = []

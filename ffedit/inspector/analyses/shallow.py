@@ -33,69 +33,42 @@ def pair_hash(first: Tensor, second: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """Counts of a text's tokens and pairs of tokens.
+    """Counts of a text's tokens and pairs of tokens."""
 
-    Attributes:
-        unigrams: counts [vocabulary].
-        pairs: counts of adjacent pairs by `pair_hash`, [PAIRS]; collisions make them upper bounds.
-    """
+    unigrams: Tensor  # counts [vocabulary]
+    pairs: Tensor  # counts of adjacent pairs by `pair_hash`, [PAIRS]; collisions make them upper bounds
 
-    unigrams: Tensor
-    pairs: Tensor
-
-    def of(self, last: Tensor) -> Tensor:
-        """Return the frequency of tokens in the text, [..] float64."""
-        return self.unigrams[last.clamp(min=0)] / self.unigrams.sum().double()
-
-    def of_pairs(self, previous: Tensor, last: Tensor) -> Tensor:
-        """Return an upper bound of the frequency of pairs in the text, [..] float64."""
-        return self.pairs[pair_hash(previous.clamp(min=0), last.clamp(min=0))] / self.pairs.sum().double().clamp(min=1)
+    def of(self, previous: Tensor, last: Tensor) -> Tensor:
+        """Return the frequencies of tokens `last` [..], and upper bounds of those of the pairs, [2, ..] float64."""
+        previous, last = previous.clamp(min=0), last.clamp(min=0)
+        pairs = self.pairs[pair_hash(previous, last)] / self.pairs.sum().double().clamp(min=1)
+        return torch.stack([self.unigrams[last] / self.unigrams.sum().double(), pairs])
 
 
 @dataclass(frozen=True)
 class Shallow(View):
-    """The most frequent endings of the triggers of one key.
+    """The most frequent endings of the triggers of one key."""
 
-    Attributes:
-        last: the most frequent last token of the triggers.
-        last_share: share of the triggers that end in it.
-        last_chance: share of the text's tokens that are this one.
-        pair: the most frequent last two tokens; None where all triggers are one token long.
-        pair_share: share of the triggers that end in them.
-        pair_chance: share of the text's pairs that are this one, at most.
-        covered: share of the triggers that a shallow pattern covers.
-        is_shallow: whether `covered` is at least half.
-    """
-
-    last: int
-    last_share: float
-    last_chance: float
-    pair: tuple[int, int] | None
-    pair_share: float
-    pair_chance: float
-    covered: float
-    is_shallow: bool
+    last: int  # the most frequent last token of the triggers
+    last_share: float  # share of the triggers that end in it
+    last_chance: float  # share of the text's tokens that are this one
+    pair: tuple[int, int] | None  # the most frequent last two tokens; None where all triggers are one token long
+    pair_share: float  # share of the triggers that end in them
+    pair_chance: float  # share of the text's pairs that are this one, at most
+    covered: float  # share of the triggers that a shallow pattern covers
+    is_shallow: bool  # whether `covered` is at least half
 
 
 @dataclass(frozen=True, eq=False)
 class Endings:
-    """Endings of the triggers of several keys; where a key has fewer than t, the others are `NOTHING`.
+    """Endings of the triggers of several keys; where a key has fewer than t, the others are `NOTHING`."""
 
-    Attributes:
-        previous: the second-to-last tokens, [keys, t].
-        last: the last tokens, [keys, t].
-        by_last: whether a pattern of last tokens covers each, [keys, t].
-        by_pair: whether a pattern of last pairs covers each, [keys, t].
-        shares: number of the key's triggers that end in each one's last token, and in its last two, [2, keys, t].
-        chances: frequency of these tokens and pairs in the text, [2, keys, t].
-    """
-
-    previous: Tensor
-    last: Tensor
-    by_last: Tensor
-    by_pair: Tensor
-    shares: Tensor
-    chances: Tensor
+    previous: Tensor  # the second-to-last tokens, [keys, t]
+    last: Tensor  # the last tokens, [keys, t]
+    by_last: Tensor  # whether a pattern of last tokens covers each, [keys, t]
+    by_pair: Tensor  # whether a pattern of last pairs covers each, [keys, t]
+    shares: Tensor  # number of the key's triggers that end in each one's last token, and in its last two, [2, keys, t]
+    chances: Tensor  # frequency of these tokens and pairs in the text, [2, keys, t]
 
     @property
     def count(self) -> Tensor:
@@ -136,7 +109,7 @@ def compared(previous: Tensor, last: Tensor, text: Frequencies) -> Endings:
     known = torch.stack([last != NOTHING, (last != NOTHING) & (previous != NOTHING)])
     names = torch.stack([last, previous * len(text.unigrams) + last]).masked_fill(~known, NOTHING)
     shares = torch.stack([_alike(name) for name in names])
-    chances = torch.stack([text.of(last), text.of_pairs(previous, last)]) * known
+    chances = text.of(previous, last) * known
     mean = chances * known[0].sum(-1, keepdim=True)
     # P(X >= c) of a Poisson variable is the regularised lower incomplete gamma function.
     surprising = torch.special.gammainc(shares.double().clamp(min=1), mean.clamp(min=1e-300)) < CHANCE

@@ -45,19 +45,11 @@ SAVED_EVERY = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a pass.
+    """Settings of a pass."""
 
-    Attributes:
-        top: number of triggers of each key.
-        keys: number of keys of each layer, drawn with the seed; None for all.
-        positions: number of positions in the sample.
-        seed: seed of the draws of keys and positions.
-    """
-
-    top: int = 50
-    keys: int | None = None
-    positions: int = 1000
-    seed: int = 0
+    top: int = 50  # number of triggers of each key
+    positions: int = 1000  # number of positions in the sample
+    seed: int = 0  # seed of all draws
 
 
 @dataclass(eq=False)
@@ -118,23 +110,13 @@ class Pass:
 def started(stack: Stack, about: dict[str, Any]) -> Pass:
     """Return an empty pass with `about["settings"]`; see `Pass.about`."""
     settings = Settings(**about["settings"])
-    triggers = {}
-    for layer, feed_forward in enumerate(stack.feed_forward):
-        keys, d_ff = None, feed_forward.d_ff
-        if settings.keys is not None and settings.keys < d_ff:
-            generator = torch.Generator().manual_seed(settings.seed + layer)
-            keys = torch.randperm(d_ff, generator=generator)[: settings.keys].sort().values
-        triggers[layer] = Triggers.none(d_ff if keys is None else len(keys), settings.top, keys)
+    triggers = {layer: Triggers.none(ff.d_ff, settings.top) for layer, ff in enumerate(stack.feed_forward)}
     counts = torch.zeros(stack.vocabulary, dtype=torch.int64), torch.zeros(PAIRS, dtype=torch.int64)
     return Pass(about, triggers, Sample(settings.positions), *counts)
 
 
 def resumed(stack: Stack, folder: Path, about: dict[str, Any]) -> Pass:
-    """Load the pass in `folder`, or start a new one.
-
-    Raises:
-        EditError: the pass in the folder is of another model or text, or has other settings, or is damaged.
-    """
+    """Load the pass in `folder`, or start a new one; EditError where it is another one, or damaged."""
     if not (folder / FILE).exists():
         return started(stack, about)
     state = Pass.load(folder)
@@ -148,13 +130,7 @@ def collect(
 ) -> RowStore:
     """Run the rest of `text`, which `state` does not cover yet, through a stack; store rows and state in `folder`.
 
-    Args:
-        stack: the model's layers.
-        text: rows of token ids, from the beginning.
-        total: number of positions, at most, for the progress.
-        state: state of the pass so far; complete when this returns.
-        folder: where rows and state are stored.
-        progress: progress callback.
+    `total` is the number of positions, at most, for the progress. The state is complete when this returns.
 
     Raises:
         EditError: the text is not the one that `state` was collected from, coefficients or states are not finite, or
@@ -209,12 +185,11 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
     once = _first_occurrences(hashes, real[positions[real].argsort()])
 
     def see(seen: Seen) -> None:
-        key, triggers = seen.key.flatten(0, 1), state.triggers[seen.layer]
-        drawn = key if triggers.keys is None else key[:, triggers.keys.to(key.device)]
-        drawn = drawn if len(once) == len(drawn) else drawn[once.to(key.device)]
-        triggers.update(drawn, positions[once].to(key.device), hashes[once].to(key.device))
+        m = seen.key.flatten(0, 1)
+        different = m if len(once) == len(m) else m[once.to(m.device)]
+        state.triggers[seen.layer].update(different, positions[once].to(m.device), hashes[once].to(m.device))
         if len(sampled):
-            sample = _sampled(stack.feed_forward[seen.layer], seen, sampled.to(key.device))
+            sample = _sampled(stack.feed_forward[seen.layer], seen, sampled.to(m.device))
             values.update({f"{seen.layer}/{name}": tensor for name, tensor in sample.items()})
 
     stack.stream(ids, see, *others)
@@ -283,8 +258,8 @@ def merge_passes(stack: Stack, folders: Sequence[Path], out: Path, force: bool =
         texts[text] = folder
     for state in states[1:]:
         for layer, triggers in merged.triggers.items():
-            merged.triggers[layer] = triggers.merged(state.triggers[layer], merged.rows)
-        merged.sample = merged.sample.merged(state.sample, merged.rows)
+            triggers.extend(state.triggers[layer], merged.rows)
+        merged.sample.take(state.sample.ranks, state.sample.positions + merged.rows * WIDTH, state.sample.values)
         for name in ("unigrams", "pairs", "rows", "tokens"):
             setattr(merged, name, getattr(merged, name) + getattr(state, name))
         merged.about["corpus"] += f" + {state.about['corpus']}"

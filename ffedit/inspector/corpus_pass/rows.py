@@ -52,32 +52,21 @@ class Context(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Rows as a stack runs them, padded on the right.
+    """Rows as a stack runs them, padded on the right."""
 
-    Attributes:
-        ids: token ids, [n, t].
-        inside: True where an id is no padding, [n, t].
-        others: further arguments of `Stack.forward`: mask, source and its mask, as far as they are needed.
-    """
-
-    ids: Tensor
-    inside: Tensor
+    ids: Tensor  # token ids, [n, t]
+    inside: Tensor  # True where an id is no padding, [n, t]
+    # Further arguments of `Stack.forward`: mask, source and its mask, as far as they are needed.
     others: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How one kind of stack reads rows.
+    """How one kind of stack reads rows."""
 
-    Attributes:
-        whole: whether the context of a position is the whole row.
-        predicts_next: whether a position predicts the id after it.
-        note: how this differs from a causal decoder, for a report; None for a causal decoder.
-    """
-
-    whole: bool = False
-    predicts_next: bool = True
-    note: str | None = None
+    whole: bool = False  # whether the context of a position is the whole row
+    predicts_next: bool = True  # whether a position predicts the id after it
+    note: str | None = None  # how this differs from a causal decoder, for a report; None for a causal decoder
 
     @classmethod
     def of(cls, stack: Stack) -> RowLayout:
@@ -213,11 +202,7 @@ class RowStore:
         self._shard = lru_cache(maxsize=2)(self._load)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write the next shard; every shard but the last has `CHUNK` rows.
-
-        Raises:
-            EditError: the shard cannot be written.
-        """
+        """Write the next shard; every shard but the last has `CHUNK` rows. EditError where it cannot be written."""
         ids = torch.full((len(rows), WIDTH + 1), NOTHING, dtype=torch.int32)
         for padded, row in zip(ids, rows, strict=True):
             padded[: len(row)] = torch.tensor(row, dtype=torch.int32)
@@ -288,11 +273,7 @@ class Positions:
 
     @classmethod
     def of(cls, stack: Stack, corpus: Corpus, progress: Progress = silent) -> Positions:
-        """Return the positions of a corpus.
-
-        Raises:
-            EditError: the corpus cannot be read, or has fewer than two positions.
-        """
+        """Return the positions of a corpus; EditError where it cannot be read, or has fewer than two positions."""
         positions = cls(tuple(rows_of(stack, corpus, progress)), RowLayout.of(stack))
         if len(positions) < 2:
             raise EditError(f"{corpus}: one token is no text to look for triggers in; some thousands are needed")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ffedit.inspector.corpus_pass.rows import WIDTH
 from ffedit.inspector.corpus_pass.triggers import mixed
 
 
@@ -24,19 +23,14 @@ def ranks_of(hashes: Tensor, positions: Tensor, seed: int) -> Tensor:
 
 @dataclass(eq=False)
 class Sample:
-    """The `size` positions of the smallest ranks so far; mutable, by `take`.
+    """The `size` positions of the smallest ranks so far; mutable, by `take`."""
 
-    Attributes:
-        size: largest number of positions.
-        ranks: ranks of the positions, ascending, [n] int64.
-        positions: their flat indices, [n] int64.
-        values: by name, the values stored for each of them, [n, ..].
-    """
-
-    size: int
+    size: int  # largest number of positions
+    # Ranks of the positions, ascending, [n] int64.
     ranks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    # Their flat indices, [n] int64.
     positions: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    values: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)  # by name, the values stored for each of them, [n, ..]
 
     def entering(self, ranks: Tensor) -> Tensor:
         """Return which of a batch's positions, with `ranks` [n], enter the sample: indices by rank, int64."""
@@ -53,12 +47,6 @@ class Sample:
         }
         self.positions = torch.cat([self.positions, positions])[order]
         self.ranks = torch.cat([self.ranks, ranks])[order]
-
-    def merged(self, other: Sample, rows: int) -> Sample:
-        """Return the sample of this text and the next one, whose sample is `other`; this text has `rows` rows."""
-        result = Sample(self.size, self.ranks, self.positions, dict(self.values))
-        result.take(other.ranks, other.positions + rows * WIDTH, other.values)
-        return result
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the sample as tensors by name, for a file."""

@@ -58,41 +58,27 @@ class StoredTrigger(NamedTuple):
 
 @dataclass(eq=False)
 class Triggers:
-    """The top t triggers of some keys of one layer, over the text read so far; mutable, by `update`.
+    """The top t triggers of every key of one layer, over the text read so far; mutable, by `update`."""
 
-    Attributes:
-        coefficients: [keys, t] float32, the largest first; 0 where there is none.
-        positions: flat index of the end of each prefix, [keys, t] int64; `NOTHING` where there is none.
-        hashes: hash of each prefix, [keys, t] int64.
-        keys: indices of the keys in the layer, [keys] int64, ascending; None for all.
-    """
-
-    coefficients: Tensor
-    positions: Tensor
-    hashes: Tensor
-    keys: Tensor | None = None
+    coefficients: Tensor  # [keys, t] float32, the largest first; 0 where there is none
+    positions: Tensor  # flat index of the end of each prefix, [keys, t] int64; `NOTHING` where there is none
+    hashes: Tensor  # hash of each prefix, [keys, t] int64
 
     @classmethod
-    def none(cls, count: int, top: int, keys: Tensor | None = None) -> Triggers:
-        """Return empty triggers of `count` keys."""
-        positions = torch.full((count, top), NOTHING)
-        return cls(torch.zeros(count, top), positions, torch.zeros_like(positions), keys)
-
-    @property
-    def index(self) -> Tensor:
-        """Index in the layer of each row's key, [keys]."""
-        return torch.arange(len(self.positions)) if self.keys is None else self.keys
+    def none(cls, keys: int, top: int) -> Triggers:
+        """Return empty triggers of a number of keys."""
+        positions = torch.full((keys, top), NOTHING)
+        return cls(torch.zeros(keys, top), positions, torch.zeros_like(positions))
 
     def to_(self, device: torch.device) -> None:
         """Move the triggers to `device`, where the coefficients are computed."""
-        self.coefficients, self.positions, self.hashes = (
-            tensor.to(device) for tensor in (self.coefficients, self.positions, self.hashes)
-        )
+        for name, tensor in vars(self).items():
+            setattr(self, name, tensor.to(device))
 
-    def read(self, store: RowStore, row: int, top: int | None = None) -> list[StoredTrigger]:
-        """Return the first `top` triggers of the key at `row`, with their texts."""
-        positions = self.positions[row, :top].cpu()
-        columns = positions.tolist(), self.coefficients[row].tolist(), store.next(positions).tolist()
+    def read(self, store: RowStore, key: int, top: int | None = None) -> list[StoredTrigger]:
+        """Return the first `top` triggers of a key, with their texts."""
+        positions = self.positions[key, :top].cpu()
+        columns = positions.tolist(), self.coefficients[key].tolist(), store.next(positions).tolist()
         return [
             StoredTrigger(store.context(position), coefficient, following)
             for position, coefficient, following in zip(*columns, strict=False)
@@ -100,13 +86,7 @@ class Triggers:
         ]
 
     def update(self, coefficients: Tensor, positions: Tensor, hashes: Tensor) -> None:
-        """Update the triggers with a batch.
-
-        Args:
-            coefficients: m [n, keys], of n different prefixes.
-            positions: flat index of the end of each prefix, [n] int64.
-            hashes: hash of each prefix, [n] int64.
-        """
+        """Update with m [n, keys] of n different prefixes, the flat indices of their ends [n] and their hashes [n]."""
         kept, top = self.coefficients.shape
         # Where TINY is 0 in this dtype (float16), its smallest positive number: a zero coefficient must not pass.
         numbers = torch.finfo(coefficients.dtype)
@@ -131,23 +111,19 @@ class Triggers:
         entering = spread(coefficients[at, key].float(), 0)
         self._keep(rows, entering, spread(positions[at], NOTHING), spread(hashes[at], 0))
 
-    def merged(self, other: Triggers, rows: int) -> Triggers:
-        """Return the triggers of this text and the next one, whose triggers are `other`; this text has `rows` rows."""
-        result = Triggers(self.coefficients.clone(), self.positions.clone(), self.hashes.clone(), self.keys)
+    def extend(self, other: Triggers, rows: int) -> None:
+        """Take in the triggers of the next text, `other`; the text so far has `rows` rows."""
         positions = torch.where(other.positions == NOTHING, NOTHING, other.positions + rows * WIDTH)
-        result._keep(torch.arange(len(positions)), other.coefficients, positions, other.hashes)
-        return result
+        self._keep(torch.arange(len(positions)), other.coefficients, positions, other.hashes)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors for a file, each under `name`/…; `of` is the inverse."""
-        fields = {key: value for key, value in vars(self).items() if value is not None}
-        return {f"{name}/{field}": tensor.contiguous().cpu() for field, tensor in fields.items()}
+        return {f"{name}/{field}": tensor.contiguous().cpu() for field, tensor in vars(self).items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], name: str) -> Triggers:
         """Return the triggers that `tensors` holds under `name`; KeyError where it holds none."""
-        coefficients, positions, hashes = (tensors[f"{name}/{f}"] for f in ("coefficients", "positions", "hashes"))
-        return cls(coefficients, positions, hashes, tensors.get(f"{name}/keys"))
+        return cls(*(tensors[f"{name}/{field}"] for field in ("coefficients", "positions", "hashes")))
 
     def _keep(self, rows: Tensor, coefficients: Tensor, positions: Tensor, hashes: Tensor) -> None:
         """Keep, for the keys `rows`, the top t of the present triggers and the candidates, each [rows, n]."""

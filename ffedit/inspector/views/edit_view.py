@@ -26,36 +26,22 @@ READ_TOKENS = 2**13
 
 @dataclass(frozen=True)
 class AddedMemory(View):
-    """A memory that the update adds.
+    """A memory that the update adds."""
 
-    Attributes:
-        share: share of ‖Δ‖².
-        written: whether the coefficient is 1 at a key that was solved for; else the key has norm 1.
-        value: v through final norm and unembedding.
-        triggers: prefixes of the corpus with the largest coefficients w·m.
-    """
-
-    share: float
-    written: bool
-    value: Distribution
-    triggers: tuple[Passage, ...]
+    share: float  # share of ‖Δ‖²
+    written: bool  # whether the coefficient is 1 at a key that was solved for; else the key has norm 1
+    value: Distribution  # v through final norm and unembedding
+    triggers: tuple[Passage, ...]  # prefixes of the corpus with the largest coefficients w·m
 
 
 @dataclass(frozen=True)
 class LayerChange(View):
-    """One layer that changed, or one expert of a layer.
+    """One layer that changed, or one expert of a layer."""
 
-    Attributes:
-        address: the layer, and the expert.
-        norm: ‖Δ‖.
-        relative: ‖Δ‖ / ‖W‖.
-        added: the memories that the update adds.
-    """
-
-    address: Address
-    norm: float
-    relative: float
-    added: tuple[AddedMemory, ...]
+    address: Address  # the layer, and the expert
+    norm: float  # ‖Δ‖
+    relative: float  # ‖Δ‖ / ‖W‖
+    added: tuple[AddedMemory, ...]  # the memories that the update adds
 
 
 @dataclass(frozen=True)

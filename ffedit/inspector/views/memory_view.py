@@ -44,19 +44,13 @@ TOKENS_PER_BATCH = 4096
 
 @dataclass(frozen=True)
 class Trigger(View):
-    """Trigger of a key: a prefix or, in a stack that is not causal, a position of a text.
+    """Trigger of a key: a prefix or, in a stack that is not causal, a position of a text."""
 
-    Attributes:
-        prefix: the text.
-        coefficient: m_i at its last token, or at the position.
-        next: the token that follows it in the text, with the probability that the value gives it; None where none does.
-        rank: rank of that token in the value's distribution, 1 the most probable; None likewise.
-    """
-
-    prefix: Prefix
-    coefficient: float
+    prefix: Prefix  # the text
+    coefficient: float  # m_i at its last token, or at the position
+    # The token that follows it in the text, with the probability that the value gives it; None where none does.
     next: TokenProbability | None
-    rank: int | None
+    rank: int | None  # rank of that token in the value's distribution, 1 the most probable; None likewise
 
 
 @dataclass(frozen=True)

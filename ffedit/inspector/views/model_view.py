@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,13 +35,10 @@ EXAMPLES = 20
 MOST_PREFIX = 160
 
 
-@dataclass(frozen=True)
-class Removing:
-    """Numbers of keys and triggers that tokens are removed from: every trigger costs three passes over its prefix.
+class Removing(NamedTuple):
+    """Keys of each layer, drawn with the seed, and first triggers of each that tokens are removed from.
 
-    Attributes:
-        keys: number of keys of each layer, drawn with the seed.
-        triggers: number of triggers of each key, the first ones.
+    Every trigger costs three passes over its prefix.
     """
 
     keys: int = 20
@@ -89,15 +86,7 @@ def inspect_model(
 def analyse(
     stack: Stack, state: Pass, store: RowStore, removing: Removing | None = None, progress: Progress = silent
 ) -> ModelReport:
-    """Run every analysis on a finished pass, which may be a merged one.
-
-    Args:
-        stack: the layers that the pass ran.
-        state: the pass; complete.
-        store: the rows that the pass ran.
-        removing: numbers of keys and triggers that tokens are removed from.
-        progress: progress callback.
-    """
+    """Run every analysis on a finished pass of `stack`, which may be a merged one, and on the rows that it ran."""
     removing, seed, layers = removing or Removing(), state.settings.seed, range(len(stack.feed_forward))
     values = [read_values(stack, layer, state.triggers[layer], store, seed, progress) for layer in layers]
     composed = compose(stack, state.sample.values, [layer.top for layer in values])
@@ -122,7 +111,7 @@ def analyse(
         layers=len(layers),
         memories=tuple(feed_forward.d_ff for feed_forward in stack.feed_forward),
         vocabulary=stack.vocabulary,
-        settings={**state.about["settings"], "removing": asdict(removing)},
+        settings={**state.about["settings"], "removing": removing._asdict()},
         measures=tuple(Measure.of(name, numbers[name]) for name in report.DEFINITIONS),
         sureness=_sureness(values) if store.layout.predicts_next else (),
         surest=_surest(stack, state, store, best),
@@ -164,9 +153,9 @@ def _removed(
         return {f"removed_{name}": None for name in REMOVED}
     triggers, generator = state.triggers[layer], torch.Generator().manual_seed(state.settings.seed + layer)
     fired = (triggers.positions[:, 0] != NOTHING).nonzero()[:, 0].cpu()
-    rows = fired[torch.randperm(len(fired), generator=generator)[: removing.keys]]
-    prefixes = [[t.context.ids for t in triggers.read(store, row, removing.triggers)] for row in rows.tolist()]
-    changes = removals(stack, stack.feed_forward[layer], triggers.index[rows].tolist(), prefixes, state.settings.seed)
+    keys = fired[torch.randperm(len(fired), generator=generator)[: removing.keys]].tolist()
+    prefixes = [[t.context.ids for t in triggers.read(store, key, removing.triggers)] for key in keys]
+    changes = removals(stack, stack.feed_forward[layer], keys, prefixes, state.settings.seed)
     progress("removing tokens", layer + 1, len(stack.feed_forward))
     return {
         f"removed_{name}": interval([getattr(change, name) for change in changes if change is not None])
@@ -215,9 +204,7 @@ def _surest(stack: Stack, state: Pass, store: RowStore, best: Surest) -> report.
     examples: list[dict[str, Any]] = []
     columns = (column[:EXAMPLES].tolist() for column in (best.layer, best.index, best.top, best.sure))
     for layer, index, top, sure in zip(*columns, strict=True):
-        triggers = state.triggers[layer]
-        row = int((triggers.index == index).nonzero()[0, 0])
-        agreeing = (_text(stack, trigger.context) for trigger in triggers.read(store, row) if trigger.next == top)
+        agreeing = (_text(stack, t.context) for t in state.triggers[layer].read(store, index) if t.next == top)
         examples.append(
             {
                 "memory": str(Slot(*stack.feed_forward[layer].at(index))),

@@ -49,75 +49,46 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class ActiveMemory(View):
-    """One memory's contribution at one position.
+    """One memory's contribution at one position."""
 
-    Attributes:
-        slot: the memory.
-        coefficient: m_i.
-        strength: |m_i| ‖v_i‖.
-        share: m_i v_i·o / ‖o‖², of the layer's output o.
-        promotes: the top token of its contribution: of v_i, or of −v_i where the coefficient is negative.
-    """
-
-    slot: Slot
-    coefficient: float
-    strength: float
-    share: float
+    slot: Slot  # the memory
+    coefficient: float  # m_i
+    strength: float  # |m_i| ‖v_i‖
+    share: float  # m_i v_i·o / ‖o‖², of the layer's output o
+    # The top token of its contribution: of v_i, or of −v_i where the coefficient is negative.
     promotes: TokenProbability
 
 
 @dataclass(frozen=True)
 class Readout(View):
-    """Prediction of a vector through final norm and unembedding.
+    """Prediction of a vector through final norm and unembedding."""
 
-    Attributes:
-        says: its top token.
-        final: the probability that it gives to the model's prediction.
-        rank: rank of the model's prediction in it, 1 the most probable.
-    """
-
-    says: TokenProbability
-    final: float
-    rank: int
+    says: TokenProbability  # its top token
+    final: float  # the probability that it gives to the model's prediction
+    rank: int  # rank of the model's prediction in it, 1 the most probable
 
 
 @dataclass(frozen=True)
 class ExpertView(View):
-    """An expert that the last token is routed to.
+    """An expert that the last token is routed to."""
 
-    Attributes:
-        address: the layer and the expert.
-        weight: g_e, the router's weight; for an expert that all tokens share, the factor that scales it.
-        share: its memories' share of the layer's output.
-        shared: whether all tokens go to it.
-    """
-
-    address: Address
-    weight: float
-    share: float
-    shared: bool
+    address: Address  # the layer and the expert
+    weight: float  # g_e, the router's weight; for an expert that all tokens share, the factor that scales it
+    share: float  # its memories' share of the layer's output
+    shared: bool  # whether all tokens go to it
 
 
 @dataclass(frozen=True)
 class LayerView(View):
-    """One feed-forward layer at the last token.
+    """One feed-forward layer at the last token."""
 
-    Attributes:
-        address: the layer.
-        before: the residual stream without the layer.
-        output: the vector that the layer adds.
-        after: their sum.
-        activity: numbers of active memories.
-        firing: the strongest memories, the strongest first.
-        experts: experts of a mixture that the token is routed to, the largest weight first; none in a dense layer.
-    """
-
-    address: Address
-    before: Readout
-    output: Readout
-    after: Readout
-    activity: Activity
-    firing: tuple[ActiveMemory, ...]
+    address: Address  # the layer
+    before: Readout  # the residual stream without the layer
+    output: Readout  # the vector that the layer adds
+    after: Readout  # their sum
+    activity: Activity  # numbers of active memories
+    firing: tuple[ActiveMemory, ...]  # the strongest memories, the strongest first
+    # Experts of a mixture that the token is routed to, the largest weight first; none in a dense layer.
     experts: tuple[ExpertView, ...] = ()
 
 

@@ -39,21 +39,13 @@ def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> Coun
 
 
 class Definition(NamedTuple):
-    """Definition of a measure.
+    """Definition of a measure."""
 
-    Attributes:
-        group: the group of measures that it is drawn and tabulated with.
-        title: its name in a few words.
-        unit: share (0 to 1, probabilities too), number, rank (1 is best) or change (relative).
-        paper: section and figure.
-        text: the definition in words.
-    """
-
-    group: str
-    title: str
-    unit: Unit
-    paper: str
-    text: str
+    group: str  # the group of measures that it is drawn and tabulated with
+    title: str  # its name in a few words
+    unit: Unit  # share (0 to 1, probabilities too), number, rank (1 is best) or change (relative)
+    paper: str  # section and figure
+    text: str  # the definition in words
 
 
 _KEYS, _FADE, _AGREE, _SURE = "shallow patterns", "removing a token", "keys and values", "sure values"
@@ -142,21 +134,13 @@ DEFINITIONS: dict[str, Definition] = {
 
 @dataclass(frozen=True)
 class Measure(View):
-    """One number of every layer, with 95% intervals: Wilson's for proportions, otherwise the bootstrap's.
+    """One number of every layer, with 95% intervals: Wilson's for proportions, otherwise the bootstrap's."""
 
-    Attributes:
-        name: one of `DEFINITIONS`.
-        values: by layer; None where nothing could be measured.
-        low: lower ends.
-        high: upper ends.
-        counts: number of keys or positions behind each.
-    """
-
-    name: str
-    values: tuple[float | None, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    counts: tuple[int, ...]
+    name: str  # one of `DEFINITIONS`
+    values: tuple[float | None, ...]  # by layer; None where nothing could be measured
+    low: tuple[float | None, ...]  # lower ends
+    high: tuple[float | None, ...]  # upper ends
+    counts: tuple[int, ...]  # number of keys or positions behind each
 
     @classmethod
     def of(cls, name: str, intervals: Sequence[CountedInterval | None]) -> Measure:
@@ -177,61 +161,37 @@ class Measure(View):
 
 @dataclass(frozen=True)
 class Sureness(View):
-    """Agreement among values of similar maximum probability (figure 6): a tenth of all.
+    """Agreement among values of similar maximum probability (figure 6): a tenth of all."""
 
-    Attributes:
-        least: lowest maximum probability among them.
-        most: highest maximum probability among them.
-        agreement: share whose top token is the one that follows the key's top trigger.
-        low: lower end of the interval.
-        high: upper end of the interval.
-        count: number of values.
-    """
-
-    least: float
-    most: float
-    agreement: float
-    low: float
-    high: float
-    count: int
+    least: float  # lowest maximum probability among them
+    most: float  # highest maximum probability among them
+    agreement: float  # share whose top token is the one that follows the key's top trigger
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    count: int  # number of values
 
 
 @dataclass(frozen=True)
 class Surest(View):
-    """The values of the model with the largest maximum probability (section 4.2, table 2).
+    """The values of the model with the largest maximum probability (section 4.2, table 2)."""
 
-    Attributes:
-        count: number of values.
-        agrees: number whose top token follows the key's top trigger; None where no next token is predicted.
-        any_agrees: number whose top token follows one of the key's triggers; None likewise.
-        examples: memory, top token, probability, and the prefix of the trigger that agrees, if any.
-    """
-
-    count: int
-    agrees: int | None
-    any_agrees: int | None
+    count: int  # number of values
+    agrees: int | None  # number whose top token follows the key's top trigger; None where no next token is predicted
+    any_agrees: int | None  # number whose top token follows one of the key's triggers; None likewise
+    # Memory, top token, probability, and the prefix of the trigger that agrees, if any.
     examples: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Shift(View):
-    """A position at which the last layer changes the prediction (section 5.2, table 3).
+    """A position at which the last layer changes the prediction (section 5.2, table 3)."""
 
-    Attributes:
-        prefix: the text up to the position.
-        residual: the prediction without the layer.
-        added: the prediction of the layer's feed-forward output alone.
-        output: the prediction with the layer.
-        next: the token that follows in the text; None where no next token is predicted.
-        case: "feed-forward" or "compromise".
-    """
-
-    prefix: str
-    residual: str
-    added: str
-    output: str
-    next: str | None
-    case: str
+    prefix: str  # the text up to the position
+    residual: str  # the prediction without the layer
+    added: str  # the prediction of the layer's feed-forward output alone
+    output: str  # the prediction with the layer
+    next: str | None  # the token that follows in the text; None where no next token is predicted
+    case: str  # "feed-forward" or "compromise"
 
 
 @dataclass(frozen=True)
