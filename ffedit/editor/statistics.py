@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -252,13 +252,15 @@ def _pass(
 
 
 def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds: float) -> None:
-    """Save the sums so far; do nothing if the cache cannot be written."""
+    """Save the sums so far, if the cache can be written."""
     tensors, numbers = dict[str, Tensor](), {}
     for address, fitter in fitters.items():
         sums, numbers[str(address)] = fitter.state()
         tensors |= {f"{address}/{name}": tensor for name, tensor in sums.items()}
-    with suppress(EditError):
+    try:
         save_state(unfinished, tensors, {"fitters": numbers, "seconds": seconds})
+    except EditError:  # a full disk costs an interrupted pass its time, and this one nothing
+        return
 
 
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:

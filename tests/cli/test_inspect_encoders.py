@@ -66,7 +66,7 @@ def test_a_checkpoint_is_looked_into(
 def test_a_pass_of_one_stack_is_not_taken_for_the_others(corpus: Corpus, tmp_path: Path) -> None:
     settings = Settings(top=2, positions=5)
     ffedit.inspect_model(halves.stack_of("t5", "encoder"), corpus, tmp_path / "out", settings)
-    with pytest.raises(EditError, match="stack encoder, not decoder"):
+    with pytest.raises(EditError, match="stack encoder there, decoder now"):
         ffedit.inspect_model(halves.stack_of("t5", "decoder"), corpus, tmp_path / "out", settings)
 
 
