@@ -40,6 +40,9 @@ COMMANDS = {
 }
 
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
 class Lazy(click.Group):
     """A group whose commands are imported when they are called, so that `--help` does not wait for torch.
 
@@ -70,9 +73,7 @@ class Lazy(click.Group):
             formatter.write_dl(list(self.summaries.items()))
 
 
-@click.command(
-    cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.command(cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings=SETTINGS)
 @click.version_option(__version__, prog_name="ffedit")
 def cli() -> None:
     """Find where a language model holds a fact, change it, measure what else moved, ship the model."""

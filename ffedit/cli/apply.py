@@ -41,27 +41,22 @@ from ffedit.safety.verdict import verdict
 @click.command()
 @fact_options
 @asking_options
+@click.option("--layers", "--layer", default="auto", help="auto (the model's), trace (the facts'), sweep, N, or A-B.")
 @click.option(
-    "--layers",
-    "--layer",
-    default="auto",
-    show_default=True,
-    help="auto (the model's), trace (the facts'), sweep, N, or A-B.",
+    "--fact-token", default="subject_last", type=click.Choice(get_args(FactToken)), help="Where the key is read."
 )
-@click.option(
-    "--fact-token",
-    default="subject_last",
-    show_default=True,
-    type=click.Choice(get_args(FactToken)),
-    help="Where the key is read.",
-)
-@click.option("--method", default="memit", show_default=True, type=click.Choice(list(METHODS)), help="See `methods`.")
+@click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="See `methods`.")
 @solving_options
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
 @click.option("--export", "export_to", type=FILE, help="Save the edited checkpoint in this folder.")
 @click.option("--force", is_flag=True, help="Replace folders that are there.")
 @click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
-@click.option("--require", default="", help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".')
+@click.option(
+    "--require",
+    default="",
+    show_default=False,
+    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
+)
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
 @output_options
 def apply(

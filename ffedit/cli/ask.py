@@ -18,7 +18,7 @@ from ffedit.model.editable import Editable
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @asking_options
 @click.option("--edit", type=Edit.load, metavar="PATH", help="Show completions before and after this edit.")
-@click.option("--tokens", default=12, show_default=True, type=COUNT, help="Length of a completion.")
+@click.option("--tokens", default=12, type=COUNT, help="Length of a completion.")
 def ask(prompts: tuple[str, ...], load_model: Callable[..., Editable], edit: Edit | None, tokens: int) -> None:
     """Complete PROMPTs greedily."""
     editable = load_model(edit)

@@ -12,15 +12,7 @@ import ffedit
 from ffedit.benchmark import Mode
 from ffedit.benchmark.settings import most_subjects
 from ffedit.benchmark.tables import headline
-from ffedit.cli.options import (
-    COUNT,
-    FILE,
-    Surface,
-    asking_options,
-    output_options,
-    parse_layers,
-    solving_options,
-)
+from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options, parse_layers, solving_options
 from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.scores import headline_table
 from ffedit.editor import METHODS, check_method, preset, set_numbers, tokens_for
@@ -38,18 +30,18 @@ ALONE = (
 
 @click.command()
 @click.argument("source", metavar="FACTS")
-@click.option("--methods", default=",".join(METHODS), show_default=True, help="Which, with commas.")
-@click.option("--mode", default="single", show_default=True, help="single, batch:N or sequential[:N].")
+@click.option("--methods", default=",".join(METHODS), help="Which, with commas.")
+@click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
 @click.option("--out", type=FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
 @click.option("--limit", type=COUNT, help="Only so many facts, the first ones.")
 @click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
-@click.option("--layers", "--layer", default="auto", show_default=True, help="auto, or one layer (4).")
+@click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
 @solving_options
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number: value.steps=20, memit.ridge=0.01."
 )
 @click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
-@click.option("--full/--no-full", default=True, show_default=True, help="Also what takes longest: sampled text.")
+@click.option("--full/--no-full", default=True, help="Also what takes longest: sampled text.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @asking_options
 @output_options

@@ -21,7 +21,6 @@ from ffedit.exporter import push
 @click.option(
     "--format",
     default="checkpoint",
-    show_default=True,
     type=click.Choice(["checkpoint", "adapter", "delta"]),
     help="A whole model, a LoRA adapter (PEFT), or what is added to which parameter.",
 )

@@ -28,7 +28,7 @@ from ffedit.model.editable import Editable
 @click.option("--tasks", required=True, help="Names of tasks, groups or tags, or YAML files, with commas.")
 @click.option("--include-path", type=FILE, metavar="DIR", help="A folder with tasks of your own.")
 @click.option("--limit", type=COUNT, help="Only so many examples of each task.")
-@click.option("--batch-size", default=8, show_default=True, type=COUNT, help="Examples at once.")
+@click.option("--batch-size", default=8, type=COUNT, help="Examples at once.")
 @asking_options
 @click.option("--out", type=FILE, metavar="DIR", help="Write report.json and report.md.")
 @click.option("--force", is_flag=True, help="Replace DIR.")

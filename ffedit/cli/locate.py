@@ -12,25 +12,10 @@ from rich.text import Text
 
 import ffedit
 from ffedit.cli import result
-from ffedit.cli.options import (
-    COUNT,
-    FILE,
-    SEED,
-    Surface,
-    asking_options,
-    fact_options,
-    output_options,
-    parse_layers,
-)
+from ffedit.cli.options import COUNT, FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
 from ffedit.display.figures.trace import average_lines, check_plot, heat_maps, save_figure
 from ffedit.display.terminal.heat_map import averages_table, heat_map
-from ffedit.display.terminal.layer_choice import (
-    agreement,
-    candidates_table,
-    compare_layers,
-    layer_choice,
-    model_choice,
-)
+from ffedit.display.terminal.layer_choice import agreement, candidates_table, compare_layers, layer_choice, model_choice
 from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.routing import routing_table
 from ffedit.editor import METHODS, preset
@@ -58,32 +43,27 @@ COMPARED = 8
 @click.command()
 @fact_options
 @asking_options
-@click.option("--layers", default="all", show_default=True, help="Where something is restored: all, N, or A-B.")
-@click.option("--kind", default="feed-forward", show_default=True, type=click.Choice(list(KINDS)))
+@click.option("--layers", default="all", help="Where something is restored: all, N, or A-B.")
+@click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)))
 @click.option("--window", type=COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]")
-@click.option("--sever", default="none", show_default=True, type=click.Choice(list(SEVERS)), help="Hold corrupted.")
-@click.option("--corruption", default="gaussian", show_default=True, type=click.Choice(CORRUPTIONS))
+@click.option("--sever", default="none", type=click.Choice(list(SEVERS)), help="Hold corrupted.")
+@click.option("--corruption", default="gaussian", type=click.Choice(CORRUPTIONS))
 @click.option(
-    "--noise",
-    default=3.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Size of the noise, in σ of the embeddings.",
+    "--noise", default=3.0, type=click.FloatRange(0, min_open=True), help="Size of the noise, in σ of the embeddings."
 )
 @click.option(
     "--noise-scale",
     default="vocabulary",
-    show_default=True,
     type=click.Choice(get_args(Sigma)),
     help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
 )
-@click.option("--samples", default=10, show_default=True, type=COUNT, help="Corrupted runs.")
-@click.option("--metric", default="probability", show_default=True, type=click.Choice(METRICS))
+@click.option("--samples", default=10, type=COUNT, help="Corrupted runs.")
+@click.option("--metric", default="probability", type=click.Choice(METRICS))
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
 @click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace and the model's layer.")
-@click.option("--method", default="memit", show_default=True, type=click.Choice(list(METHODS)), help="Of these edits.")
-@click.option("--seed", default=0, show_default=True, type=SEED)
+@click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="Of these edits.")
+@click.option("--seed", default=0, type=SEED)
 @click.option("--plot", type=FILE, help="Draw what was traced as PNG, SVG or PDF.")
 @click.option("--save", type=FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
 @output_options
@@ -196,7 +176,7 @@ def _agreements(
         exact, guess = (
             ffedit.locate_all(
                 editable, sample, traces.traces[0].kind, progress=progress,
-                **{**settings, "approximate": approximate, "resume": False},
+                **{**settings, "approximate": approximate, "resume": False}
             )
             for approximate in (False, True)
         )  # fmt: skip

@@ -51,8 +51,8 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
 
 
 LOADING = {
-    "device": click.option("--device", default="auto", show_default=True, help="auto, cpu, or any torch device."),
-    "dtype": click.option("--dtype", default="auto", show_default=True, help="auto, float32, float16 or bfloat16."),
+    "device": click.option("--device", default="auto", help="auto, cpu, or any torch device."),
+    "dtype": click.option("--dtype", default="auto", help="auto, float32, float16 or bfloat16."),
     "revision": click.option("--revision", help="Branch, tag or commit of a hub id."),
     "trust_remote_code": click.option(
         "--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint."
@@ -128,7 +128,6 @@ writing_options = all_of(
     click.option(
         "--verify",
         default="auto",
-        show_default=True,
         type=click.Choice(["auto", "tensors", "logits"]),
         help="What a fresh process compares; auto: logits, too, where the model fits in memory.",
     ),
@@ -173,18 +172,17 @@ def fact_options(command: Command) -> Command:
 
 
 solving_options = all_of(
-    click.option("--spread", default=1, show_default=True, type=COUNT, help="Layers that share the work."),
+    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
     click.option(
         "--preset",
         "numbers",
         default="default",
-        show_default=True,
         type=click.Choice(preset_names()),
         help="paper: the numbers for v* that were published with the method.",
     ),
     click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
     click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
-    click.option("--seed", default=0, show_default=True, type=SEED),
+    click.option("--seed", default=0, type=SEED),
 )
 
 
