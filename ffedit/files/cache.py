@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -33,9 +32,11 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
 
     A full or read-only disk costs the next run some seconds, and must not cost this one its result.
     """
-    with suppress(EditError, OSError):
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, save)
+    except (EditError, OSError):
+        return
 
 
 def entries() -> list[Path]:
