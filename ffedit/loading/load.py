@@ -356,20 +356,22 @@ def _is_local(path: str, name: str) -> bool:
         known = huggingface_hub.try_to_load_from_cache(path, "config.json")
     except ValueError as error:
         raise ModelError(f"{name}: no such folder; a model folder, a GGUF file or a hub id was expected") from error
-    if not huggingface_hub.is_offline_mode() and _answers(huggingface_hub.constants.ENDPOINT):
+    hub = huggingface_hub.constants.ENDPOINT
+    fault = "offline mode is on" if huggingface_hub.is_offline_mode() else _connection_fault(hub)
+    if fault is None:
         return False
     if not isinstance(known, str):
         raise ModelError(
-            f"{name}: no such folder, and as a hub id it is not in the cache and {huggingface_hub.constants.ENDPOINT} "
-            f"cannot be reached; {', '.join(EMBEDDED)} need no network"
+            f"{name}: no such folder, and as a hub id it is not in the cache and {hub} cannot be reached ({fault}); "
+            f"{', '.join(EMBEDDED)} need no network"
         )
     return True
 
 
-def _answers(url: str) -> bool:
-    """Return True if a server can be reached; tried once, where transformers would try for a minute."""
+def _connection_fault(url: str) -> str | None:
+    """Return why a server cannot be reached, or None; tried once, where transformers would try for a minute."""
     try:
         huggingface_hub.get_session().head(url, timeout=5)
-    except Exception:  # the errors of the library that huggingface_hub's version uses
-        return False
-    return True
+    except Exception as error:  # huggingface_hub's versions use several libraries, whose errors have no common class
+        return brief(error)
+    return None

@@ -16,6 +16,7 @@ from shell import disk
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact, LowRank
 from ffedit.algebra.low_rank import Dense, Update
+from ffedit.editor.provenance import dtypes
 from ffedit.exporter import subprocess_check, verification
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -48,7 +49,7 @@ def made(
         "method": "random",
         "model": editable.name,
         "base": fingerprint(editable),
-        "dtype": str(editable.feed_forward[0].dtype).removeprefix("torch."),
+        **dtypes(next(iter(memories.values()))),
         "layers": sorted({at.layer for at in updates}),
         "matrices": {str(at): identity(memory) for at, memory in memories.items()},
     }
