@@ -1,15 +1,17 @@
-"""Put on the site what stands outside `docs/`: the reports and pictures that pages link to, and the changelog.
+"""Put on the site what stands outside `docs/`, and write formulas as MathML.
 
-Pages link to such files as they stand in the repository (`../evaluations/reports/size.md`), so that a link works where
-the repository is read and on the site alike.
+Pages link to reports and pictures as they stand in the repository (`../evaluations/reports/size.md`), so that a link
+works where the repository is read and on the site alike. Browsers show MathML themselves: no script, no network.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
@@ -17,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)#\s:]+)")
+FORMULA = re.compile(r'class="arithmatex">\\(?:\((.*?)\\\)|\[(.*?)\\\])<', re.DOTALL)
 CHANGELOG = "<!-- CHANGELOG.md -->"
 
 
@@ -65,3 +68,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put the changelog in its page."""
     return markdown.replace(CHANGELOG, changelog()) if page.file.src_uri == "changelog.md" else markdown
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replace the LaTeX that `pymdownx.arithmatex` marks by MathML."""
+
+    def mathml(formula: re.Match[str]) -> str:
+        inline, block = formula.groups()
+        display = "inline" if block is None else "block"
+        return f'class="arithmatex">{convert(html.unescape(inline or block), display=display)}<'
+
+    return FORMULA.sub(mathml, content)
