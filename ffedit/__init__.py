@@ -14,6 +14,7 @@ Feed-forward layers are key-value memories (Geva et al. 2021, arXiv 2012.14913) 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ffedit import notebook
 from ffedit.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from ffedit.locator import Trace, TraceSet, locate, locate_all
     from ffedit.model.editable import Editable
     from ffedit.model.memory import Address, KeyValueMemory
+
+# Results reach the display when one is first drawn.
+notebook.drawing = lambda: import_module("ffedit.display.notebook")
 
 # Where each name lives. It is imported when it is first used, so that `ffedit --help` need not wait for torch.
 _HOMES = {

@@ -32,6 +32,9 @@ class LowRank:
                 f"factors [d_out, r] and [r, d_in] expected, found {list(self.left.shape)} and {list(self.right.shape)}"
             )
 
+    def __repr__(self) -> str:
+        return f"LowRank({list(self.shape)}, rank {self.rank})"
+
     @property
     def shape(self) -> tuple[int, int]:
         """(d_out, d_in) of the dense matrix."""
@@ -85,6 +88,9 @@ class Dense:
     def __post_init__(self) -> None:
         if self.matrix.ndim != 2:
             raise ValueError(f"a matrix [d_out, d_in] expected, found {list(self.matrix.shape)}")
+
+    def __repr__(self) -> str:
+        return f"Dense({list(self.shape)})"
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -17,10 +17,12 @@ from typing import Any
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpack
-from ffedit.evaluator import METRICS, FactScores, LeftOut, Scores, left_out, mean_scores
+from ffedit.evaluator import METRICS, NAMES, FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
 from ffedit.facts.fact import Fact
+from ffedit.facts.text import counted
+from ffedit.notebook import Displayed
 
 BINS = 10
 
@@ -105,7 +107,7 @@ class MethodReport:
 
 
 @dataclass(frozen=True)
-class BenchReport:
+class BenchReport(Displayed):
     """The figures of a benchmark.
 
     Attributes:
@@ -127,6 +129,13 @@ class BenchReport:
     unusable: tuple[Mapping[str, Any], ...]
     left_out: tuple[LeftOut, ...]
     references: int
+
+    def __repr__(self) -> str:
+        lines = [f"BenchReport on {counted(self.before.facts, 'fact')}, {self.run['mode']}"]
+        for name, method in self.methods.items():
+            scores = {score: getattr(method.last.scores, score) for score in NAMES}
+            lines.append(f"{name}: " + ", ".join(f"{n} {v:.2f}" for n, v in scores.items() if v is not None))
+        return "\n  ".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""

@@ -26,10 +26,14 @@ from ffedit.facts.fact import Fact, show
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
+from ffedit.notebook import Displayed
+
+# Facts that a printed edit shows.
+SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Edit:
+class Edit(Displayed):
     """Changes of value matrices that store facts.
 
     Attributes:
@@ -54,6 +58,17 @@ class Edit:
             solved: Mapping[Address, Tensor] = getattr(self, name)
             whole = {at: solved.get(at, torch.empty(shape[side], 0)) for at, shape in sides.items()}
             object.__setattr__(self, name, whole)
+
+    def __repr__(self) -> str:
+        about, layers = self.provenance, ", ".join(map(str, self.layers))
+        norm = f", ‖Δ‖ {about['norm_ratio']:.1%} of ‖W‖" if "norm_ratio" in about else ""
+        lines = [
+            f"Edit {self.fingerprint()} of {about.get('model')}: {about.get('method')}, layers {layers}, "
+            f"rank {self.rank}{norm}",
+            *(f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]),
+        ]
+        more = len(self.facts) - SHOWN
+        return "\n  ".join([*lines, f"… and {more} more"] if more > 0 else lines)
 
     @property
     def layers(self) -> list[int]:
@@ -168,8 +183,10 @@ class Edit:
         editable.history.undo_(editable.memories, name)
 
     @contextmanager
-    def applied(self, editable: Editable) -> Iterator[None]:
+    def applied(self, editable: Editable) -> Iterator[Editable]:
         """Apply the edit within a block; afterwards the weights are restored bit for bit.
+
+        Yields the model with the edit: `with edit.applied(editable) as edited:`.
 
         In a quantised model the edit is computed beside the weights, like an adapter.
 
@@ -181,11 +198,11 @@ class Edit:
             with ExitStack() as stack:
                 for at, delta in self.updates.items():
                     stack.enter_context(editable.memories[at].beside(delta))
-                yield
+                yield editable
             return
         self.apply_(editable)
         try:
-            yield
+            yield editable
         finally:
             self.undo_(editable)
 

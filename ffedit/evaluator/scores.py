@@ -7,12 +7,17 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
 from ffedit.evaluator.metrics import METRICS, SCORE_PARTS, harmonic
 from ffedit.facts.fact import Fact
+from ffedit.facts.text import counted, number
+from ffedit.notebook import Displayed, data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # The seven of the headline.
 NAMES = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "generation", "drift")
@@ -48,6 +53,10 @@ class Scores(SimpleNamespace):
         if unknown := [name for name in values if name not in METRICS]:
             raise TypeError(f"there is no score {unknown[0]!r}; there is {', '.join(METRICS)}")
         super().__init__(**{name: values.get(name) for name in METRICS})
+
+    def __repr__(self) -> str:
+        measured = (f"{name}={value:.3g}" for name, value in vars(self).items() if value is not None)
+        return f"Scores({', '.join(measured)})"
 
     def __getattr__(self, name: str) -> float | None:
         raise AttributeError(f"there is no score {name!r}")
@@ -142,7 +151,7 @@ def left_out(facts: Iterable[FactScores], drift_rows: tuple[int, int] = (0, 0)) 
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Displayed):
     """The same measurements twice; `after` is None where no edit was given."""
 
     before: Scores
@@ -150,6 +159,31 @@ class Report:
     facts_before: tuple[FactScores, ...]
     facts_after: tuple[FactScores, ...] | None
     left_out: tuple[LeftOut, ...] = ()
+
+    def __repr__(self) -> str:
+        sides = [side for side in (self.before, self.after) if side is not None]
+        lines = [f"Report on {counted(len(self.facts_before), 'fact')}{', before → after' if self.after else ''}"]
+        for name in NAMES:
+            values = [getattr(side, name) for side in sides]
+            if any(value is not None for value in values):
+                shown = " → ".join("not measured" if value is None else number(value) for value in values)
+                lines.append(f"{name:<12}  {shown}")
+        return "\n  ".join(lines)
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas data frame: a row for each fact and side ("before", "after"), a column for each score.
+
+        Raises:
+            FFEditError: pandas is not installed.
+        """
+        sides = {"before": self.facts_before, "after": self.facts_after or ()}
+        about = ("subject", "prompt", "target", "previous")
+        frame = data_frame(
+            {name: getattr(fact.fact, name) for name in about} | {"side": side, "says": fact.says} | vars(fact.scores)
+            for side, facts in sides.items()
+            for fact in facts
+        )
+        return frame.dropna(axis="columns", how="all")
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:

@@ -36,6 +36,7 @@ from ffedit.loading.load import path_of
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, identity
+from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
 
@@ -73,7 +74,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Displayed):
     """The differences between two checkpoints.
 
     Attributes:
@@ -97,6 +98,9 @@ class Diff:
     retyped: tuple[str, ...]
     files: tuple[str, ...]
     same: int
+
+    def __repr__(self) -> str:
+        return f"Diff({self.base} → {self.edited}: {len(self.changes)} tensors changed, {self.same} the same)"
 
     @property
     def identical(self) -> bool:

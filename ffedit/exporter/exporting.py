@@ -24,12 +24,13 @@ from ffedit.files.atomic import check_free, written
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import NAMED, cached_folder, local_folder
 from ffedit.model.editable import Editable
+from ffedit.notebook import Displayed
 
 FORMATS = ("checkpoint", "adapter", "delta")
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Displayed):
     """The result of an export or of an undo.
 
     Attributes:
@@ -45,6 +46,10 @@ class Exported:
     checked: Checked
     edit: Edit
     exact: bool = True
+
+    def __repr__(self) -> str:
+        equal = f"{self.checked.tensors} tensors{' and logits' if self.checked.logits else ''}"
+        return f"Exported({str(self.folder)!r}, edit {self.edit.fingerprint()}, verified: {equal})"
 
 
 def export(

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from ffedit.errors import FactError
 from ffedit.facts.text import occurrences
+from ffedit.notebook import Displayed
 
 SLOT = "{}"
 # The kind of MQuAKE's questions: of several phrasings of one question, any that is answered counts.
@@ -79,7 +80,7 @@ ProbeLike: TypeAlias = "Probe | str | Mapping[str, Any]"
 
 
 @dataclass(frozen=True, init=False)
-class Fact:
+class Fact(Displayed):
     """One fact to write into a model, with the prompts that measure the edit.
 
     - `subject`, `prompt`: the prompt carries one `{}` or the subject itself. In the second case `occurrence`
@@ -162,6 +163,12 @@ class Fact:
         if unanswered := [probe.prompt for probe in self.portability if probe.target is None]:
             raise FactError(f"portability {show(unanswered[0])} has no target; give the answer that follows")
         _ = self.span
+
+    def __repr__(self) -> str:
+        shown = [f"Fact({self.subject!r}, {self.prompt!r}"]
+        shown += [f"{name}={value!r}" for name in ("target", "previous") if (value := getattr(self, name)) is not None]
+        shown += [f"{len(value)} {name}" for name, value in vars(self).items() if value and isinstance(value, tuple)]
+        return ", ".join(shown) + ")"
 
     @property
     def text(self) -> str:

@@ -44,6 +44,9 @@ class Distribution(View):
     max_probability: float  # probability of the top token
     entropy: float  # entropy of the whole distribution, in nats
 
+    def __str__(self) -> str:
+        return ", ".join(f"{one.token!r} {one.probability:.2f}" for one in self.top)
+
 
 def log_prob_batches(stack: Stack, vectors: Tensor) -> Iterator[Tensor]:
     """Yield log p [n, vocabulary] of vectors [.., d_model], as many at once as have `MOST_LOGITS` logits."""

@@ -41,6 +41,7 @@ from ffedit.locator import TraceSet, locate_all
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
+from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
 
@@ -93,7 +94,7 @@ class LayerScore:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Displayed):
     """Layer to edit in a model, and the evidence for it.
 
     Attributes:
@@ -126,6 +127,10 @@ class Choice:
     source: str | None = None
     seconds: float = 0.0
     made: str = ""
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{row.layer}: {row.score or 0:.2f}" for row in self.rows)
+        return f"Choice of layer {self.layer} ({self.method}, {self.known} of {self.asked} facts known; {scores})"
 
     def within(self, allowed: range) -> int | None:
         """Return the chosen layer if it is `allowed`, else the best allowed candidate, else the nearest allowed layer.

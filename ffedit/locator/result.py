@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
 from ffedit.model.tokenization import FactToken
+from ffedit.notebook import Plotted, data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
@@ -23,7 +28,7 @@ CLEAR = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Plotted):
     """Effects of restoring states or outputs, by layer and token, for one fact.
 
     Attributes:
@@ -72,6 +77,14 @@ class Trace:
     exact: bool = True
     prompt: str = ""
 
+    def __repr__(self) -> str:
+        runs = f"{number(self.clean)} clean, {number(self.corrupted)} corrupted"
+        unknown = "" if self.known else ", which the model does not generate"
+        return (
+            f"Trace of {self.prompt!r}: {self.kind}, layers restored together: {self.window}\n"
+            f"  {self.metric} of {self.answer!r}{unknown}: {runs}\n  {_strongest(self)}"
+        )
+
     @property
     def total(self) -> float:
         """Total effect, clean − corrupted."""
@@ -118,6 +131,25 @@ class Trace:
         arrays = {name: np.asarray(values[name], float) for name in ("effects", "errors", "alone")}
         return cls(**{**values, **arrays, "tokens": tuple(values["tokens"]), "subject": tuple(values["subject"])})
 
+    def to_frame(self) -> DataFrame:
+        """Return a pandas data frame of the effects: a row for each layer and token.
+
+        Raises:
+            FFEditError: pandas is not installed.
+        """
+        return data_frame(
+            {
+                "layer": layer,
+                "position": position,
+                "token": token,
+                "subject": position in range(*self.subject),
+                "effect": self.effects[layer, position],
+                "error": self.errors[layer, position],
+            }
+            for layer in range(len(self.effects))
+            for position, token in enumerate(self.tokens)
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects` and `errors`."""
         save_arrays(Path(path), ("layer", "token"), self.to_dict())
@@ -134,7 +166,7 @@ def save_arrays(path: Path, axes: tuple[str, str], arrays: Mapping[str, Any]) ->
 
 
 @dataclass(frozen=True, eq=False)
-class TraceSet:
+class TraceSet(Plotted):
     """Traces of several facts, all with the same settings.
 
     All averages are over the facts that the model knows, since an answer that it does not generate is recalled nowhere.
@@ -142,6 +174,12 @@ class TraceSet:
     """
 
     traces: tuple[Trace, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"TraceSet of {counted(len(self.traces), 'fact')}, {len(self.known)} known: {self.traces[0].kind}, "
+            f"average total effect {number(self.total)}\n  {_strongest(self)}"
+        )
 
     @property
     def known(self) -> tuple[Trace, ...]:
@@ -186,6 +224,12 @@ class TraceSet:
     def site(self) -> int | None:
         """The layer that recalls the facts at the subject's last token, or None: see `site_of`."""
         return site_of(self)
+
+
+def _strongest(trace: Trace | TraceSet) -> str:
+    """Say at which layer the effect is largest."""
+    most = number(float(np.nanmax(trace.at_subject)))
+    return f"at the subject's last token, layer {trace.layer} brings back most: {most} of {number(trace.total)}"
 
 
 def span_of(layer: int, window: int, depth: int) -> range:

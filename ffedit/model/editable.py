@@ -34,6 +34,7 @@ from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watch
 from ffedit.model.memory import Memories
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode
+from ffedit.notebook import Displayed
 
 Kind: TypeAlias = Literal["decoder", "encoder"]
 
@@ -81,7 +82,7 @@ class FingerprintCache:
 
 
 @dataclass(eq=False)
-class Stack:
+class Stack(Displayed):
     """Layers with their memories, in order, and the path from their output to logits.
 
     Attributes:
@@ -107,6 +108,13 @@ class Stack:
     layer_outputs: int = 0
     max_tokens: int = 2048
     hashed: FingerprintCache = field(default_factory=FingerprintCache, repr=False)
+
+    def __repr__(self) -> str:
+        widths = "/".join(f"{width:,}" for width in sorted({memory.d_ff for memory in self.memories.values()}))
+        return (
+            f"{type(self).__name__} {self.name}: {type(self.model).__name__}, {len(self.layers)} layers of {widths} "
+            f"memories, d_model {self.d_model}, {self.device}"
+        )
 
     @property
     def causal(self) -> bool:
@@ -325,6 +333,11 @@ class Editable(Stack):
     history: History = field(default_factory=History)
     chat: bool = False
     source: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        chat = ", in its chat template" if self.chat else ""
+        edits = ", ".join(self.history.known) or "none"
+        return f"{super().__repr__()}{chat}\n  edits applied: {edits}"
 
     @property
     def last_feed_forward(self) -> nn.Module | None:

@@ -72,6 +72,9 @@ class KeyValueMemory:
     slot: int | None = None
     saved_as: str = ""
 
+    def __repr__(self) -> str:
+        return f"KeyValueMemory({self.address}: {self.parameter}, {list(self.shape)})"
+
     @property
     def leaf(self) -> Tensor:
         """Stored parameter, of all experts where they share one; empty (meta device) where it is offloaded."""
@@ -276,6 +279,9 @@ class Memories(Mapping[Address, KeyValueMemory]):
 
     def __init__(self, memories: list[KeyValueMemory]) -> None:
         self._at = {memory.address: memory for memory in memories}
+
+    def __repr__(self) -> str:
+        return f"Memories({', '.join(map(str, self))})"
 
     def __getitem__(self, at: Address | int) -> KeyValueMemory:
         return self._at[Address(at) if isinstance(at, int) else at]

@@ -55,16 +55,11 @@ def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
         EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
     """
     target = check_plot(path)
-    import matplotlib
 
     def draw_to(made: Path) -> None:
         suffix = target.suffix.lower()
         about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        with (
-            matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": _fonts()}),
-            warnings.catch_warnings(),
-        ):
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
+        with style():
             draw().savefig(made, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
 
     with ready(target, draw_to):
@@ -91,18 +86,29 @@ def check_plot(path: str | Path) -> Path:
     if not target.absolute().parent.is_dir():
         raise EditError(f"{target}: the figure cannot be written (no folder {target.parent})")
     check_file(target)
+    check_matplotlib()
+    return target
+
+
+def check_matplotlib() -> None:
+    """Raise FFEditError where matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise FFEditError('figures need matplotlib; install it with: pip install "ffedit[plots]"') from error
-    return target
 
 
-def _fonts() -> list[str]:
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and write figures with the fonts that are installed, and with the same identifiers in every file."""
+    import matplotlib
     from matplotlib.font_manager import fontManager
 
     installed = set(fontManager.get_font_names())
-    return ["DejaVu Sans", *(name for name in FONTS if name in installed)]
+    fonts = ["DejaVu Sans", *(name for name in FONTS if name in installed)]
+    with matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": fonts}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
 
 
 # Heat maps -----------------------------------------------------------------------------------------

@@ -51,9 +51,10 @@ def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
     }
 
 
-def edit_view(edit: Edit, path: Path) -> Group:
-    """Render an edit: its facts, how it was computed, and its scores."""
-    heading = Text.assemble((str(path), "bold"), f"  edit {edit.fingerprint()}\n")
+def edit_view(edit: Edit, path: Path | None = None) -> Group:
+    """Render an edit, saved at `path` or not: its facts, how it was computed, and its scores."""
+    named = f"edit {edit.fingerprint()}\n"
+    heading = Text(named, "bold") if path is None else Text.assemble((str(path), "bold"), f"  {named}")
     lines: list[RenderableType] = [heading, _facts(edit.facts), Text(""), named_values(*_about(edit, path))]
     if scores := edit.provenance.get("scores"):
         lines += [Text(""), _scores(scores)]
@@ -81,11 +82,12 @@ def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
     return norms, {at: norm / weights[at] for at, norm in norms.items() if weights.get(at)}
 
 
-def _about(edit: Edit, path: Path) -> Iterator[tuple[str, str]]:
+def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     """Yield pairs of name and value; entries that the provenance lacks are left out."""
     about = edit.provenance
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
-    yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}, {_size(path) / 1000:.1f} kB"
+    size = "" if path is None else f", {_size(path) / 1000:.1f} kB"
+    yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}{size}"
     for summand in about.get("parts", ()):
         method, layers = summand.get("method", "unknown"), ranges(summand.get("layers", ()))
         yield "", f"{summand['fingerprint']}: {method}, layers {layers}"

@@ -14,6 +14,7 @@ from ffedit.inspector.slots import View
 from ffedit.inspector.views.prompt_view import PromptView, inspect_prompt
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
+from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
 # Added memories that are shown of each layer.
@@ -45,7 +46,7 @@ class LayerChange(View):
 
 
 @dataclass(frozen=True)
-class EditView(View):
+class EditView(View, Displayed):
     """An edit in terms of memories.
 
     Attributes:
@@ -67,6 +68,13 @@ class EditView(View):
     changed: float
     passages: tuple[Passage, ...]
     prompts: tuple[tuple[PromptView, PromptView], ...]
+
+    def __repr__(self) -> str:
+        layers = ", ".join(str(layer.address) for layer in self.layers)
+        return (
+            f"EditView of {self.edit} in {self.model}: layers {layers}\n  the prediction changes after "
+            f"{self.changed:.2%} of {self.tokens:,} tokens of {self.corpus}"
+        )
 
 
 def inspect_edit(

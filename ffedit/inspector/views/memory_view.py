@@ -35,6 +35,7 @@ from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory
 from ffedit.model.tokenization import decode
+from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
 # Tokens of the corpus, by default.
@@ -54,7 +55,7 @@ class Trigger(View):
 
 
 @dataclass(frozen=True)
-class MemoryView(View):
+class MemoryView(View, Displayed):
     """One memory of a model.
 
     Attributes:
@@ -101,6 +102,10 @@ class MemoryView(View):
     stack: str = "decoder"
     note: str | None = None
     sent: float | None = None
+
+    def __repr__(self) -> str:
+        triggers = ", ".join(repr(f"{one.prefix.text}{one.prefix.last}"[-30:]) for one in self.triggers[:3])
+        return f"MemoryView of {self.slot} in {self.model}: {self.value}\n  triggers: {triggers or 'none'}"
 
 
 def inspect_memory(

@@ -44,6 +44,7 @@ from ffedit.model.editable import Editable, Seen, Stack
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 from ffedit.model.tokenization import decode
+from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
 
@@ -93,7 +94,7 @@ class LayerView(View):
 
 
 @dataclass(frozen=True)
-class PromptView(View):
+class PromptView(View, Displayed):
     """A prompt, layer by layer.
 
     Attributes:
@@ -121,6 +122,12 @@ class PromptView(View):
     settles: int
     norm: str | None
     promotion: Promotion | None
+
+    def __repr__(self) -> str:
+        return (
+            f"PromptView of {self.prompt!r}: {self.prediction}\n  the prediction comes first after layer "
+            f"{self.appears}, and stays from layer {self.settles} of {len(self.layers)} on"
+        )
 
 
 def inspect_prompt(

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from ffedit.algebra import bootstrap
 from ffedit.inspector.slots import View
+from ffedit.notebook import Displayed
 
 Unit = Literal["share", "number", "rank", "change"]
 
@@ -195,7 +196,7 @@ class Shift(View):
 
 
 @dataclass(frozen=True)
-class ModelReport(View):
+class ModelReport(View, Displayed):
     """Report on the memories of a model.
 
     Attributes:
@@ -231,6 +232,10 @@ class ModelReport(View):
     shifts: tuple[Shift, ...]
     stack: str = "decoder"
     note: str | None = None
+
+    def __repr__(self) -> str:
+        measured = ", ".join(measure.name for measure in self.measures)
+        return f"ModelReport of {self.model}: {self.layers} layers, {self.tokens:,} tokens\n  measures: {measured}"
 
     def __getitem__(self, name: str) -> Measure:
         """Return the measure of a name."""

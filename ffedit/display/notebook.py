@@ -1,0 +1,123 @@
+"""Results in a notebook: what the terminal shows as HTML, and figures that display themselves.
+
+Colours are readable on a light and on a dark page; text without a colour has that of the page.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+from ffedit.benchmark import BenchReport
+from ffedit.benchmark.tables import headline
+from ffedit.display.figures import trace as figures
+from ffedit.display.terminal.edit_view import edited_view
+from ffedit.display.terminal.heat_map import heat_map
+from ffedit.display.terminal.layer_choice import candidates_table, layer_choice, model_choice
+from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.messages import shipped
+from ffedit.display.terminal.model_table import memory_table, model_line, named_values
+from ffedit.display.terminal.model_view import model_view
+from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.display.terminal.scores import before_after, headline_table, what_it_says
+from ffedit.display.terminal.show import diff_view, edit_view
+from ffedit.editor import Edit
+from ffedit.evaluator import Report
+from ffedit.exporter import Exported
+from ffedit.exporter.diff import Diff
+from ffedit.facts.fact import Fact
+from ffedit.inspector import EditView, MemoryView, PromptView
+from ffedit.inspector.views.report import ModelReport
+from ffedit.layer_choice.calibrate import Choice
+from ffedit.locator import Trace, TraceSet
+from ffedit.model.editable import Editable, Stack
+from ffedit.safety.verdict import verdict
+
+WIDTH = 100
+GREY, RED, GREEN, YELLOW, BLUE, VIOLET, CYAN = (
+    (118, 118, 118), (200, 60, 50), (46, 135, 80), (150, 110, 0), (60, 110, 200), (150, 80, 170), (20, 130, 150)
+)  # fmt: skip
+# `dim` is halfway from the text's colour to the background: so both are grey here, and neither is written out.
+THEME = TerminalTheme(GREY, GREY, [GREY, RED, GREEN, YELLOW, BLUE, VIOLET, CYAN, GREY])
+FORMAT = (
+    '<pre style="white-space:pre;overflow-x:auto;line-height:1.25;margin:0;background:none;'
+    "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace\">{code}</pre>"
+)
+
+
+def html(result: object) -> str:
+    """Render a result as a fragment of HTML: the terminal's text, escaped."""
+    view = next(VIEWS[kind] for kind in type(result).__mro__ if kind in VIEWS)
+    console = Console(
+        record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor", no_color=False
+    )
+    console.print(view(result))
+    return console.export_html(theme=THEME, code_format=FORMAT, inline_styles=True)
+
+
+def figure(trace: Trace | TraceSet, layer: int | None = None) -> Any:
+    """Draw a trace as a figure that a notebook shows; FFEditError where matplotlib is not installed."""
+    figures.check_matplotlib()
+
+    def png() -> bytes:
+        stream = io.BytesIO()
+        with figures.style():
+            drawn.savefig(stream, format="png", dpi=100, bbox_inches="tight")
+        return stream.getvalue()
+
+    with figures.style():
+        drawn = figures.heat_maps([trace], layer)
+    drawn._repr_png_ = png  # otherwise only figures of pyplot are shown, and these twice
+    return drawn
+
+
+def _trace(trace: Trace | TraceSet) -> RenderableType:
+    return Group(heat_map(trace), layer_choice(trace, trace.layer))
+
+
+def _fact(fact: Fact) -> RenderableType:
+    names = ("subject", "prompt", "target", "previous", "relation")
+    lines = [(name, value) for name in names if (value := getattr(fact, name)) is not None]
+    lines += [(name, str(len(value))) for name, value in vars(fact).items() if value and isinstance(value, tuple)]
+    return named_values(*lines)
+
+
+def _model(editable: Editable) -> RenderableType:
+    edits = "\n".join(f"applied: {edit!r}" for edit in editable.history.known.values())
+    return Group(model_line(editable), Text(""), memory_table(editable), Text(edits))
+
+
+def _report(report: Report) -> RenderableType:
+    return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict(report))
+
+
+def _choice(choice: Choice) -> RenderableType:
+    return Group(model_choice(choice), *([candidates_table(choice)] if choice.rows else []))
+
+
+def _bench(report: BenchReport) -> RenderableType:
+    return headline_table(headline(report))
+
+
+VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
+    BenchReport: _bench,
+    Choice: _choice,
+    Diff: diff_view,
+    Edit: edit_view,
+    EditView: edited_view,
+    Editable: _model,
+    Exported: shipped,
+    Fact: _fact,
+    MemoryView: memory_view,
+    ModelReport: model_view,
+    PromptView: prompt_view,
+    Report: _report,
+    Stack: model_line,
+    Trace: _trace,
+    TraceSet: _trace,
+}

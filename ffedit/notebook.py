@@ -1,0 +1,59 @@
+"""Results in a notebook: as HTML, as a figure, as a data frame.
+
+The core declares what can be displayed and `ffedit.display.notebook` draws it, so that the core imports neither rich
+nor matplotlib, nor any package above it. The root package connects the two (`drawing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ffedit.errors import FFEditError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+def _undrawn() -> Any:
+    raise NotImplementedError
+
+
+# Imports the module that draws, when something is first drawn; set by the root package.
+drawing: Callable[[], Any] = _undrawn
+
+
+class Displayed:
+    """Base of what a notebook shows as HTML."""
+
+    def _repr_html_(self) -> str:
+        return str(drawing().html(self))
+
+
+class Plotted(Displayed):
+    """Base of what can also be drawn as a figure."""
+
+    def plot(self, layer: int | None = None) -> Figure:
+        """Draw a heat map of the effects by token and layer; of several facts, their average by the role of a token.
+
+        Args:
+            layer: the layer to mark; None for the one of the largest effect at the subject's last token.
+
+        Returns:
+            The matplotlib figure, which a notebook shows and `savefig` writes.
+
+        Raises:
+            FFEditError: matplotlib is not installed.
+        """
+        figure: Figure = drawing().figure(self, layer)
+        return figure
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """Return a pandas data frame of `rows`; FFEditError where pandas is not installed."""
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise FFEditError('data frames need pandas; install it with: pip install "ffedit[frames]"') from error
+    return DataFrame(list(rows))
