@@ -24,6 +24,7 @@ from ffedit.cli.options import (
 )
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import why_layer
+from ffedit.display.terminal.messages import packing
 from ffedit.display.terminal.model_table import model_line
 from ffedit.display.terminal.scores import before_after, what_it_says
 from ffedit.editor import METHODS, applied_edits, by_subject, preset, tokens_for
@@ -48,7 +49,7 @@ from ffedit.safety.verdict import verdict
 @click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="See `methods`.")
 @solving_options
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
-@click.option("--export", "export_to", type=FILE, help="Save the edited checkpoint in this folder.")
+@click.option("--export", "export_to", type=FILE, help="Save the edited model in this folder, or FILE.gguf.")
 @click.option("--force", is_flag=True, help="Replace folders that are there.")
 @click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @click.option(
@@ -84,6 +85,7 @@ def apply(
     text.check()
     ends = {"start": perf_counter()}
     editable = load_model()
+    destinations.check_model(editable)
     allowed = parse_layers(layers, len(editable.layers))
     questions(editable, facts, facts)  # a fact that cannot be asked should fail now and not after the long computation
     stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
@@ -97,11 +99,12 @@ def apply(
         edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
         ends["edit"] = perf_counter()
         full = any(METRICS[requirement.name].full for requirement in requirements)
-        report = ffedit.evaluate(editable, facts, edit, progress, full=full)
+        measured = destinations.to_measure(editable, edit)
+        report = ffedit.evaluate(editable, facts, measured, progress, full=full)
         ends["evaluate"] = perf_counter()
     broken = breaches(editable, edit, report)
-    edit = edit.scored(report).noted(warnings=[breach.words for breach in broken])
-    surface.show(before_after(report), what_it_says(report), verdict(report, edit), warnings(broken))
+    edit = replace(measured, updates=edit.updates).scored(report).noted(warnings=[breach.words for breach in broken])
+    surface.show(packing(measured), before_after(report), what_it_says(report), verdict(report, edit), warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
     applied = result.applied(editable, edit, choice, report, ends)
     with surface.json_ready(applied), destinations.plot_ready(choice):

@@ -15,9 +15,12 @@ from ffedit.display.figures.trace import check_plot, figure_ready, heat_maps
 from ffedit.display.terminal.messages import Commands
 from ffedit.editor import Edit
 from ffedit.errors import EditError
+from ffedit.exporter import packed_edit
+from ffedit.exporter.gguf import source_file
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_free
 from ffedit.layer_choice.choose import Found
+from ffedit.loading.load import cached_folder
 from ffedit.model.editable import Editable
 
 
@@ -27,7 +30,7 @@ class Destinations:
 
     Attributes:
         out: folder for the edit.
-        export_to: folder for the edited checkpoint.
+        export_to: folder for the edited checkpoint, or GGUF file.
         plot: file for the figure of the trace.
         json_to: file for the JSON, or -.
         force: replace existing folders.
@@ -61,6 +64,24 @@ class Destinations:
             for folder in folders:
                 if folder.resolve() in file.resolve().parents:
                     raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
+
+    def to_measure(self, editable: Editable, edit: Edit) -> Edit:
+        """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
+        return packed_edit(editable, edit) if self.is_gguf else edit
+
+    def check_model(self, editable: Editable) -> None:
+        """Check that a GGUF file can be made, if one was asked for: the model is loaded from one.
+
+        Raises:
+            EditError: it is not.
+        """
+        if self.is_gguf:
+            source_file(editable.name, cached_folder(editable))
+
+    @property
+    def is_gguf(self) -> bool:
+        """True if a GGUF file is exported."""
+        return self.export_to is not None and self.export_to.suffix == ".gguf"
 
     def plot_ready(self, choice: Found) -> AbstractContextManager[None]:
         """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""

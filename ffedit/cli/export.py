@@ -12,17 +12,17 @@ import ffedit
 from ffedit.cli.options import FILE, Surface, base_of, writing_options
 from ffedit.display.terminal.messages import Commands, shipped
 from ffedit.editor import Edit
-from ffedit.exporter import push
+from ffedit.exporter import FORMATS, push
 
 
 @click.command()
 @click.argument("edit", type=Edit.load, metavar="EDIT_DIR")
-@click.option("--out", type=FILE, required=True, help="The folder to make.")
+@click.option("--out", type=FILE, required=True, help="The folder, or FILE.gguf, to make.")
 @click.option(
     "--format",
-    default="checkpoint",
-    type=click.Choice(["checkpoint", "adapter", "delta"]),
-    help="A whole model, a LoRA adapter (PEFT), or what is added to which parameter.",
+    type=click.Choice(FORMATS),
+    help="A whole model, a LoRA adapter (PEFT), what is added to which parameter, or the GGUF file that the base is "
+    "from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
 @click.option(
     "--model", "-m", help="The base: hub id, folder, smollm2, or FILE.gguf.  [default: what the edit was computed on]"
@@ -34,7 +34,7 @@ def export(edit: Edit, out: Path, model: str | None, no_originals: bool, hub: st
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     with base_of(edit, model) as base:
         done = ffedit.export(base, edit, out, originals=not no_originals, **how)
-    prompts = [fact.text for fact in edit.facts[:1]] if how["format"] == "checkpoint" else []
+    prompts = [fact.text for fact in edit.facts[:1]] if how["format"] not in ("adapter", "delta") else []
     steps = [join(["ffedit", "ask", prompt, "--model", str(out)]) for prompt in prompts]
     Surface().show(shipped(done), Commands(steps) if steps else None)
     if hub is not None:

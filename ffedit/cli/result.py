@@ -72,6 +72,7 @@ def applied(editable: Editable, edit: Edit, choice: Found, report: Report, ends:
             "norm_ratio": edit.provenance["norm_ratio"],
             "seed": edit.provenance["config"]["seed"],
             "fingerprint": edit.fingerprint(),
+            **({"gguf": edit.provenance["gguf"]} if "gguf" in edit.provenance else {}),
         },
         "seconds": {stage: round(end - begun, 3) for (_, begun), (stage, end) in pairwise(ends.items())},
     }

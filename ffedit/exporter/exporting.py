@@ -17,16 +17,18 @@ from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.delta import write_delta
 from ffedit.exporter.embedded_edits import embed, history, read_originals
 from ffedit.exporter.from_memory import identified, is_on_disk, save_expected, write_from_memory
+from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card
-from ffedit.exporter.rewrite_shards import Moved, changed_by, export_plan, is_of_edited_base, rewrite
+from ffedit.exporter.rewrite_shards import EDITS, Moved, changed_by, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
-from ffedit.files.atomic import check_free, written
+from ffedit.files.atomic import check_free, write_file, written
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import NAMED, cached_folder, local_folder
 from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
 
-FORMATS = ("checkpoint", "adapter", "delta")
+FORMATS = ("checkpoint", "adapter", "delta", "gguf")
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,12 @@ class Exported(Displayed):
     """The result of an export or of an undo.
 
     Attributes:
-        folder: the folder written.
+        folder: the folder written, or the GGUF file.
         moved: bytes linked, copied and rewritten; None where no checkpoint was made from the base's files.
         checked: what a fresh process found equal.
         edit: the edit that was exported or undone.
         exact: whether an undo is exact.
+        packed: of a GGUF file, the matrices as it holds them.
     """
 
     folder: Path
@@ -46,6 +49,7 @@ class Exported(Displayed):
     checked: Checked
     edit: Edit
     exact: bool = True
+    packed: tuple[Packed, ...] = ()
 
     def __repr__(self) -> str:
         equal = f"{self.checked.tensors} tensors{' and logits' if self.checked.logits else ''}"
@@ -57,23 +61,25 @@ def export(
     edit: Edit,
     out: str | Path,
     force: bool = False,
-    format: str = "checkpoint",
+    format: str | None = None,
     verify: str = "auto",
     originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as plain Δ.
+    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, as plain Δ, or as a GGUF file.
 
     A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
-    rows at a time, and no model is loaded. A model whose weights are not on disk is written from memory.
+    rows at a time, and no model is loaded. A model whose weights are not on disk is written from memory. A GGUF file is
+    made from the one that the model was loaded from (`ffedit.exporter.gguf`).
 
     Args:
         model: the unedited model that the edit was computed on: loaded, or named as for `load`.
         edit: the edit to write.
-        out: the folder to make, atomically.
-        force: replace an existing folder.
-        format: "checkpoint", "adapter" (PEFT) or "delta" (the matrix to add to each parameter).
+        out: the folder, or GGUF file, to make, atomically.
+        force: replace an existing one.
+        format: "checkpoint", "adapter" (PEFT), "delta" (the matrix to add to each parameter) or "gguf"; None: "gguf"
+            where `out` ends in .gguf, else "checkpoint".
         verify: what a fresh process compares before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
         originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
@@ -90,10 +96,13 @@ def export(
         CheckError: the verification failed; nothing is left then.
     """
     check_how(verify)
+    format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
     if format not in FORMATS:
         raise EditError(f"format {format!r} is not known; give {', '.join(FORMATS)}")
     check_free(Path(out), force)
     base = find_base(model, edit, revision)
+    if format == "gguf":
+        return _export_gguf(base, Path(out), verify)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
@@ -111,6 +120,32 @@ def export(
                 save_expected(in_memory, expected)
                 checked = check_fresh(replace(task, kind="memory", base=str(expected)))
     return Exported(Path(out), moved, checked, edit)
+
+
+def _export_gguf(base: Base, out: Path, verify: str) -> Exported:
+    """Write and verify a GGUF file; the verifying process reads the edit from beside it."""
+    file = source_file(base.name, base.folder)
+    if out.suffix != ".gguf":
+        raise EditError(f"{out}: a GGUF file is to be made; name one that ends in .gguf")
+    if out.exists() and out.samefile(file):
+        raise EditError(f"{out}: is the file that the model was loaded from, which stays as it is; name another")
+    packed = base.packed()
+    done: list[Exported] = []
+
+    def make(made: Path) -> None:
+        moved = write_gguf(file, made, base.edit, packed)
+        base.edit.save(made.parent / EDITS / "000")
+        checked = check_fresh(Task("gguf", str(made), str(file.absolute()), verify))
+        done.append(Exported(out, moved, checked, base.edit, packed=tuple(packed.values())))
+
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, make)
+    return done[0]
+
+
+def packed_edit(editable: Editable, edit: Edit) -> Edit:
+    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
+    return as_packed(edit, find_base(editable, edit).packed())
 
 
 def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved | None:
@@ -182,6 +217,12 @@ class Base(NamedTuple):
         """The name to load the base by: a hub id, or the full path of a folder."""
         local = Path(self.name).exists() or self.name in NAMED
         return str(self.folder.absolute()) if local and self.folder is not None else self.name
+
+    def packed(self) -> dict[Address, Packed]:
+        """Pack the matrices that the edit changes as the base's GGUF file holds them."""
+        file = source_file(self.name, self.folder)
+        assert self.folder is not None
+        return pack(file, self.folder, self.edit)
 
     @property
     def is_mixture(self) -> bool:

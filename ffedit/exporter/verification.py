@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ffedit.editor import Edit
 from ffedit.errors import CheckError, FFEditError, brief
-from ffedit.exporter import adapter, delta
+from ffedit.exporter import adapter, delta, gguf
 from ffedit.exporter.embedded_edits import history, read_originals
 from ffedit.exporter.from_memory import digest
 from ffedit.exporter.rewrite_shards import Plan, changed_by, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.exporter.undoing import plan_undo
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
+from ffedit.loading.gguf import entry, open_gguf, read
+from ffedit.loading.load import local_folder
+from ffedit.progress import silent
 
 TOKENS = 32
 
@@ -250,7 +253,42 @@ def rounding_of_logits(plan: Plan) -> float:
     return max([1e-4, *(6.5 * torch.finfo(rewrite.source.dtype).eps for rewrite in plan.values())])
 
 
+# GGUF ---------------------------------------------------------------------------------------------
+
+
+def check_gguf(task: Task) -> Checked:
+    """Check a GGUF file: entries and tensors are the base's but for what the edit changes, and transformers reads it.
+
+    If the model fits in memory, the logits of the file are compared with those of the base with the packed matrices.
+    """
+    file, source = Path(task.folder), Path(task.base)
+    (edit,) = history(file.parent)
+    folder = local_folder(source)
+    packed = gguf.pack(source, folder, edit)
+    changed = {matrix.name: matrix for matrix in packed.values()}
+    before, after = (open_gguf(path) for path in (source, file))
+    for name in before.fields.keys() - {gguf.ENTRY, "GGUF.kv_count"}:
+        if after.get_field(name) is None or entry(before, name) != entry(after, name):
+            raise CheckError(f"the entry {name} is not the base's")
+    if [tensor.name for tensor in before.tensors] != [tensor.name for tensor in after.tensors]:
+        raise CheckError("the tensors of the file are not those of the base")
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        kind, data = old.tensor_type.name, old.data
+        if old.name in changed:
+            kind, data = changed[old.name].kind, changed[old.name].data
+        if new.tensor_type.name != kind or new.data.shape != data.shape or not (new.data == data).all():
+            raise CheckError(f"{old.name} is not what was to be written")
+    stored = contents(folder)
+    if not fits(task, stored):
+        return Checked(len(after.tensors), False)
+    plan = export_plan(stored, gguf.as_packed(edit, packed))
+    expected = base_and_edited(replace(task, base=str(folder)), plan)[1]
+    _check_logits(expected, logits_of(read(str(file), file, after, silent)[0].eval()))
+    return Checked(len(after.tensors), True)
+
+
 CHECKS = {
+    "gguf": check_gguf,
     "checkpoint": check_checkpoint,
     "undo": check_undo,
     "adapter": check_adapter,

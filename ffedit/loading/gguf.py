@@ -182,13 +182,13 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         )
     reader = _checked(name, file)
     progress("converting", 0, 1)
-    model, tokenizer = _read(name, file, reader, progress)
+    model, tokenizer = read(name, file, reader, progress)
     about = {
         **_origin(name, file),
         "sha256": known["sha256"],
         "bytes": file.stat().st_size,
         "quantisation": [kind.name for kind in _kinds(reader)],
-        "license": _entry(reader, "general.license"),
+        "license": entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
     with written(folder, force=True) as made, _without_bars():
@@ -207,13 +207,13 @@ def _checked(name: str, file: Path) -> Any:
     """
     import gguf
 
-    reader = _reader(file)
+    reader = open_gguf(file)
     if not reader.tensors:
         raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
-    if (parts := _entry(reader, "split.count", 1)) > 1:
+    if (parts := entry(reader, "split.count", 1)) > 1:
         raise ModelError(f"{name}: one of {parts} parts; join them (llama-gguf-split --merge)")
     architecture = _architecture(reader)
-    causal = _entry(reader, f"{architecture}.attention.causal", True)
+    causal = entry(reader, f"{architecture}.attention.causal", True)
     if causal is False or "bert" in architecture or architecture == "t5encoder":
         raise ModelError(f"{name}: {architecture} is an encoder; a causal decoder is needed")
     if "tokenizer.ggml.tokens" not in reader.fields:
@@ -228,7 +228,7 @@ def _checked(name: str, file: Path) -> Any:
     return reader
 
 
-def _reader(file: Path) -> Any:
+def open_gguf(file: Path) -> Any:
     """Return a reader of a GGUF file whose every length was checked: the format has no checksum.
 
     Raises:
@@ -267,7 +267,7 @@ def _reader(file: Path) -> Any:
         raise ModelError(f"{file}: damaged, or cut off ({size} are not all of it); fetch it anew") from error
 
 
-def _entry(reader: Any, name: str, default: Any = None) -> Any:
+def entry(reader: Any, name: str, default: Any = None) -> Any:
     """Return the value of an entry in a file's header."""
     field = reader.get_field(name)
     return default if field is None else field.contents()
@@ -275,7 +275,7 @@ def _entry(reader: Any, name: str, default: Any = None) -> Any:
 
 def _architecture(reader: Any) -> str:
     """Return the architecture of the model, as llama.cpp calls it."""
-    return str(_entry(reader, "general.architecture", "unknown"))
+    return str(entry(reader, "general.architecture", "unknown"))
 
 
 def _kinds(reader: Any) -> list[Any]:
@@ -286,7 +286,7 @@ def _kinds(reader: Any) -> list[Any]:
     return [kind for kind, _ in counts.most_common()]
 
 
-def _read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, Any]:
+def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, Any]:
     """Read the model and the tokenizer of a GGUF file with transformers, as if they had never been quantised.
 
     Raises:

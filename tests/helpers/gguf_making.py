@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 import zoo
 
@@ -23,13 +24,28 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    # GPT-2
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
 }
+FIRST_DOWN = ("model.layers.0.mlp.down_proj.weight", "transformer.h.0.mlp.c_proj.weight")
 
 
-def parts() -> tuple[Any, Any]:
-    """A tiny Llama and its tokenizer of byte pairs."""
+def parts(family: str = "llama", **sizes: int) -> tuple[Any, Any]:
+    """A tiny Llama or GPT-2, with other `sizes` in its config, and its tokenizer of byte pairs."""
     tokenizer = zoo.bytes_bpe()
-    return zoo.model("llama", vocab_size=len(tokenizer)), tokenizer
+    model = zoo.model(family, vocab_size=len(tokenizer))
+    if sizes:
+        torch.manual_seed(0)
+        model = type(model)(type(model.config)(**{**model.config.to_dict(), **sizes})).eval()
+    return model, tokenizer
 
 
 def write_gguf(
@@ -41,18 +57,25 @@ def write_gguf(
     kind: Any = None,
     **entries: Any,
 ) -> Path:
-    """Write a Llama; `entries` are more of its metadata, `kind` the type that its first feed-forward layer claims."""
+    """Write a Llama or GPT-2; `entries` are more of its metadata, `kind` the type of its first value matrix.
+
+    The matrix is packed in this type, or holds bytes that claim to be.
+    """
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    if architecture == "gpt2":
+        writer.add_feed_forward_length(4 * config.hidden_size)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     for name, value in entries.items():
         writer.add_bool(name.replace("__", "."), value) if value in (True, False) else writer.add_uint32(
@@ -61,8 +84,13 @@ def write_gguf(
     if left_out != "tokenizer":
         _add_tokenizer(writer, tokenizer)
     for name, weight in model.state_dict().items():
-        if name != left_out:
-            writer.add_tensor(_name(name), _permuted(name, weight, config).numpy(), raw_dtype=_kind(name, kind))
+        if name == left_out or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        conv1d = architecture == "gpt2" and weight.ndim == 2 and ".h." in name
+        data = weight.T.contiguous().numpy() if conv1d else _permuted(name, weight, config).numpy()
+        own = kind if name in FIRST_DOWN else None
+        packed = data if own is None or data.dtype == np.uint8 else gguf.quantize(data, own)
+        writer.add_tensor(_name(name), packed, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,23 +98,20 @@ def write_gguf(
     return path
 
 
-def _kind(name: str, kind: Any) -> Any:
-    return kind if name == "model.layers.0.mlp.down_proj.weight" else None
-
-
 def _name(name: str) -> str:
     path, _, ending = name.rpartition(".")
-    if path.startswith("model.layers."):
-        number, _, path = path.removeprefix("model.layers.").partition(".")
+    if path.startswith(("model.layers.", "transformer.h.")):
+        number, _, path = path.split(".", 2)[2].partition(".")
         return f"blk.{number}.{NAMES[path]}.{ending}"
     return f"{NAMES[path]}.{ending}"
 
 
 def _permuted(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
     """Queries and keys with each head's rotary pairs side by side, as llama.cpp turns them."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if heads is None:
+    rotary = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if rotary is None:
         return weight
+    heads = getattr(config, rotary)
     return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()
 
 

@@ -150,10 +150,10 @@ def test_what_is_interrupted_leaves_nothing(file: Path, monkeypatch: pytest.Monk
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for place in ("_read", "_mark"):  # before and after the weights are written
+    for place in ("read", "_mark"):  # before and after the weights are written
         with monkeypatch.context() as patched:
             calls = iter([gguf_files._mark(file)])
-            stopped = interrupted if place == "_read" else lambda _, calls=calls: next(calls, None) or interrupted()
+            stopped = interrupted if place == "read" else lambda _, calls=calls: next(calls, None) or interrupted()
             patched.setattr(gguf_files, place, stopped)
             with pytest.raises(KeyboardInterrupt):
                 ffedit.load(file)

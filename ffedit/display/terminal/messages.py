@@ -6,13 +6,15 @@ Text from models and files is rendered as `Text`, never as markup, so brackets i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from ffedit.editor import Edit
 from ffedit.exporter import Exported
 from ffedit.facts.text import counted
 
@@ -30,11 +32,24 @@ def shipped(done: Exported, undone: bool = False) -> Text:
     if done.moved is not None:
         rewritten, copied, linked = map(_size, (done.moved.rewritten, done.moved.copied, done.moved.linked))
         lines.append(f"{rewritten} of weights rewritten; files of {copied} copied, {linked} linked")
+    lines += [as_stored(matrix.to_dict()) for matrix in done.packed]
     logits = ", logits" if done.checked.logits else " (logits not compared)"
     lines.append(f"verified in a fresh process: {counted(done.checked.tensors, 'tensor')}{logits}")
     if done.checked.peft is False:
         lines.append("not tried with PEFT, which is not installed (pip install 'ffedit[peft]')")
     return Text("\n".join(lines))
+
+
+def packing(edit: Edit) -> Text | None:
+    """Render how a GGUF file stores an edit that is measured as the file has it; None for any other."""
+    lines = [as_stored(matrix) for matrix in edit.provenance.get("gguf", ())]
+    return Text("\n".join([*lines, "The scores are of what the file holds."])) if lines else None
+
+
+def as_stored(matrix: Mapping[str, Any]) -> str:
+    """Describe how a GGUF file stores a changed matrix (`Packed.to_dict`)."""
+    kind = matrix["kind"] if matrix["kind"] == matrix["was"] else f"{matrix['kind']} (was {matrix['was']})"
+    return f"{matrix['name']} is stored as {kind}, which loses {matrix['lost']:.1%} of what the edit moves"
 
 
 def _size(count: int) -> str:

@@ -1,0 +1,221 @@
+"""An edit in the GGUF file that its base was loaded from: the same file, with the changed value matrices packed anew.
+
+In a GGUF file layer l's value matrix is `blk.l.ffn_down.weight` [d_model, d_ff], whatever its orientation in
+transformers; that it unpacks to the matrix of the edit's base is checked. W + Δ is packed in the type that W had. In
+few bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than `MOST_LOST`
+of the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is stored as
+Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
+
+The header stays as it is, but for types and offsets of the tensors and the entry `ffedit.edits`, which says what was
+written. All other tensors are copied byte for byte, a few MiB at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.low_rank import Dense, Update
+from ffedit.algebra.rounding import rounded
+from ffedit.editor import Edit
+from ffedit.errors import EditError
+from ffedit.exporter.rewrite_shards import Moved, changed_by
+from ffedit.files.tensor_ranges import Stored, contents
+from ffedit.loading.gguf import converted, entry, gguf_file, open_gguf
+from ffedit.model.memory import Address
+
+ENTRY = "ffedit.edits"
+FALLBACKS = ("Q8_0", "F16")
+MOST_LOST = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A changed value matrix as a GGUF file stores it.
+
+    Attributes:
+        name: the tensor's name in the file.
+        was: its GGML type in the base's file.
+        kind: its GGML type now.
+        lost: share of the change at the edit's keys that packing loses, ‖(W' − W − Δ) K‖ / ‖Δ K‖; of Δ itself, where
+            the edit has no keys.
+        data: its bytes, as `gguf.quantize` returns them.
+        change: W' − W [d_model, d_ff], float64; W' is what the bytes unpack to.
+    """
+
+    name: str
+    was: str
+    kind: str
+    lost: float
+    data: Any
+    change: Tensor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name, the types and the loss as plain JSON."""
+        return {"name": self.name, "was": self.was, "kind": self.kind, "lost": round(self.lost, 6)}
+
+
+def source_file(name: str, folder: Path | None) -> Path:
+    """Return the GGUF file that a base was loaded from, by its name and the folder it was converted to.
+
+    Raises:
+        EditError: it was not loaded from one, or is not what its file holds.
+    """
+    file = gguf_file(name)
+    if file is None:
+        raise EditError(
+            f"{name}: was not loaded from a GGUF file, and one is made from nothing else; give --model FILE.gguf"
+        )
+    if folder is None or converted(name, file) != folder:
+        raise EditError(
+            f"{name}: its weights in memory are not those of {file} (edited, or the file changed); load it anew"
+        )
+    return file
+
+
+def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
+    """Pack the matrices that an edit changes.
+
+    Args:
+        file: the GGUF file.
+        folder: the checkpoint that it was converted to.
+        edit: an edit with `provenance["matrices"]`, computed on that checkpoint.
+
+    Raises:
+        EditError: a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
+    """
+    import gguf
+
+    tensors = {tensor.name: tensor for tensor in open_gguf(file).tensors}
+    stored = contents(folder)
+    packed = {}
+    for parameter, (at, transposed) in changed_by(edit, stored).items():
+        name = f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_DOWN].format(bid=at.layer)}.weight"
+        weight = torch.cat(list(stored[parameter].blocks()))
+        weight = weight.T if transposed else weight
+        tensor = tensors.get(name) if at.expert is None else None
+        if tensor is None or not torch.equal(_unpacked(tensor.data, tensor.tensor_type), weight):
+            raise EditError(
+                f"{file}: the value matrix of layer {at} is not its tensor {name} (an expert's?), and no other tensor "
+                "of a GGUF file is written; export a checkpoint, and convert that"
+            )
+        packed[at] = _packed(name, tensor.tensor_type, weight, edit.updates[at], edit.keys[at])
+    return packed
+
+
+def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -> Packed:
+    """Pack W + Δ in the first of W's own type and the fallbacks that loses little, or in the one that loses least."""
+    import gguf
+
+    delta = update.dense.double()
+    edited = rounded(weight.double() + delta, torch.float32)
+    size = _at_keys(delta, keys)
+    best: Packed | None = None
+    for kind in dict.fromkeys((was, *(gguf.GGMLQuantizationType[name] for name in FALLBACKS))):
+        try:
+            data = gguf.quantize(edited.numpy(), kind)
+        except (NotImplementedError, gguf.QuantError):  # a type that gguf only unpacks; rows that are no whole blocks
+            continue
+        change = _unpacked(data, kind).double() - weight.double()
+        lost = _at_keys(change - delta, keys) / size if size else 0.0
+        if best is None or lost < best.lost:
+            best = Packed(name, was.name, kind.name, lost, data, change)
+        if best.lost <= MOST_LOST:
+            break
+    assert best is not None  # F16 is always packed
+    return best
+
+
+def _at_keys(change: Tensor, keys: Tensor) -> float:
+    """Return how far a change moves the values of `keys` [d_ff, n]; its own norm where there are none."""
+    return float((change @ keys.double() if keys.shape[1] else change).norm())
+
+
+def _unpacked(data: Any, kind: Any) -> Tensor:
+    """Unpack a matrix, [d_model, d_ff], float32."""
+    import gguf
+
+    return torch.from_numpy(gguf.dequantize(data, kind).copy())
+
+
+def as_packed(edit: Edit, packed: Mapping[Address, Packed]) -> Edit:
+    """Return the edit as its file holds it: W' − W in place of Δ, with the types in the provenance."""
+    changes = {at: Dense(matrix.change) for at, matrix in packed.items()}
+    return replace(edit, updates=changes).noted(gguf=[matrix.to_dict() for matrix in packed.values()])
+
+
+def write_gguf(file: Path, target: Path, edit: Edit, packed: Mapping[Address, Packed]) -> Moved:
+    """Write `target`: the file with the packed matrices in place of its own, and `edit` added to `ffedit.edits`."""
+    import gguf
+
+    reader, moved = open_gguf(file), Moved()
+    changed = {matrix.name: matrix for matrix in packed.values()}
+    tensors = sorted(reader.tensors, key=lambda tensor: tensor.data_offset)
+    offsets, end = {}, 0
+    for tensor in tensors:
+        offsets[tensor.name] = end
+        size = changed[tensor.name].data.nbytes if tensor.name in changed else tensor.n_bytes
+        end += size + -size % reader.alignment
+    first = reader.tensors[0].field.offset
+    infos = bytearray(reader.data[first : _end(reader.tensors[-1].field)])
+    for tensor in reader.tensors:  # each ends in its type, 4 bytes, and its offset, 8 bytes
+        kind = tensor.tensor_type
+        if tensor.name in changed:
+            kind = gguf.GGMLQuantizationType[changed[tensor.name].kind]
+        struct.pack_into("<IQ", infos, _end(tensor.field) - first - 12, kind, offsets[tensor.name])
+    header = _entries(reader, first, [*edits_in(reader), _note(edit, packed)]) + infos
+    with target.open("wb") as new:
+        new.write(header + b"\0" * (-len(header) % reader.alignment))
+        for tensor in tensors:
+            if tensor.name in changed:
+                new.write(data := changed[tensor.name].data.tobytes())
+                moved.rewritten += len(data)
+            else:
+                for chunk in Stored(file, tensor.data_offset, tensor.n_bytes, "", ()).chunks():
+                    new.write(chunk)
+            new.write(b"\0" * (-new.tell() % reader.alignment))
+    moved.copied = file.stat().st_size
+    return moved
+
+
+def _entries(reader: Any, end: int, edits: list[Any]) -> bytearray:
+    """Return the header up to the tensors, with the entry `ffedit.edits` at its end."""
+    import gguf
+
+    head, known = bytearray(reader.data[:end]), reader.get_field(ENTRY)
+    if known is not None:
+        del head[known.offset : _end(known)]
+    else:  # the number of entries stands behind magic, version and number of tensors
+        struct.pack_into("<Q", head, 16, entry(reader, "GGUF.kv_count") + 1)
+    key, value = ENTRY.encode(), json.dumps(edits, ensure_ascii=False).encode()
+    kind = gguf.GGUFValueType.STRING
+    return head + struct.pack("<Q", len(key)) + key + struct.pack("<IQ", kind, len(value)) + value
+
+
+def _end(field: Any) -> int:
+    return int(field.offset) + sum(int(piece.nbytes) for piece in field.parts)
+
+
+def _note(edit: Edit, packed: Mapping[Address, Packed]) -> dict[str, Any]:
+    """Describe an edit in a file's header."""
+    facts = [{"prompt": fact.text, "target": fact.new_object} for fact in edit.facts]
+    method = edit.provenance.get("method")
+    return {
+        "edit": edit.fingerprint(),
+        "method": method,
+        "facts": facts,
+        "tensors": [m.to_dict() for m in packed.values()],
+    }
+
+
+def edits_in(reader: Any) -> list[dict[str, Any]]:
+    """Return what the header says of the edits in a file."""
+    found: list[dict[str, Any]] = json.loads(entry(reader, ENTRY, "[]"))
+    return found
