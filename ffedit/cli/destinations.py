@@ -6,22 +6,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
 import ffedit
-from ffedit.display.figures.trace import check_plot, figure_ready, heat_maps
+from ffedit.display.figures.saving import check_plot, figure_ready
 from ffedit.display.terminal.messages import Commands
-from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter import packed_edit
-from ffedit.exporter.gguf import source_file
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_free
-from ffedit.layer_choice.choose import Found
-from ffedit.loading.load import cached_folder
-from ffedit.model.editable import Editable
+
+if TYPE_CHECKING:
+    from ffedit.editor import Edit
+    from ffedit.layer_choice.choose import Found
+    from ffedit.model.editable import Editable
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class Destinations:
 
     def to_measure(self, editable: Editable, edit: Edit) -> Edit:
         """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
-        return packed_edit(editable, edit) if self.is_gguf else edit
+        if not self.is_gguf:
+            return edit
+        from ffedit.exporter import packed_edit
+
+        return packed_edit(editable, edit)
 
     def check_model(self, editable: Editable) -> None:
         """Check that a GGUF file can be made, if one was asked for: the model is loaded from one.
@@ -76,6 +80,9 @@ class Destinations:
             EditError: it is not.
         """
         if self.is_gguf:
+            from ffedit.exporter.gguf import source_file
+            from ffedit.loading.load import cached_folder
+
             source_file(editable.name, cached_folder(editable))
 
     @property
@@ -87,6 +94,8 @@ class Destinations:
         """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
         if self.plot is None:
             return nullcontext()
+        from ffedit.display.figures.trace import heat_maps
+
         return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
 
     def save(self, editable: Editable, edit: Edit) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, model_options
+from ffedit.cli.options import FILE, SEED, model_options
 from ffedit.files.atomic import check_file
-from ffedit.loading.load import choose_stack
+from ffedit.inference.corpus import Corpus
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,7 +26,12 @@ def stack_options(command: Command) -> Command:
     @model_options
     @functools.wraps(command)
     def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
-        return command(load_stack=lambda: choose_stack(load_model(by=ffedit.load_stacks), half), **kwargs)
+        def load_stack() -> Any:
+            from ffedit.loading.load import choose_stack
+
+            return choose_stack(load_model(by=ffedit.load_stacks), half)
+
+        return command(load_stack=load_stack, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -48,11 +53,11 @@ def corpus_options(command: Command) -> Command:
     """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
-    @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(2), help="How much of it, at most.")
-    @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the sampled text.")
+    @click.option("--tokens", default=8192, type=click.IntRange(2), help="How much of it, at most.")
+    @click.option("--seed", default=0, type=SEED, help="Of the sampled text.")
     @functools.wraps(command)
     def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
-        text = ffedit.Corpus(corpus, tokens, seed)
+        text = Corpus(corpus, tokens, seed)
         text.check()
         return command(corpus=text, **kwargs)
 

@@ -11,6 +11,7 @@ from ffedit.display.terminal.routing import plain
 from ffedit.editor import Edit
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Report
+from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.inference.routing import Routes
 from ffedit.layer_choice.calibrate import Choice
@@ -102,6 +103,26 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
         "left_out": [omission.to_dict() for omission in report.left_out],
         "unusable": [{"record": number, "reason": reason} for number, reason in unusable],
     }
+
+
+def written(done: Exported) -> dict[str, Any]:
+    """Return the result of `ffedit export` and `ffedit undo`: bytes moved, and what a fresh process found equal."""
+    return {
+        "folder": str(done.folder),
+        "edit": done.edit.fingerprint(),
+        "exact": done.exact,
+        "bytes": done.moved and asdict(done.moved),
+        "verified": {name: getattr(done.checked, name) for name in ("tensors", "logits", "peft")},
+    }
+
+
+def examined(editable: Editable) -> dict[str, Any]:
+    """Return the result of `ffedit doctor`: versions, and the value matrix of each memory."""
+    memories = [
+        {"at": str(at), "value_matrix": memory.name, "shape": list(memory.shape), "quantised": memory.quantised}
+        for at, memory in editable.memories.items()
+    ]
+    return {**_model(editable), "versions": versions(), "device": str(editable.device), "memories": memories}
 
 
 def _measured(editable: Editable, report: Report) -> dict[str, Any]:
