@@ -6,31 +6,41 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-import rich_click as click
+import click
 
 import ffedit
+from ffedit.cli import result
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import (
     FILE,
     Surface,
     asking_options,
     fact_options,
+    html_option,
     output_options,
     parse_layers,
     solving_options,
 )
-from ffedit.editor.methods import METHODS, preset
-from ffedit.facts.fact import Fact, FactToken, by_subject
-from ffedit.inference.corpus import Corpus, tokens_for
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
+from ffedit.display.terminal.heat_map import heat_map
+from ffedit.display.terminal.layer_choice import why_layer
+from ffedit.display.terminal.messages import packing
+from ffedit.display.terminal.model_table import model_line
+from ffedit.display.terminal.scores import before_after, what_it_says
+from ffedit.editor import METHODS, applied_edits, by_subject, preset, tokens_for
+from ffedit.evaluator import METRICS
+from ffedit.evaluator.prompts import questions
+from ffedit.facts.fact import Fact
+from ffedit.layer_choice import choose
+from ffedit.model.editable import Editable
+from ffedit.model.tokenization import FactToken
+from ffedit.safety.guardrails import breaches, refusal, warnings
+from ffedit.safety.require import parse_requirements, unmet
+from ffedit.safety.verdict import verdict
 
 
 @click.command()
-@output_options
 @fact_options
 @asking_options
 @click.option("--layers", "--layer", default="auto", help="auto (the model's), trace (the facts'), sweep, N, or A-B.")
@@ -50,6 +60,8 @@ if TYPE_CHECKING:
     help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
 )
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
+@html_option
+@output_options
 def apply(
     facts: list[Fact],
     load_model: Callable[[], Editable],
@@ -64,31 +76,16 @@ def apply(
     require: str,
     strict: bool,
     surface: Surface,
+    html: Path | None,
     **paths: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
-    config = preset(numbers, method)
+    requirements, config = parse_requirements(require), preset(numbers, method)
     config = replace(config, seed=seed, key=replace(config.key, fact_token=fact_token))
-    destinations = Destinations(json_to=surface.json_to, **paths)
-    text = Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
+    destinations = Destinations(json_to=surface.json_to, html=html, **paths)
+    text = ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     destinations.check()
     text.check()
-
-    from ffedit.cli import result
-    from ffedit.display.terminal.heat_map import heat_map
-    from ffedit.display.terminal.layer_choice import why_layer
-    from ffedit.display.terminal.messages import packing
-    from ffedit.display.terminal.model_table import model_line
-    from ffedit.display.terminal.scores import before_after, what_it_says
-    from ffedit.editor import applied_edits
-    from ffedit.evaluator import METRICS
-    from ffedit.evaluator.prompts import questions
-    from ffedit.layer_choice import choose
-    from ffedit.safety.guardrails import breaches, refusal, warnings
-    from ffedit.safety.require import parse_requirements, unmet
-    from ffedit.safety.verdict import verdict
-
-    requirements = parse_requirements(require)
     ends = {"start": perf_counter()}
     editable = load_model()
     destinations.check_model(editable)
@@ -112,8 +109,9 @@ def apply(
     edit = replace(measured, updates=edit.updates).scored(report).noted(warnings=[breach.words for breach in broken])
     surface.show(packing(measured), before_after(report), what_it_says(report), verdict(report, edit), warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
-    applied = result.applied(editable, edit, choice, report, ends)
-    with surface.json_ready(applied), destinations.plot_ready(choice):
+    saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
+    applied = result.applied(editable, edit, choice, report, ends, layers, saved)
+    with surface.json_ready(applied), destinations.page_ready(applied), destinations.plot_ready(choice):
         if failure is None:
             destinations.save(editable, edit)
     if failure is not None:

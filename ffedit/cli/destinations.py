@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 import ffedit
-from ffedit.display.figures.saving import check_plot, figure_ready
+from ffedit.display.figures.trace import check_plot, figure_ready, heat_maps
+from ffedit.display.html.result import result_page
 from ffedit.display.terminal.messages import Commands
+from ffedit.editor import Edit
 from ffedit.errors import EditError
+from ffedit.exporter import packed_edit
+from ffedit.exporter.gguf import source_file
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_free
-
-if TYPE_CHECKING:
-    from ffedit.editor import Edit
-    from ffedit.layer_choice.choose import Found
-    from ffedit.model.editable import Editable
+from ffedit.files.atomic import check_free, text_ready
+from ffedit.layer_choice.choose import Found
+from ffedit.loading.load import cached_folder
+from ffedit.model.editable import Editable
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Destinations:
         out: folder for the edit.
         export_to: folder for the edited checkpoint, or GGUF file.
         plot: file for the figure of the trace.
+        html: file for the page.
         json_to: file for the JSON, or -.
         force: replace existing folders.
     """
@@ -39,6 +43,7 @@ class Destinations:
     out: Path | None
     export_to: Path | None
     plot: Path | None
+    html: Path | None
     json_to: str | None
     force: bool
 
@@ -60,18 +65,14 @@ class Destinations:
                 raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
             check_plot(self.plot)
-        for file in [Path(file) for file in (self.plot, self.json_to) if file is not None]:
+        for file in [Path(file) for file in (self.plot, self.html, self.json_to) if file is not None]:
             for folder in folders:
                 if folder.resolve() in file.resolve().parents:
                     raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     def to_measure(self, editable: Editable, edit: Edit) -> Edit:
         """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
-        if not self.is_gguf:
-            return edit
-        from ffedit.exporter import packed_edit
-
-        return packed_edit(editable, edit)
+        return packed_edit(editable, edit) if self.is_gguf else edit
 
     def check_model(self, editable: Editable) -> None:
         """Check that a GGUF file can be made, if one was asked for: the model is loaded from one.
@@ -80,9 +81,6 @@ class Destinations:
             EditError: it is not.
         """
         if self.is_gguf:
-            from ffedit.exporter.gguf import source_file
-            from ffedit.loading.load import cached_folder
-
             source_file(editable.name, cached_folder(editable))
 
     @property
@@ -94,9 +92,11 @@ class Destinations:
         """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
         if self.plot is None:
             return nullcontext()
-        from ffedit.display.figures.trace import heat_maps
-
         return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
+
+    def page_ready(self, applied: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Render the page of a result, if one was asked for; it is moved to its path as the figure is."""
+        return nullcontext() if self.html is None else text_ready(self.html, result_page(applied))
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders: first the checkpoint, because its export may be refused."""

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rich_click as click
+import click
 
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.editor.edit_files import EDITS, check_edit
+from ffedit.display.terminal.show import edit_json, edit_view, edits_in
 
 
 @click.command()
-@output_options
 @click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
+@output_options
 def show(edit_from: Path, surface: Surface) -> None:
     """Show what EDIT_DIR writes and how it was found; of a checkpoint, each of its edits in order."""
-    if not (edit_from / EDITS).is_dir():
-        check_edit(edit_from)
-    surface.announce(f"reading {edit_from}")
-
-    from ffedit.display.terminal.show import edit_json, edit_view, edits_in
-
     edits = edits_in(edit_from)
     surface.show(*(edit_view(edit, path) for path, edit in edits))
     surface.write_json({"edits": [edit_json(edit, path) for path, edit in edits]})

@@ -12,7 +12,8 @@ from ffedit.errors import EditError
 
 MODULE = """
 from ffedit.algebra.updates import equality
-from ffedit.editor.methods import Method, Solver
+from ffedit.editor.methods import Method
+from ffedit.editor.solve import Solver
 
 IDENTITY = Method(
     "identity",
