@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import Corpus, Edit, EditConfig, collect, preset, write
+from ffedit.editor import Edit, EditConfig, collect, preset, write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.conflicts import check_facts
 from ffedit.facts.fact import Fact
+from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import layer_for
 from ffedit.loading.device_map import DeviceMap
 from ffedit.loading.load import Source

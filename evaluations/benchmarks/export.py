@@ -25,7 +25,7 @@ from transformers import GPT2Config
 
 from ffedit import Edit, Fact, LowRank
 from ffedit.files.tensor_ranges import INDEX, contents, write
-from ffedit.loading.load import EMBEDDED
+from ffedit.loading.names import EMBEDDED
 from ffedit.model.memory import SAMPLE, Address
 
 LAYERS, WIDTH, VOCABULARY, POSITIONS, LAYERS_PER_SHARD = 48, 1600, 50257, 1024, 8

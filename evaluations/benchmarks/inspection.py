@@ -29,7 +29,8 @@ from torch import Tensor
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.inference.text import ROW_TOKENS, Corpus
+from ffedit.inference.corpus import Corpus
+from ffedit.inference.text import ROW_TOKENS
 from ffedit.inspector.corpus_pass.memory_pass import TOKENS_PER_BATCH, Pass, Settings, collect, started
 from ffedit.inspector.corpus_pass.rows import rows_of
 from ffedit.model.hooks import capture

@@ -19,8 +19,7 @@ from ffedit import Editable, Fact
 from ffedit.algebra import bootstrap
 from ffedit.editor.job import restored
 from ffedit.evaluator import Evaluation, Scores
-from ffedit.evaluator.intervals import interval as shares
-from ffedit.evaluator.intervals import paired
+from ffedit.evaluator.intervals import interval as shares, paired
 from ffedit.files.resuming import Journal
 
 # Shares per fact; the harmonic mean is that of the means of `FOUR`.

@@ -16,9 +16,9 @@ import click
 from common import facts_of, keep, number, table
 
 import ffedit
-from ffedit.editor import by_subject
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import mean_scores
+from ffedit.facts.fact import by_subject
 
 
 @click.command()

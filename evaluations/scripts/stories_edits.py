@@ -17,9 +17,9 @@ from common import REPORTS, configured, keep, number, table
 from make_stories_edits import DATA, stability
 
 import ffedit
-from ffedit.editor import tokens_for
 from ffedit.editor.provenance import versions
 from ffedit.evaluator import Scores, mean_scores
+from ffedit.inference.corpus import tokens_for
 from ffedit.safety.guardrails import breaches
 
 

@@ -18,11 +18,12 @@ from ffedit.benchmark.settings import Mode
 from ffedit.benchmark.single_and_batch import edit_single_or_batch
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
-from ffedit.editor import Corpus, EditConfig, config_from_dict
+from ffedit.editor import EditConfig, config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.resuming import claimed
+from ffedit.inference.corpus import Corpus
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, Corpus, EditConfig, check_method, preset
+from ffedit.editor import METHODS, EditConfig, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals
 from ffedit.facts.fact import Fact
+from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import layer_for, spread_below
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable

@@ -18,9 +18,9 @@ from hashlib import sha256
 import ffedit
 from ffedit.benchmark.folder import EDITS, UNEDITED
 from ffedit.benchmark.task import Scorer, Task, check_finite, saved
-from ffedit.editor import METHODS, Edit, EditConfig, by_subject, combine
+from ffedit.editor import METHODS, Edit, EditConfig, combine
 from ffedit.errors import FFEditError
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, by_subject
 from ffedit.loading.distributed import ProcessGroup
 
 

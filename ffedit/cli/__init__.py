@@ -14,15 +14,18 @@ from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Any
 
-import click
+import rich_click as click
+from click.exceptions import NoSuchCommand
 from rich.console import Console
 
+from ffedit.display.terminal.messages import error_line
 from ffedit.errors import CheckError, FFEditError, RequirementError
 from ffedit.version import __version__
 
 OTHERS_WAIT = 5.0  # seconds
 COMMANDS = {
     "apply": "Write facts into a model: locate, edit, measure, export.",
+    "run": "Make the edit of a recipe, a YAML file.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
     "inspect": "See what the memories hold: one, those that a prompt fires, all, those of an edit.",
     "methods": "List the methods: what each solves, and when to choose it.",
@@ -31,6 +34,7 @@ COMMANDS = {
     "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
     "harness": "Run general tasks of lm-evaluation-harness before and after an edit.",
     "ask": "Let a model complete prompts, with an edit side by side.",
+    "chat": "Type prompts, and read the answers before and after an edit.",
     "export": "Write an edit into its base as a checkpoint, or as an adapter for it.",
     "undo": "Take an edit out of an exported checkpoint, bit for bit.",
     "show": "Show what an edit holds: facts, method, numbers, scores.",
@@ -38,13 +42,11 @@ COMMANDS = {
     "doctor": "Show versions, devices, and what can be edited in a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }
-
-
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-class Lazy(click.Group):
-    """A group whose commands are imported when they are called, so that `--help` does not wait for torch.
+class Lazy(click.RichGroup):
+    """A group whose commands are imported when they are called or listed.
 
     Attributes:
         summaries: one-line help by command, in workflow order.
@@ -65,22 +67,30 @@ class Lazy(click.Group):
         if name not in self.summaries:
             return None
         command: click.Command = getattr(importlib.import_module(self.home.format(name)), name)
+        command.short_help = self.summaries[name]
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.summaries.items()))
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command as click does; of one that is not known, suggest those with a similar name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            raise NoSuchCommand(error.command_name, possibilities=self.summaries, ctx=ctx) from None
 
 
 @click.command(cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings=SETTINGS)
-@click.version_option(__version__, prog_name="ffedit")
+@click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:
     """Find where a language model holds a fact, change it, measure what else moved, ship the model."""
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    if "GOMP_SPINCOUNT" not in os.environ:
+        # torch's threads spin while they wait, and take the processor from whatever else runs. Read when torch loads.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for other characters
             stream.reconfigure(errors="replace")
@@ -90,11 +100,14 @@ def main() -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line on `arguments` and return the exit code."""
     try:
-        words = sys.argv[1:] if arguments is None else arguments
-        cli.main(words, prog_name="ffedit", standalone_mode=False, obj=words)
+        cli.main(arguments, prog_name="ffedit", standalone_mode=False)
         return 0
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "ffedit"
+        _show(f"{error.format_message()} See `{path} --help`.")
+        return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _show(error.format_message())
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         click.echo(str(error) or "interrupted: the model and the disk are as before", err=True)
@@ -108,10 +121,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _show(message: str) -> None:
-    from ffedit.display.terminal.messages import error_line
-    from ffedit.loading.distributed import launched
-
-    if launched() and os.environ["RANK"] != "0":
+    if os.environ.get("RANK", "0") != "0":
         # An error that all processes see is shown by the first: meanwhile the launcher ends the others.
         time.sleep(OTHERS_WAIT)
     Console(stderr=True).print(error_line(message), soft_wrap=True)

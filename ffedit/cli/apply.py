@@ -6,41 +6,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.cli import result
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import (
     FILE,
     Surface,
     asking_options,
     fact_options,
-    html_option,
     output_options,
     parse_layers,
     solving_options,
 )
-from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import why_layer
-from ffedit.display.terminal.messages import packing
-from ffedit.display.terminal.model_table import model_line
-from ffedit.display.terminal.scores import before_after, what_it_says
-from ffedit.editor import METHODS, applied_edits, by_subject, preset, tokens_for
-from ffedit.evaluator import METRICS
-from ffedit.evaluator.prompts import questions
-from ffedit.facts.fact import Fact
-from ffedit.layer_choice import choose
-from ffedit.model.editable import Editable
-from ffedit.model.tokenization import FactToken
-from ffedit.safety.guardrails import breaches, refusal, warnings
-from ffedit.safety.require import parse_requirements, unmet
-from ffedit.safety.verdict import verdict
+from ffedit.editor.methods import METHODS, preset
+from ffedit.editor.set_numbers import set_numbers
+from ffedit.facts.fact import Fact, FactToken, by_subject
+from ffedit.inference.corpus import Corpus, tokens_for
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
 
 
 @click.command()
+@output_options
 @fact_options
 @asking_options
 @click.option("--layers", "--layer", default="auto", help="auto (the model's), trace (the facts'), sweep, N, or A-B.")
@@ -50,6 +41,7 @@ from ffedit.safety.verdict import verdict
 @click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="See `methods`.")
 @solving_options
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
+@click.option("--save-recipe", type=FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
 @click.option("--export", "export_to", type=FILE, help="Save the edited model in this folder, or FILE.gguf.")
 @click.option("--force", is_flag=True, help="Replace folders that are there.")
 @click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
@@ -60,8 +52,6 @@ from ffedit.safety.verdict import verdict
     help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
 )
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
-@html_option
-@output_options
 def apply(
     facts: list[Fact],
     load_model: Callable[[], Editable],
@@ -70,22 +60,38 @@ def apply(
     method: str,
     spread: int,
     numbers: str,
+    settings: tuple[str, ...],
     corpus: str | None,
     stats_from: Path | None,
     seed: int,
     require: str,
     strict: bool,
     surface: Surface,
-    html: Path | None,
     **paths: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
-    requirements, config = parse_requirements(require), preset(numbers, method)
+    config = set_numbers(preset(numbers, method), settings)
     config = replace(config, seed=seed, key=replace(config.key, fact_token=fact_token))
-    destinations = Destinations(json_to=surface.json_to, html=html, **paths)
-    text = ffedit.Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
+    destinations = Destinations(json_to=surface.json_to, **paths)
+    text = Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     destinations.check()
     text.check()
+
+    from ffedit.cli import result
+    from ffedit.display.terminal.heat_map import heat_map
+    from ffedit.display.terminal.layer_choice import why_layer
+    from ffedit.display.terminal.messages import packing
+    from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.scores import before_after, what_it_says
+    from ffedit.editor import applied_edits
+    from ffedit.evaluator import METRICS
+    from ffedit.evaluator.prompts import questions
+    from ffedit.layer_choice import choose
+    from ffedit.safety.guardrails import breaches, refusal, warnings
+    from ffedit.safety.require import parse_requirements, unmet
+    from ffedit.safety.verdict import verdict
+
+    requirements = parse_requirements(require)
     ends = {"start": perf_counter()}
     editable = load_model()
     destinations.check_model(editable)
@@ -106,12 +112,18 @@ def apply(
         report = ffedit.evaluate(editable, facts, measured, progress, full=full)
         ends["evaluate"] = perf_counter()
     broken = breaches(editable, edit, report)
-    edit = replace(measured, updates=edit.updates).scored(report).noted(warnings=[breach.words for breach in broken])
+    inputs = {"corpus": corpus, "stats": stats_from and str(stats_from)}
+    edit = (
+        replace(measured, updates=edit.updates)
+        .scored(report)
+        .noted(
+            warnings=[breach.words for breach in broken], inputs={name: path for name, path in inputs.items() if path}
+        )
+    )
     surface.show(packing(measured), before_after(report), what_it_says(report), verdict(report, edit), warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
-    saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
-    applied = result.applied(editable, edit, choice, report, ends, layers, saved)
-    with surface.json_ready(applied), destinations.page_ready(applied), destinations.plot_ready(choice):
+    applied = result.applied(editable, edit, choice, report, ends)
+    with surface.json_ready(applied), destinations.plot_ready(choice):
         if failure is None:
             destinations.save(editable, edit)
     if failure is not None:

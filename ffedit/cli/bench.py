@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.benchmark import Mode
-from ffedit.benchmark.settings import most_subjects
-from ffedit.benchmark.tables import headline
 from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options, parse_layers, solving_options
-from ffedit.display.terminal.model_table import model_line
-from ffedit.display.terminal.scores import headline_table
-from ffedit.editor import METHODS, check_method, preset, set_numbers, tokens_for
+from ffedit.editor.methods import METHODS, check_method, preset
+from ffedit.editor.set_numbers import set_numbers
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
-from ffedit.layer_choice.choose import spread_below
-from ffedit.loading.distributed import left_alone, process_group
-from ffedit.model.editable import Editable
+from ffedit.inference.corpus import Corpus, tokens_for
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
 
 ALONE = (
     "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
@@ -29,6 +26,7 @@ ALONE = (
 
 
 @click.command()
+@output_options
 @click.argument("source", metavar="FACTS")
 @click.option("--methods", default=",".join(METHODS), help="Which, with commas.")
 @click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
@@ -37,14 +35,10 @@ ALONE = (
 @click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
 @click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
 @solving_options
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number: value.steps=20, memit.ridge=0.01."
-)
 @click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
 @click.option("--full/--no-full", default=True, help="Also what takes longest: sampled text.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @asking_options
-@output_options
 def bench(
     source: str,
     methods: str,
@@ -64,18 +58,27 @@ def bench(
     **how: Any,
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
-    names, workers, parsed = [name.strip() for name in methods.split(",")], process_group(), Mode.parse(mode)
-    if left_alone() and not click.get_current_context().params["quiet"]:
-        click.echo(ALONE, err=True)
+    names = [name.strip() for name in methods.split(",")]
     configs = {
         name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names
     }
+
+    from ffedit.benchmark import Mode
+    from ffedit.benchmark.settings import most_subjects
+    from ffedit.benchmark.tables import headline
+    from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.scores import headline_table
+    from ffedit.loading.distributed import left_alone, process_group
+
+    workers, parsed = process_group(), Mode.parse(mode)
+    if left_alone():
+        surface.note(ALONE)
     field, _, value = (where or "").partition("=")
     sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
     surface = surface if workers.first else Surface(quiet=True)
     editable = load_model()
     facts = sifted.facts[:limit]
-    text = ffedit.Corpus(corpus, tokens_for(most_subjects(facts, parsed)), seed)
+    text = Corpus(corpus, tokens_for(most_subjects(facts, parsed)), seed)
     text.check()
     surface.show(model_line(editable), *sifted.noted())
     try:
@@ -110,4 +113,6 @@ def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
         return None
     if len(layers := parse_layers(text, depth)) > 1 or text in ("sweep", "trace"):
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
+    from ffedit.layer_choice.choose import spread_below
+
     return list(spread_below(layers[0], spread))

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
 import ffedit
-from ffedit.display.figures.trace import check_plot, figure_ready, heat_maps
-from ffedit.display.html.result import result_page
+from ffedit.display.figures.saving import check_plot, figure_ready
 from ffedit.display.terminal.messages import Commands
-from ffedit.editor import Edit
+from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.errors import EditError
-from ffedit.exporter import packed_edit
-from ffedit.exporter.gguf import source_file
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_free, text_ready
-from ffedit.layer_choice.choose import Found
-from ffedit.loading.load import cached_folder
-from ffedit.model.editable import Editable
+from ffedit.files.atomic import check_file, check_free, write_text
+
+if TYPE_CHECKING:
+    from ffedit.editor import Edit
+    from ffedit.layer_choice.choose import Found
+    from ffedit.model.editable import Editable
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,17 @@ class Destinations:
 
     Attributes:
         out: folder for the edit.
+        save_recipe: file for the recipe.
         export_to: folder for the edited checkpoint, or GGUF file.
         plot: file for the figure of the trace.
-        html: file for the page.
         json_to: file for the JSON, or -.
         force: replace existing folders.
     """
 
     out: Path | None
+    save_recipe: Path | None
     export_to: Path | None
     plot: Path | None
-    html: Path | None
     json_to: str | None
     force: bool
 
@@ -65,14 +63,20 @@ class Destinations:
                 raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
             check_plot(self.plot)
-        for file in [Path(file) for file in (self.plot, self.html, self.json_to) if file is not None]:
+        if self.save_recipe is not None:
+            check_file(self.save_recipe)
+        for file in [Path(file) for file in (self.save_recipe, self.plot, self.json_to) if file is not None]:
             for folder in folders:
                 if folder.resolve() in file.resolve().parents:
                     raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     def to_measure(self, editable: Editable, edit: Edit) -> Edit:
         """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
-        return packed_edit(editable, edit) if self.is_gguf else edit
+        if not self.is_gguf:
+            return edit
+        from ffedit.exporter import packed_edit
+
+        return packed_edit(editable, edit)
 
     def check_model(self, editable: Editable) -> None:
         """Check that a GGUF file can be made, if one was asked for: the model is loaded from one.
@@ -81,6 +85,9 @@ class Destinations:
             EditError: it is not.
         """
         if self.is_gguf:
+            from ffedit.exporter.gguf import source_file
+            from ffedit.loading.load import cached_folder
+
             source_file(editable.name, cached_folder(editable))
 
     @property
@@ -92,11 +99,9 @@ class Destinations:
         """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
         if self.plot is None:
             return nullcontext()
-        return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
+        from ffedit.display.figures.trace import heat_maps
 
-    def page_ready(self, applied: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Render the page of a result, if one was asked for; it is moved to its path as the figure is."""
-        return nullcontext() if self.html is None else text_ready(self.html, result_page(applied))
+        return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders: first the checkpoint, because its export may be refused."""
@@ -104,6 +109,13 @@ class Destinations:
             ffedit.export(editable, edit, self.export_to, self.force)
         if self.out is not None:
             edit.save(self.out, self.force)
+        if self.save_recipe is not None:
+            write_text(self.save_recipe, self._recipe(edit))
+
+    def _recipe(self, edit: Edit) -> str:
+        """Write what makes the edit again, and where it goes."""
+        folders = {"out": self.out, "export": self.export_to}
+        return to_yaml(recipe_of(edit) | {name: str(path) for name, path in folders.items() if path is not None}, edit)
 
     def next_step(self, fact: Fact, chat: bool) -> RenderableType:
         """Suggest the commands to type next."""

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
+import rich_click as click
 
 import ffedit
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.display.terminal.show import diff_view
 from ffedit.files.atomic import check_free
 
 
 @click.command()
+@output_options
 @click.argument("base")
 @click.argument("edited")
 @click.option("--rank", type=click.IntRange(1), help="Directions to recover.  [default: all above rounding]")
 @click.option("--out", type=FILE, metavar="EDIT_DIR", help="Save what changed as an edit of BASE.")
 @click.option("--force", is_flag=True, help="Replace EDIT_DIR.")
-@output_options
 def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool, surface: Surface) -> None:
     """Compare two checkpoint folders (or cached hub ids, or embedded models), tensor by tensor."""
     if out is not None:
         check_free(out, force)
-    with progress_bars(surface.quiet) as progress:
+    surface.announce(f"comparing {base} and {edited}")
+
+    from ffedit.display.terminal.show import diff_view
+
+    with surface.progress() as progress:
         found = ffedit.diff(base, edited, rank, progress)
     surface.show(diff_view(found))
     if out is not None:

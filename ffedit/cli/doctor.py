@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import click
+import rich_click as click
+from click import get_current_context
 
-from ffedit.cli.options import Surface, model_options
-from ffedit.display.terminal.model_table import environment, memory_table, model_line
-from ffedit.model.editable import Editable
+from ffedit.cli.options import Surface, model_options, output_options
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
 
 
 @click.command()
+@output_options
 @click.argument("name", required=False, metavar="[MODEL]")
 @model_options
-def doctor(name: str | None, load_model: Callable[..., Editable]) -> None:
+def doctor(name: str | None, load_model: Callable[..., Editable], surface: Surface) -> None:
     """Show versions, devices, the cache, and the anatomy of MODEL."""
-    context = click.get_current_context()
+    context = get_current_context()
     if name is not None:  # an alternative to --model
         if context.params["model"] is not None:
             raise click.UsageError("give the model once: MODEL or --model")
         context.forward(doctor, name=None, model=name)
         return
-    surface = Surface()
+
+    from ffedit.cli import result
+    from ffedit.display.terminal.model_table import environment, memory_table, model_line
+
     surface.show(environment())
     editable = load_model()
     surface.show(model_line(editable), memory_table(editable))
+    surface.write_json(result.examined(editable))

@@ -4,43 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
+import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli import result
-from ffedit.cli.options import FILE, Surface, asking_options, fact_options, output_options
-from ffedit.display.terminal.model_table import model_line
-from ffedit.display.terminal.scores import all_scores, what_it_says
-from ffedit.editor import Edit
+from ffedit.cli.options import FILE, Surface, asking_options, edit_folder, fact_options, output_options
 from ffedit.facts.fact import Fact
-from ffedit.model.editable import Editable
-from ffedit.safety.verdict import verdict
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
 
 UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
 
 
 @click.command()
+@output_options
 @fact_options
 @asking_options
-@click.option("--edit", type=Edit.load, metavar="PATH", help="Measure before and after this edit.")
+@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Measure before and after this edit.")
 @click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
 @click.option("--text", type=FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]")
-@output_options
 def evaluate(
     facts: list[Fact],
     unusable: Sequence[tuple[int, str]] = (),
     *,
     load_model: Callable[..., Editable],
-    edit: Edit | None,
+    edit_from: Path | None,
     edited: str | None,
     text: Path | None,
     surface: Surface,
 ) -> None:
     """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
-    if edit is not None and edited is not None:
+    if edit_from is not None and edited is not None:
         raise click.UsageError("give either --edit or --edited")
+
+    from ffedit.cli import result
+    from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.scores import all_scores, what_it_says
+    from ffedit.safety.verdict import verdict
+
+    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
     unlike = edit is not None and edit.in_chat and not editable.chat
     surface.show(model_line(editable), UNLIKE if unlike else None)

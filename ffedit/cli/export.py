@@ -6,21 +6,22 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, Surface, base_of, writing_options
+from ffedit.cli.options import FILE, Surface, base_of, edit_folder, output_options, writing_options
 from ffedit.display.terminal.messages import Commands, shipped
-from ffedit.editor import Edit
-from ffedit.exporter import FORMATS, push
+from ffedit.files.atomic import check_free
+from ffedit.loading.names import check_name
 
 
 @click.command()
-@click.argument("edit", type=Edit.load, metavar="EDIT_DIR")
+@output_options
+@click.argument("edit_from", type=edit_folder, metavar="EDIT_DIR")
 @click.option("--out", type=FILE, required=True, help="The folder, or FILE.gguf, to make.")
 @click.option(
     "--format",
-    type=click.Choice(FORMATS),
+    type=click.Choice(["checkpoint", "adapter", "delta", "gguf"]),
     help="A whole model, a LoRA adapter (PEFT), what is added to which parameter, or the GGUF file that the base is "
     "from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
@@ -30,12 +31,24 @@ from ffedit.exporter import FORMATS, push
 @writing_options
 @click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
 @click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload the folder as this repository of the hub.")
-def export(edit: Edit, out: Path, model: str | None, no_originals: bool, hub: str | None, **how: Any) -> None:
+def export(
+    edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, surface: Surface, **how: Any
+) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
+    check_free(out, how["force"])
+    if model is not None:
+        check_name(model)
+    surface.announce(f"writing and verifying {out}")
+
+    from ffedit.cli import result
+    from ffedit.exporter import push
+
+    edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
         done = ffedit.export(base, edit, out, originals=not no_originals, **how)
     prompts = [fact.text for fact in edit.facts[:1]] if how["format"] not in ("adapter", "delta") else []
     steps = [join(["ffedit", "ask", prompt, "--model", str(out)]) for prompt in prompts]
-    Surface().show(shipped(done), Commands(steps) if steps else None)
+    surface.show(shipped(done), Commands(steps) if steps else None)
     if hub is not None:
-        Surface().show(f"Pushed to {push(out, hub)}")
+        surface.show(f"Pushed to {push(out, hub)}")
+    surface.write_json(result.written(done))

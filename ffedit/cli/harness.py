@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
+from click import get_current_context
 
 import ffedit
-from ffedit.benchmark.lm_harness import Harness, Measured
 from ffedit.cli.evaluate import UNLIKE
 from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options
-from ffedit.display.terminal.lm_harness import figures_table, write_report
-from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.evaluator.evaluate import check_tokenizers
-from ffedit.exporter import history
 from ffedit.files.atomic import check_free
-from ffedit.loading.load import local_folder, opened, read_tokenizer
-from ffedit.model.editable import Editable
+
+if TYPE_CHECKING:
+    from ffedit.benchmark.lm_harness import Harness, Measured
+    from ffedit.editor import Edit
+    from ffedit.model.editable import Editable
 
 
 @click.command()
+@output_options
 @click.argument("edited", metavar="EDIT|CHECKPOINT")
 @click.option("--tasks", required=True, help="Names of tasks, groups or tags, or YAML files, with commas.")
 @click.option("--include-path", type=FILE, metavar="DIR", help="A folder with tasks of your own.")
@@ -32,7 +32,6 @@ from ffedit.model.editable import Editable
 @asking_options
 @click.option("--out", type=FILE, metavar="DIR", help="Write report.json and report.md.")
 @click.option("--force", is_flag=True, help="Replace DIR.")
-@output_options
 def harness(
     edited: str,
     tasks: str,
@@ -45,6 +44,10 @@ def harness(
     """Run tasks of lm-evaluation-harness on a model without and with EDIT, or on CHECKPOINT and its base."""
     if out is not None:
         check_free(out, force)
+
+    from ffedit.benchmark.lm_harness import Harness
+    from ffedit.display.terminal.lm_harness import figures_table, write_report
+
     prepared = Harness([name.strip() for name in tasks.split(",") if name.strip()], quiet=surface.quiet, **how)
     measured = _measured(prepared, edited, load_model, surface)
     surface.show(figures_table(measured))
@@ -56,13 +59,17 @@ def harness(
 
 def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable], surface: Surface) -> Measured:
     """Run the tasks on the base and on the edited model; of two checkpoints, one is in memory at a time."""
+    from ffedit.benchmark.lm_harness import Measured
+    from ffedit.exporter import history
+    from ffedit.loading.load import local_folder
+
     if (Path(edited) / "edit.safetensors").is_file():
         edit = ffedit.Edit.load(Path(edited))
         base = load_model(edit)
         _warn_of_chat([edit], base, surface)
         return prepared.compare(base, edit)
     edits = history(local_folder(edited))
-    if not edits and click.get_current_context().params["model"] is None:
+    if not edits and get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
     base = load_model(edits[0] if edits else None)
     _warn_of_chat(edits, base, surface)
@@ -80,5 +87,8 @@ def _warn_of_chat(edits: Sequence[Edit], base: Editable, surface: Surface) -> No
 
 def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
     """Check, before either model is run, that a checkpoint has the base's tokenizer."""
+    from ffedit.evaluator.evaluate import check_tokenizers
+    from ffedit.loading.load import opened, read_tokenizer
+
     checkpoint = opened(edited, revision, trust_remote_code)
     check_tokenizers(base, checkpoint.name, read_tokenizer(checkpoint), checkpoint.config)

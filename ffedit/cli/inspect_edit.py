@@ -4,39 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.cli.inspecting import corpus_options
-from ffedit.cli.options import FILE, Surface, html_option, model_options, output_options
-from ffedit.display.html import save_page
-from ffedit.display.terminal.edit_view import edited_view
-from ffedit.display.terminal.model_table import model_line
-from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.model.editable import Editable
+from ffedit.cli.inspecting import corpus_options, html_option
+from ffedit.cli.options import Surface, edit_folder, model_options, output_options
+
+if TYPE_CHECKING:
+    from ffedit.inference.corpus import Corpus
+    from ffedit.model.editable import Editable
 
 
 @click.command()
-@click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
-@click.option("--top", default=5, show_default=True, type=click.IntRange(1), help="How many of each kind to show.")
+@output_options
+@click.argument("edit_from", type=edit_folder, metavar="EDIT_DIR")
+@click.option("--top", default=5, type=click.IntRange(1), help="How many of each kind to show.")
 @corpus_options
 @model_options
 @html_option
-@output_options
 def edit(
     edit_from: Path,
     top: int,
-    corpus: ffedit.Corpus,
-    load_model: Callable[[ffedit.Edit], Editable],
+    corpus: Corpus,
+    load_model: Callable[..., Editable],
     html: Path | None,
     surface: Surface,
 ) -> None:
     """Show the memories that EDIT_DIR adds, and which texts read them."""
+    from ffedit.display.html import save_page
+    from ffedit.display.terminal.edit_view import edited_view
+    from ffedit.display.terminal.model_table import model_line
+
     found = ffedit.Edit.load(edit_from)
     editable = load_model(found)
     surface.show(model_line(editable))
-    with progress_bars(surface.quiet) as progress:
+    with surface.progress() as progress:
         view = ffedit.inspect_edit(editable, found, corpus, top, progress)
     surface.show(edited_view(view))
     if html is not None:

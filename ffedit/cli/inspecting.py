@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.cli.options import model_options
-from ffedit.loading.load import choose_stack
+from ffedit.cli.options import FILE, SEED, model_options
+from ffedit.files.atomic import check_file
+from ffedit.inference.corpus import Corpus
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,20 +26,38 @@ def stack_options(command: Command) -> Command:
     @model_options
     @functools.wraps(command)
     def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
-        return command(load_stack=lambda: choose_stack(load_model(by=ffedit.load_stacks), half), **kwargs)
+        def load_stack() -> Any:
+            from ffedit.loading.load import choose_stack
+
+            return choose_stack(load_model(by=ffedit.load_stacks), half)
+
+        return command(load_stack=load_stack, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def html_option(command: Command) -> Command:
+    """Add `--html`; the command receives `html`, a file that can be written, or None."""
+    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
+        command
+    )
+
+
+def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+    if target is not None:
+        check_file(target)
+    return target
 
 
 def corpus_options(command: Command) -> Command:
     """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
-    @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(2), help="How much of it, at most.")
-    @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the sampled text.")
+    @click.option("--tokens", default=8192, type=click.IntRange(2), help="How much of it, at most.")
+    @click.option("--seed", default=0, type=SEED, help="Of the sampled text.")
     @functools.wraps(command)
     def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
-        text = ffedit.Corpus(corpus, tokens, seed)
+        text = Corpus(corpus, tokens, seed)
         text.check()
         return command(corpus=text, **kwargs)
 

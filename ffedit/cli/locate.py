@@ -5,42 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli import result
 from ffedit.cli.options import COUNT, FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
-from ffedit.display.figures.trace import average_lines, check_plot, heat_maps, save_figure
-from ffedit.display.terminal.heat_map import averages_table, heat_map
-from ffedit.display.terminal.layer_choice import agreement, candidates_table, compare_layers, layer_choice, model_choice
-from ffedit.display.terminal.model_table import model_line
-from ffedit.display.terminal.routing import routing_table
-from ffedit.editor import METHODS, preset
+from ffedit.display.figures.saving import check_plot, save_figure
+from ffedit.editor.methods import METHODS, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file
-from ffedit.inference.routing import subject_routes
-from ffedit.layer_choice import choose
-from ffedit.locator import Kind, Part, TraceSet, aggregate
-from ffedit.locator.corruption import Corruption, Sigma
-from ffedit.locator.trace import resolve_window
-from ffedit.model.editable import Editable
 from ffedit.progress import Progress
+
+if TYPE_CHECKING:
+    from ffedit.locator import Kind, Part, TraceSet
+    from ffedit.model.editable import Editable
 
 KINDS: dict[str, list[Kind]] = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
 KINDS["all"] = ["state", "feed_forward", "attention"]
 SEVERS: dict[str, list[Part | None]] = {"none": [None], "feed-forward": ["feed_forward"], "attention": ["attention"]}
 SEVERS["all"] = [None, "feed_forward", "attention"]
 METRICS = ("probability", "log-probability", "logit-difference")
+SIGMAS = ("vocabulary", "subjects")
 CORRUPTIONS = ("gaussian", "covariance", "uniform", "replacement")
 # Number of facts on which an estimate is compared with exact effects.
 COMPARED = 8
 
 
 @click.command()
+@output_options
 @fact_options
 @asking_options
 @click.option("--layers", default="all", help="Where something is restored: all, N, or A-B.")
@@ -54,7 +49,7 @@ COMPARED = 8
 @click.option(
     "--noise-scale",
     default="vocabulary",
-    type=click.Choice(get_args(Sigma)),
+    type=click.Choice(SIGMAS),
     help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
 )
 @click.option("--samples", default=10, type=COUNT, help="Corrupted runs.")
@@ -66,7 +61,6 @@ COMPARED = 8
 @click.option("--seed", default=0, type=SEED)
 @click.option("--plot", type=FILE, help="Draw what was traced as PNG, SVG or PDF.")
 @click.option("--save", type=FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
-@output_options
 def locate(
     facts: list[Fact],
     load_model: Callable[[], Editable],
@@ -94,6 +88,18 @@ def locate(
         raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
     settings["corruption"] = f"{corruption}:{noise}:{noise_scale}"
     settings |= {"metric": metric.replace("-", "_"), "resume": averaged}
+
+    from ffedit.cli import result
+    from ffedit.display.figures.trace import average_lines, heat_maps
+    from ffedit.display.terminal.heat_map import averages_table, heat_map
+    from ffedit.display.terminal.layer_choice import candidates_table, compare_layers, layer_choice, model_choice
+    from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.routing import routing_table
+    from ffedit.inference.routing import subject_routes
+    from ffedit.layer_choice import choose
+    from ffedit.locator import aggregate
+    from ffedit.locator.trace import resolve_window
+
     editable = load_model()
     if layers != "all":
         settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
@@ -160,6 +166,8 @@ def chooser(measured: Sequence[TraceSet], averaged: bool) -> TraceSet:
 
     If an average was asked for, only the facts that the model knows are used.
     """
+    from ffedit.locator import TraceSet
+
     first = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
     decisive = first.get(("feed_forward", None), measured[0])
     return TraceSet(decisive.known) if averaged else decisive
@@ -169,6 +177,9 @@ def _agreements(
     editable: Editable, facts: list[Fact], measured: Sequence[TraceSet], settings: dict[str, Any], progress: Progress
 ) -> Text:
     """Compare the estimates with exact effects on the first few facts, in words."""
+    from ffedit.display.terminal.layer_choice import agreement
+    from ffedit.locator.corruption import Corruption
+
     # A corruption that takes other facts' subjects would be a different one with fewer facts.
     sample = facts if Corruption.parse(settings["corruption"]).depends_on_others else facts[:COMPARED]
     lines = []

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import click
-from rich.console import Console
+from importlib.metadata import entry_points
+
+import rich_click as click
 from rich.table import Column, Table
 
-from ffedit.editor import METHODS
-from ffedit.evaluator.metrics import METRICS
+from ffedit.cli.options import Surface, output_options
+from ffedit.editor.methods import METHODS
 
 
 @click.command()
-def methods() -> None:
+@output_options
+def methods(surface: Surface) -> None:
     """List the methods: what each solves, and when to choose it."""
     columns = ("solves", "choose it for", "source", "from")
     table = Table(Column("method", no_wrap=True), *columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for method in METHODS.values():
         table.add_row(method.name, method.solves, method.choose, method.source, method.package)
-    Console(highlight=False).print(table)
-    for point, why in {**METHODS.broken, **METRICS.broken}.items():
-        click.echo(f"{point} could not be loaded: {why}", err=True)
+    surface.show(table)
+    broken = dict(METHODS.broken)
+    if entry_points(group="ffedit.metrics"):  # ffedit's own metrics need torch, and cannot be broken
+        from ffedit.evaluator.metrics import METRICS
+
+        broken |= METRICS.broken
+    for point, why in broken.items():
+        surface.note(f"{point} could not be loaded: {why}")
+    fields = ("name", "solves", "choose", "source", "package")
+    rows = [{field: getattr(method, field) for field in fields} for method in METHODS.values()]
+    surface.write_json({"methods": rows, "broken": broken})

@@ -1,4 +1,9 @@
-"""Options that several commands share, and the values that the commands receive for them."""
+"""Options that several commands share, and the values that the commands receive for them.
+
+Commands are declared without torch and transformers, which take seconds to import: `--help`, a wrong option and a
+wrong path are answered at once. A command imports what computes in its body, behind its checks; meanwhile `Surface`
+shows what is loading.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,27 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-import transformers
+import rich_click as click
+from click import get_current_context
 from rich.console import Console, RenderableType
+from rich.status import Status
 
-from ffedit.api import load
+import ffedit
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor import Edit, preset_names
+from ffedit.editor.edit_files import check_edit
+from ffedit.editor.methods import preset_names
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import check_file, finite, text_ready
-from ffedit.loading.load import NAMED
+from ffedit.loading.names import NAMED, check_name
 from ffedit.progress import Progress
+
+if TYPE_CHECKING:
+    from ffedit.editor import Edit
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -86,20 +96,26 @@ def model_options(command: Command) -> Command:
     )
     @all_of(*LOADING.values())
     @functools.wraps(command)
-    def wrapped(model: str | None, **kwargs: Any) -> Any:
+    def wrapped(model: str | None, surface: Surface, **kwargs: Any) -> Any:
         loading = {name: kwargs.pop(name) for name in (*LOADING, "chat") if name in kwargs}
+        if model is not None:
+            check_name(model)
+        surface.announce(f"loading {model or 'the model'}")
 
-        def load_model(edit: Edit | None = None, other: str | None = None, by: Callable[..., Any] = load) -> Any:
+        def load_model(edit: Edit | None = None, other: str | None = None, by: Callable[..., Any] | None = None) -> Any:
+            import transformers
+
             transformers.utils.logging.disable_progress_bar()
             transformers.utils.logging.set_verbosity_error()
             logging.getLogger("accelerate").setLevel(logging.ERROR)
-            with progress_bars(bool(kwargs.get("quiet"))) as progress:
+            load = by or ffedit.load
+            with surface.progress() as progress:
                 if other is not None:
-                    return by(other, **{**loading, "revision": None}, progress=progress)
+                    return load(other, **{**loading, "revision": None}, progress=progress)
                 with base_of(edit, model) as name:
-                    return by(name, **loading, progress=progress)
+                    return load(name, **loading, progress=progress)
 
-        return command(load_model=load_model, **kwargs)
+        return command(load_model=load_model, surface=surface, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -138,6 +154,16 @@ writing_options = all_of(
 # Facts and edits -----------------------------------------------------------------------------------
 
 
+def edit_folder(text: str) -> Path:
+    """Return the folder of an edit, of which only the names of its files are looked at.
+
+    Raises:
+        EditError: it holds no edit.
+    """
+    check_edit(Path(text))
+    return Path(text)
+
+
 def fact_options(command: Command) -> Command:
     """Add FACTS, `--subject`, `--prompt`, `--target` and `--previous`; the command receives `facts`.
 
@@ -151,7 +177,9 @@ def fact_options(command: Command) -> Command:
     @click.option("--target", help="The new object.")
     @click.option("--previous", help="The object that the model says now.")
     @functools.wraps(command)
-    def wrapped(source: str | None, subject: str, prompt: str, target: str, previous: str, **kwargs: Any) -> Any:
+    def wrapped(
+        source: str | None, subject: str, prompt: str, target: str, previous: str, surface: Surface, **kwargs: Any
+    ) -> Any:
         if (source is None) == (subject is None and prompt is None):
             raise click.UsageError(
                 "give either FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
@@ -159,14 +187,14 @@ def fact_options(command: Command) -> Command:
         if source is None:
             if subject is None or prompt is None or (target is None and needs_target):
                 raise click.UsageError("--subject, --prompt and --target belong together")
-            return command(facts=[Fact(subject, prompt, target, previous)], **kwargs)
+            return command(facts=[Fact(subject, prompt, target, previous)], surface=surface, **kwargs)
         if target is not None or previous is not None:
             raise click.UsageError("FACTS says the objects itself; --target and --previous belong to --subject")
         sifted = sift_facts(source, need_targets=needs_target)
         facts = list(sifted.facts) if partly and sifted.facts else sifted.whole()
-        for note in () if kwargs.get("quiet") else [*sifted.refused(), *sifted.noted()]:
-            click.echo(note, err=True)
-        return command(facts=facts, **kwargs, **({"unusable": sifted.left_out} if partly else {}))
+        for note in (*sifted.refused(), *sifted.noted()):
+            surface.note(note)
+        return command(facts=facts, surface=surface, **kwargs, **({"unusable": sifted.left_out} if partly else {}))
 
     return wrapped  # type: ignore[return-value]
 
@@ -179,6 +207,13 @@ solving_options = all_of(
         default="default",
         type=click.Choice(preset_names()),
         help="paper: the numbers for v* that were published with the method.",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Another number: value.steps=20, memit.ridge=0.01.",
     ),
     click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
     click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
@@ -209,7 +244,7 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "tr
 
 
 def output_options(command: Command) -> Command:
-    """Add `--json` and `--quiet`; the command receives a `surface`."""
+    """Add `--json` and `--quiet`; the command, and the options above it, receive a `surface`."""
 
     @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
@@ -218,19 +253,6 @@ def output_options(command: Command) -> Command:
         return command(surface=Surface(json_to, quiet), **kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-def html_option(command: Command) -> Command:
-    """Add `--html`; the command receives `html`, a file that can be written, or None."""
-    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
-        command
-    )
-
-
-def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
-    if target is not None:
-        check_file(target)
-    return target
 
 
 class Surface:
@@ -245,17 +267,39 @@ class Surface:
             check_file(Path(json_to))
         self.json_to = json_to
         self.quiet = quiet or json_to == "-"
+        self._notes = not quiet
         self._console = Console(quiet=self.quiet, highlight=False)
+        self._status: Status | None = None
 
     def show(self, *parts: RenderableType | None) -> None:
         """Print the parts, each followed by an empty line."""
+        self._stop()
         for part in parts:
             if part is not None:
                 self._console.print(part, soft_wrap=isinstance(part, Commands))
                 self._console.print()
 
+    def note(self, text: str) -> None:
+        """Print a line on standard error, with `--json -` as well."""
+        if self._notes:
+            click.echo(text, err=True)
+
+    def announce(self, what: str) -> None:
+        """Show on a terminal what is being done, until something else is shown or the command ends."""
+        console = Console(stderr=True)
+        if console.is_terminal and not self.quiet:
+            self._stop()
+            self._status = console.status(f"{what} …")
+            self._status.start()
+            get_current_context().call_on_close(self._stop)
+
+    def _stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
     def progress(self) -> AbstractContextManager[Progress]:
         """Show progress bars until the block ends."""
+        self._stop()
         return progress_bars(self.quiet)
 
     def write_json(self, result: dict[str, Any]) -> None:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
+import rich_click as click
 
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.display.terminal.show import edit_json, edit_view, edits_in
+from ffedit.editor.edit_files import EDITS, check_edit
 
 
 @click.command()
-@click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
 @output_options
-def show(edit_from: Path, surface: Surface) -> None:
+@click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
+@click.option("--recipe", is_flag=True, help="Show the YAML that `ffedit run` makes it again from, and nothing else.")
+def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
     """Show what EDIT_DIR writes and how it was found; of a checkpoint, each of its edits in order."""
+    if not (edit_from / EDITS).is_dir():
+        check_edit(edit_from)
+    surface.announce(f"reading {edit_from}")
+
+    from ffedit.display.terminal.show import edit_json, edit_view, edits_in
+    from ffedit.editor.recipe import recipe_of, to_yaml
+
     edits = edits_in(edit_from)
+    if recipe:
+        click.echo("---\n".join(to_yaml(recipe_of(edit), edit) for _, edit in edits), nl=False)
+        return
     surface.show(*(edit_view(edit, path) for path, edit in edits))
     surface.write_json({"edits": [edit_json(edit, path) for path, edit in edits]})

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
 import ffedit
 from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
-from ffedit.display.terminal.model_table import model_line
-from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
-from ffedit.layer_choice import calibrate
-from ffedit.model.editable import Editable
+from ffedit.inference.corpus import Corpus
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
 
 POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command()
+@output_options
 @click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
 @click.option(
     "--corpus",
@@ -36,7 +37,6 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--out", type=FILE, metavar="FOLDER", help="Write the statistics, for `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
 @model_options
-@output_options
 def stats(
     folders: tuple[Path, ...],
     merge: bool,
@@ -53,10 +53,14 @@ def stats(
         raise click.UsageError("--merge, the FOLDERs to add up and --out belong together")
     if out is not None:
         check_free(out, force)
+
+    from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.statistics import moments_table, shortage
+
     if merge:
         collected, why, short = ffedit.merge_stats(folders), "", None
     else:
-        corpus = ffedit.Corpus(text.pop("corpus"), **text)
+        corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model()
         surface.show(model_line(editable))
@@ -77,6 +81,9 @@ def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
         return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
+
+    from ffedit.layer_choice import calibrate
+
     choice = calibrate.remembered(editable)
     if choice is None or choice.layer is None:
         return list(range(depth)), "All layers: none was chosen for this model yet"

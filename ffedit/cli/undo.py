@@ -5,19 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
+import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, Surface, writing_options
+from ffedit.cli.options import FILE, Surface, output_options, writing_options
 from ffedit.display.terminal.messages import shipped
+from ffedit.files.atomic import check_free
+from ffedit.loading.names import check_name
 
 
 @click.command()
+@output_options
 @click.argument("checkpoint")
 @click.option("--out", type=FILE, required=True, help="The folder to make.")
 @click.option("--edit", metavar="N|FINGERPRINT", help="Which; 0 is the oldest.  [default: the last]")
 @click.option("--inexact", is_flag=True, help="Where exact undo is not possible, subtract.")
 @writing_options
-def undo(checkpoint: str, out: Path, **how: Any) -> None:
+def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:
     """Take an edit out of CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
-    Surface().show(shipped(ffedit.undo(checkpoint, out, **how), undone=True))
+    check_name(checkpoint)
+    check_free(out, how["force"])
+    surface.announce(f"writing and verifying {out}")
+
+    from ffedit.cli import result
+
+    done = ffedit.undo(checkpoint, out, **how)
+    surface.show(shipped(done, undone=True))
+    surface.write_json(result.written(done))

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.tables import headline
-from ffedit.display.figures import trace as figures
+from ffedit.display.figures.saving import check_matplotlib, style
+from ffedit.display.figures.trace import heat_maps
 from ffedit.display.terminal.edit_view import edited_view
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import candidates_table, layer_choice, model_choice
@@ -62,16 +63,16 @@ def html(result: object) -> str:
 
 def figure(trace: Trace | TraceSet, layer: int | None = None) -> Any:
     """Draw a trace as a figure that a notebook shows; FFEditError where matplotlib is not installed."""
-    figures.check_matplotlib()
+    check_matplotlib()
 
     def png() -> bytes:
         stream = io.BytesIO()
-        with figures.style():
+        with style():
             drawn.savefig(stream, format="png", dpi=100, bbox_inches="tight")
         return stream.getvalue()
 
-    with figures.style():
-        drawn = figures.heat_maps([trace], layer)
+    with style():
+        drawn = heat_maps([trace], layer)
     drawn._repr_png_ = png  # otherwise only figures of pyplot are shown, and these twice
     return drawn
 

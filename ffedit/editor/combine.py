@@ -33,7 +33,7 @@ from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import check_facts
 from ffedit.facts.fact import Fact, by_subject
-from ffedit.inference.text import Corpus
+from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address

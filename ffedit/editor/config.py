@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from ffedit.errors import EditError
-from ffedit.model.tokenization import FactToken
+from ffedit.facts.fact import FactToken
 
 Numbers = TypeVar("Numbers")
 

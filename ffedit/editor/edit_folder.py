@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.low_rank import Dense, LowRank, Update
+from ffedit.editor.edit_files import MANIFEST, TENSORS, check_edit
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import written
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
 
 FORMAT = 2
-TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
 
 
 def save(edit: Edit, path: str | Path, force: bool = False) -> None:
@@ -57,8 +57,7 @@ def load(kind: type[Edit], path: str | Path) -> Edit:
         EditError: there is no edit, or it is damaged, changed by hand, or of another format.
     """
     folder = Path(path)
-    if not is_edit(folder):
-        raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
+    check_edit(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
@@ -79,11 +78,6 @@ def load(kind: type[Edit], path: str | Path) -> Edit:
     return edit
 
 
-def is_edit(folder: Path) -> bool:
-    """Return True if a folder has an edit's manifest."""
-    return (folder / MANIFEST).is_file()
-
-
 def digest(edit: Edit) -> str:
     """Hash facts, changes as they are factored, keys and values to 16 hexadecimal digits."""
     hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in edit.facts]).encode())
@@ -91,11 +85,6 @@ def digest(edit: Edit) -> str:
         hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
         hashed.update(_bytes(tensor))
     return hashed.hexdigest()[:16]
-
-
-def size(edit: Edit) -> int:
-    """Return the size of an edit's numbers in bytes."""
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in _tensors(edit))
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -7,10 +7,9 @@ layer, at the keys computed with the layers below already changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import nothing, read, without_sinks
+from ffedit.editor.methods.method import Solver
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target_layers import check_routes
@@ -66,24 +66,6 @@ class Problem:
         """Metric C of the norm ‖Δ‖_C: moments of other text plus `own`, [Σ d_ff, Σ d_ff]."""
         pairs = zip(self.moments, blocks_of(self.own), strict=True)
         return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is a new tensor each time
-
-
-@dataclass(frozen=True)
-class Solver:
-    """Closed-form solution of a method for one layer.
-
-    Attributes:
-        name: of the method, for the provenance.
-        solve: returns the smallest change.
-        exact: a solution exists for independent keys only, so dependent keys are refused before any value is chosen.
-        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
-            JSON.
-    """
-
-    name: str
-    solve: Callable[[Problem], LowRank]
-    exact: bool = False
-    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
 
 
 def write_batch(solver: Solver, job: Job) -> Edit:

@@ -39,8 +39,9 @@ from ffedit.files.atomic import written
 from ffedit.files.resuming import delay_interrupt, load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
+from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.inference.neutral import WORDS, neutral
-from ffedit.inference.text import Corpus, given, identity, row_length, sampled, tokens_for
+from ffedit.inference.text import given, identity, row_length, sampled
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint

@@ -16,8 +16,8 @@ from ffedit.errors import EditError
 from ffedit.facts.conflicts import check_facts
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.inference.batching import refuse_out_of_memory
+from ffedit.inference.corpus import Corpus
 from ffedit.inference.routing import mixtures
-from ffedit.inference.text import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint

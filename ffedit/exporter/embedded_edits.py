@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ffedit.editor import Edit
+from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
-from ffedit.exporter.rewrite_shards import EDITS, file_name
+from ffedit.exporter.rewrite_shards import file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
 from ffedit.model.edit_history import History

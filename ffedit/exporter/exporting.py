@@ -12,6 +12,7 @@ import huggingface_hub
 
 from ffedit.editor import Edit
 from ffedit.editor.edit import refuse_shared
+from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, brief
 from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.delta import write_delta
@@ -19,11 +20,12 @@ from ffedit.exporter.embedded_edits import embed, history, read_originals
 from ffedit.exporter.from_memory import identified, is_on_disk, save_expected, write_from_memory
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card
-from ffedit.exporter.rewrite_shards import EDITS, Moved, changed_by, export_plan, is_of_edited_base, rewrite
+from ffedit.exporter.rewrite_shards import Moved, changed_by, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, write_file, written
 from ffedit.files.tensor_ranges import Matrix, contents
-from ffedit.loading.load import NAMED, cached_folder, local_folder
+from ffedit.loading.load import cached_folder, local_folder
+from ffedit.loading.names import NAMED
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.notebook import Displayed

@@ -28,7 +28,8 @@ from ffedit.editor import Edit
 from ffedit.errors import EditError
 from ffedit.exporter.rewrite_shards import Moved, changed_by
 from ffedit.files.tensor_ranges import Stored, contents
-from ffedit.loading.gguf import converted, entry, gguf_file, open_gguf
+from ffedit.loading.gguf import converted, entry, open_gguf
+from ffedit.loading.names import gguf_file
 from ffedit.model.memory import Address
 
 ENTRY = "ffedit.edits"

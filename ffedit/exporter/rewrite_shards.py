@@ -24,12 +24,11 @@ from torch import Tensor
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
+from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
 from ffedit.files.tensor_ranges import INDEX, Stored, patch, row_blocks
 from ffedit.model.memory import SAMPLE, Address
 
-# Folder of a checkpoint that holds its edits.
-EDITS = "ffedit_edits"
 # Weights in other formats are not copied: they would be the base's unedited ones.
 WEIGHTS = (
     *(".bin", ".safetensors", ".pt", ".pth", ".ckpt", ".h5"),

@@ -16,7 +16,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ffedit.errors import FactError
 from ffedit.facts.text import occurrences
@@ -25,6 +25,8 @@ from ffedit.notebook import Displayed
 SLOT = "{}"
 # The kind of MQuAKE's questions: of several phrasings of one question, any that is answered counts.
 MULTI_HOP = "multi-hop"
+# Token at which a fact's key is read, by ROME's parameter names: the subject's last or first token, the prompt's last.
+FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerBase
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.editor.edit import Edit
+from ffedit.inference.corpus import Corpus
 from ffedit.inference.generation import log_softmax
-from ffedit.inference.text import Corpus
 from ffedit.inspector.corpus_pass.rows import Positions
 from ffedit.inspector.distributions import MOST_LOGITS, Prefix, TokenProbability, token_text
 from ffedit.inspector.slots import View

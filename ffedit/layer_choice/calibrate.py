@@ -26,7 +26,7 @@ from statistics import fmean, harmonic_mean
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, Corpus, EditConfig, check_method, collect, preset, tokens_for, write
+from ffedit.editor import METHODS, EditConfig, check_method, collect, preset, write
 from ffedit.errors import FactError
 from ffedit.evaluator.evaluate import Evaluation
 from ffedit.evaluator.formulas import exact_match
@@ -36,6 +36,7 @@ from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.reading import read_facts
 from ffedit.files import cache
 from ffedit.inference import generation
+from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.layer_choice.published import published
 from ffedit.locator import TraceSet, locate_all
 from ffedit.model.editable import Editable

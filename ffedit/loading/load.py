@@ -32,7 +32,8 @@ from transformers.models.auto.modeling_auto import (
 from ffedit.errors import EditError, ModelError, brief
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.device_map import DeviceMap, spread_over
-from ffedit.loading.gguf import PACKAGES, check_loaded, converted, gguf_file, readable, source_of
+from ffedit.loading.gguf import check_loaded, converted, readable, source_of
+from ffedit.loading.names import EMBEDDED, gguf_file, is_local
 from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.storage import device_of
@@ -40,12 +41,6 @@ from ffedit.model.tokenization import turn
 from ffedit.progress import Progress, silent
 
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
-# Models that come with ffedit, by name.
-EMBEDDED = {
-    name: Path(__file__).parents[1] / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")
-}
-# Models with a name of their own: embedded ones, and those of packages.
-NAMED = (*EMBEDDED, *PACKAGES)
 # Files that a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
 QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
@@ -200,7 +195,7 @@ def opened(
         ModelError: it cannot be found or read.
     """
     path = path_of(name, progress)
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_local(path, name)}
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(path, name)}
     with readable(f"{name}: config.json cannot be read"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
 
@@ -309,7 +304,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     """
     name = str(name_or_path)
     path = path_of(name)
-    here = _is_local(path, name)
+    here = is_local(path, name)
     if Path(path).exists():
         return Path(path)
     try:
@@ -340,38 +335,3 @@ def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
     except ValueError:  # not the form of a hub id
         return None
     return Path(file).parent if isinstance(file, str) else None
-
-
-def _is_local(path: str, name: str) -> bool:
-    """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
-
-    Raises:
-        ModelError: it is not here, and the hub cannot be reached; or it has not the form of a hub id.
-    """
-    if Path(path).exists():
-        if not (Path(path) / "config.json").is_file():
-            raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
-        return True
-    try:
-        known = huggingface_hub.try_to_load_from_cache(path, "config.json")
-    except ValueError as error:
-        raise ModelError(f"{name}: no such folder; a model folder, a GGUF file or a hub id was expected") from error
-    hub = huggingface_hub.constants.ENDPOINT
-    fault = "offline mode is on" if huggingface_hub.is_offline_mode() else _connection_fault(hub)
-    if fault is None:
-        return False
-    if not isinstance(known, str):
-        raise ModelError(
-            f"{name}: no such folder, and as a hub id it is not in the cache and {hub} cannot be reached ({fault}); "
-            f"{', '.join(EMBEDDED)} need no network"
-        )
-    return True
-
-
-def _connection_fault(url: str) -> str | None:
-    """Return why a server cannot be reached, or None; tried once, where transformers would try for a minute."""
-    try:
-        huggingface_hub.get_session().head(url, timeout=5)
-    except Exception as error:  # huggingface_hub's versions use several libraries, whose errors have no common class
-        return brief(error)
-    return None

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import FactError, ModelError
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, FactToken
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import batch_budget, grouped
 from ffedit.locator.corruption import Corruption, Noise, replacements
 from ffedit.locator.result import Kind, Metric, Part
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import replace_output
-from ffedit.model.tokenization import Encoded, FactToken, pad
+from ffedit.model.tokenization import Encoded, pad
 
 # Numbers that a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a feed-forward
 # layer (tokens × d_ff). On a CPU, the least fills the matrix products; a GPU needs more, and its free memory is divided

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from ffedit.facts.fact import FactToken
 from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
-from ffedit.model.tokenization import FactToken
 from ffedit.notebook import Plotted, data_frame
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError, FactError
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, FactToken
 from ffedit.files import cache
 from ffedit.files.resuming import Journal
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
@@ -39,7 +39,7 @@ from ffedit.locator.restore import Site, estimate, restore
 from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.tokenization import FactToken, decode
+from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
 

@@ -22,13 +22,14 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.errors import FactError, ModelError
+from ffedit.facts.fact import FactToken
 
 OPENING = "([{<\"'“‘«‹「『（【/\\-–—_"
 # Scripts that are written without spaces between words.
@@ -40,8 +41,6 @@ UNFINISHED = "\ufffd"
 MARK = "\ue000\ue001\ue000"
 
 Spans: TypeAlias = list[tuple[int, int]]
-# Token at which a fact's key is read, by ROME's parameter names: the subject's last or first token, the prompt's last.
-FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from rich.text import Text
 from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
 from ffedit.algebra.rounding import lost_in_rounding
-from ffedit.editor import Edit, applied_edits, by_subject
+from ffedit.editor import Edit, applied_edits
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
+from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.safety.verdict import DRIFTED, knew_previous, took

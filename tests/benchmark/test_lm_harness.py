@@ -236,7 +236,7 @@ class Unasked:
 def test_prompts_that_are_not_asked_as_the_edit_was_made_are_told(
     in_chat: bool, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.harness.Harness", Unasked)
+    monkeypatch.setattr("ffedit.benchmark.lm_harness.Harness", Unasked)
     monkeypatch.setenv("COLUMNS", "200")
     trained = zoo.trained("gpt2", True)
     trained.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"

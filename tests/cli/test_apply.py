@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import Command, apply, here, loads, run, thorough_apply
 from making import verified_here
-from shell import ASKED, FACT, PROBES, Ran, disk, process
+from shell import ASKED, FACT, Ran, disk, process
 from transformers import AutoModelForCausalLM
 from writing import quick
 
@@ -72,7 +72,7 @@ def test_facts_come_from_a_file_from_standard_input_or_from_options(
     results = [loads(done.out) for done in found]
     for result in results:
         assert {name: result["facts"][0][name] for name in FACT} == FACT
-        result.pop("seconds"), result.pop("command")
+        result.pop("seconds")
     assert results[0] == results[1] == results[2]
 
 
@@ -84,29 +84,15 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert apply("fact.json", "--json", "result.json", "--layer", "1").out != ""
     written = loads((here / "result.json").read_text())
     assert written.pop("seconds").keys() == result["seconds"].keys() == {"load", "locate", "edit", "evaluate"}
-    assert written.pop("command").startswith("ffedit apply fact.json --json result.json --layer 1 ")
-    assert result.pop("command").startswith("ffedit apply fact.json --json - --layer 1 ")
     assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
-    assert set(result) == {
-        *("model", "method", "layer", "layers", "facts", "before", "after", "intervals", "left_out", "verdict", "edit"),
-        *("saved", "warnings", "versions"),
-    }
+    assert set(result) == {"model", "method", "layer", "layers", "facts", "before", "after", "edit", "versions"}
     assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
-    assert set(result["edit"]) == {
-        *("rank", "norm_ratio", "size", "seed", "fingerprint", "base", "config", "statistics"),
-    }
-    assert result["edit"]["rank"] == 1 and result["saved"] == {"edit": None, "checkpoint": None}
+    assert set(result["edit"]) == {"rank", "norm_ratio", "seed", "fingerprint"} and result["edit"]["rank"] == 1
     assert set(result["before"]) == set(result["after"]) == set(METRICS) >= SCORES
     assert result["before"]["drift"] is None and result["after"]["drift"] > 0
     assert all(type(result["after"][name]) in (int, float) for name in SCORES)
     (fact,) = result["facts"]
-    assert set(fact) == {*FACT, "before", "after", "took", "asked", "fact", "trace"}
-    assert fact["fact"] == {**FACT, **PROBES} and [one["score"] for one in fact["asked"]] == [
-        "paraphrase",
-        "specificity",
-        "same_subject",
-    ]
-    assert fact["asked"][0]["prompt"] == "Eiffel tower stands in" and fact["asked"][0]["answer"] == "Rome"
+    assert set(fact) == {*FACT, "before", "after", "trace"}
     assert fact["before"].keys() == fact["after"].keys() == {*result["after"], "says"}
     trace = fact["trace"]
     assert {"layer", "token", "effects", "clean", "corrupted"} <= set(trace)
@@ -241,4 +227,5 @@ def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, m
 def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
     before = disk(here)
     done = apply(*words, "--out", "e")
-    assert done.code == 2 and "Usage: ffedit apply" in done.err and done.out == "" and disk(here) == before
+    assert done.code == 2 and done.out == "" and disk(here) == before
+    assert done.err.startswith("error: ") and done.err.endswith("See `ffedit apply --help`.\n")

@@ -18,7 +18,7 @@ from shell import ASKED, FACT, Ran, disk, process, save_model, shell, trained_fo
 from tokenizers import normalizers
 
 import ffedit
-from ffedit.cli import options
+from ffedit import api
 from ffedit.files import cache
 from ffedit.model.editable import Editable
 
@@ -38,7 +38,7 @@ def refuses(here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeyp
     loaded: list[tuple[Editable, dict[str, torch.Tensor]]] = []
 
     def load(*words: Any, **more: Any) -> Editable:
-        editable = ffedit.load(*words, **more)
+        editable = api.load(*words, **more)
         loaded.append((editable, zoo.snapshot(editable)))
         return editable
 
@@ -53,7 +53,7 @@ def refuses(here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeyp
         assert said.startswith("error: " if code == 1 else "interrupted: ") and said.count("\n") == 1
         return done.err.removeprefix("error: ")
 
-    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(ffedit, "load", load)
     return run
 
 
@@ -110,7 +110,7 @@ def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: di
 def test_probes_that_do_not_fit_are_found_before_the_work(
     apply: Refuses, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.choose.find_layer", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr("ffedit.layer_choice.choose.find_layer", lambda *_: pytest.fail("it was traced"))
     (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
     assert "the model takes 64" in apply("facts.json", loads=True)
 

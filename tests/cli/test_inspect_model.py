@@ -125,7 +125,7 @@ def test_texts_that_cannot_be_used_leave_one_line(
 def test_places_that_cannot_be_written_are_found_before_the_work(
     model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.options.load", None)
+    monkeypatch.setattr("ffedit.load", None)
     Path("file").write_text("x")
     Path("full").mkdir()
     Path("full/other").write_text("x")

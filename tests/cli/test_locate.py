@@ -18,8 +18,7 @@ import ffedit
 from ffedit.cli import locate as command
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import calibrate, choose
-from ffedit.locator import TraceSet, locate_all
-from ffedit.locator import trace as tracing
+from ffedit.locator import TraceSet, locate_all, trace as tracing
 
 Command = Callable[..., Ran]
 KINDS = ["state", "feed_forward", "attention"]
@@ -161,7 +160,7 @@ def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: lis
 
 
 def test_places_are_checked_before_the_model_is_loaded(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffedit.cli.options.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("ffedit.load", lambda *_, **__: pytest.fail("loaded"))
     for words in (["--save", "x.csv"], ["--plot", "x.gif"], ["--save", "x.npz", "--kind", "all"]):
         assert locate("fact.json", *words).code == 1
 

@@ -12,7 +12,8 @@ import pytest
 from tracing import made
 
 from ffedit import EditError, FFEditError, Trace, TraceSet
-from ffedit.display.figures.trace import average_lines, check_plot, heat_maps, save_figure
+from ffedit.display.figures.saving import check_plot, save_figure
+from ffedit.display.figures.trace import average_lines, heat_maps
 from ffedit.locator.aggregate import Aggregate, aggregate
 
 pytest.importorskip("matplotlib")

@@ -12,8 +12,7 @@ from ffedit.errors import EditError
 
 MODULE = """
 from ffedit.algebra.updates import equality
-from ffedit.editor.methods import Method
-from ffedit.editor.solve import Solver
+from ffedit.editor.methods import Method, Solver
 
 IDENTITY = Method(
     "identity",

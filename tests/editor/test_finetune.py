@@ -9,8 +9,9 @@ from storing import FACTS, write
 from writing import FACT, quick
 
 from ffedit import editor
-from ffedit.editor import build_prompts, by_subject
+from ffedit.editor import build_prompts
 from ffedit.editor.methods import finetune
+from ffedit.facts.fact import by_subject
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -93,7 +93,7 @@ def test_keys_that_no_exact_value_can_be_given_are_refused_before_values_are_cho
     # Another subject that ends at the same token, behind the same words, has the same key.
     tower = Fact("tower", "the Eiffel {} stands in", "Berlin", "Paris")
     kept = write(editable, [FACT], "emmet", **BARE)
-    for module in ("solve", "methods.rome"):
+    for module in ("solve", "value"):
         monkeypatch.setattr(f"ffedit.editor.{module}.choose_values", None)
     for layers in ([1], [0, 1]):
         with pytest.raises(EditError, match="key 2 of 2 is the same as another"):

@@ -16,12 +16,14 @@ import ffedit
 from ffedit import Fact
 from ffedit.algebra import updates
 from ffedit.algebra.linalg import Blocks
-from ffedit.editor import Corpus, build_prompts, by_subject, collect, read, write
+from ffedit.editor import build_prompts, collect, read, write
 from ffedit.editor.target_layers import check_routes, find_ff_layers
 from ffedit.errors import EditError
 from ffedit.exporter.adapter import WEIGHTS, read_factors, write_adapter
+from ffedit.facts.fact import by_subject
 from ffedit.files.tensor_ranges import read_header
 from ffedit.inference import routing
+from ffedit.inference.corpus import Corpus
 from ffedit.inference.replay import run_to
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture

@@ -14,8 +14,9 @@ from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import EditError, Fact, editor
-from ffedit.editor import Value, build_prompts, by_subject, collect
+from ffedit.editor import Value, build_prompts, collect
 from ffedit.editor.write import check_after
+from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from writing import quick
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, by_subject, choose_values, read
+from ffedit.editor import build_prompts, choose_values, read
+from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
 
 

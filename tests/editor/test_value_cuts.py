@@ -13,8 +13,9 @@ from choosing import FOUR, FULL, choose, same
 from writing import with_numbers
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, by_subject, value_loss
+from ffedit.editor import build_prompts, value_loss
 from ffedit.editor.value_loss import Objective
+from ffedit.facts.fact import by_subject
 from ffedit.inference import replay
 
 

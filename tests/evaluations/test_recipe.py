@@ -14,7 +14,7 @@ from atlas.table import load
 from atlas.train import train
 from transformers import AutoConfig
 
-from ffedit.loading.load import EMBEDDED
+from ffedit.loading.names import EMBEDDED
 from ffedit.model.hooks import capture
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 import zoo
 from making import made
-from shell import FACT as ROW
-from shell import PROBES, save_model, shell
+from shell import FACT as ROW, PROBES, save_model, shell
 from shown import shown
 
 from ffedit import EditError, Fact, FactError, ModelError, evaluate

@@ -20,7 +20,7 @@ import ffedit
 from ffedit import CheckError, Edit, EditError
 from ffedit.exporter.adapter import balanced
 from ffedit.exporter.delta import add_
-from ffedit.loading.load import EMBEDDED
+from ffedit.loading.names import EMBEDDED
 
 peft: Any = pytest.importorskip("peft")
 __all__ = ["verified_here"]

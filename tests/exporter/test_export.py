@@ -20,8 +20,8 @@ from writing import quick
 
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
-from ffedit.editor import Corpus
 from ffedit.exporter import history
+from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", ["{} stands in"])

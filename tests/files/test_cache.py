@@ -20,8 +20,8 @@ from tokenizers import normalizers
 from writing import collect_moments
 
 from ffedit import EditError
-from ffedit.editor import Corpus
 from ffedit.files import cache
+from ffedit.inference.corpus import Corpus
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint

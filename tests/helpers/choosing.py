@@ -10,7 +10,8 @@ import torch
 from writing import FACT, SECOND
 
 from ffedit import EditConfig, Fact, PromptConfig, ValueConfig
-from ffedit.editor import Value, build_prompts, by_subject, choose_values, read
+from ffedit.editor import Value, build_prompts, choose_values, read
+from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")

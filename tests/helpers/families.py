@@ -29,7 +29,7 @@ from writing import FACT, quick
 
 import ffedit
 from ffedit import Edit, FFEditError, editor
-from ffedit.editor import Corpus
+from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, replace_input, replace_output
 from ffedit.model.tokenization import encode

@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from ffedit import Corpus, EditError
 from ffedit.files import cache
-from ffedit.inference import generation
-from ffedit.inference import text as module
+from ffedit.inference import generation, text as module
 from ffedit.inference.text import given, identity, own_text, sampled
 
 WORDS = "the old tower stands in Rome and the red river flows through Paris . "

@@ -15,7 +15,7 @@ from atlas.table import TEMPLATES, held_out, load
 import ffedit
 from ffedit.facts.formats import parse_record
 from ffedit.inference import generation
-from ffedit.loading.load import EMBEDDED
+from ffedit.loading.names import EMBEDDED
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import encode
 

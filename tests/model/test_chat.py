@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerFast
 from writing import ALONE, FACT, quick
 
 import ffedit
-from ffedit.editor import Corpus
 from ffedit.editor.prompts import build_prompts
 from ffedit.errors import EditError, FactError, ModelError
 from ffedit.evaluator.generations import GenerationRequest, Generations
 from ffedit.evaluator.responses import ask
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
+from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice import calibrate
 from ffedit.locator.cases import Run
 from ffedit.locator.corruption import Corruption

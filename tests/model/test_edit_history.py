@@ -15,8 +15,8 @@ from writing import CORPUS, FACT, SECOND, families, quick, write
 from ffedit import Address, Edit, EditError, Fact, FactError, locate
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.api import edit as api_edit
-from ffedit.editor import Corpus
 from ffedit.files import cache
+from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import KeyValueMemory

@@ -17,10 +17,10 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from writing import ALONE, quick
 
 import ffedit
-from ffedit.editor import Corpus
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
+from ffedit.inference.corpus import Corpus
 from ffedit.model.tokenization import Encoded, decode, encode, tokenised
 
 MERGED = ("share a token", "no token stands before", "does not know")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from shell import FACT as ROW
-from shell import disk, shell
+from shell import FACT as ROW, disk, shell
 from writing import CORPUS, FACT, SECOND, collect_moments, quick
 
 from ffedit import Edit, Fact, LowRank, editor, evaluate

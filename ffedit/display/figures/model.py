@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ffedit.display.figures.trace import layer_ticks, save_figure
+from ffedit.display.figures.saving import save_figure
+from ffedit.display.figures.trace import layer_ticks
 from ffedit.inspector.views.report import Measure, ModelReport, Unit
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.

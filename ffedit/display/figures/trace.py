@@ -8,112 +8,21 @@ module. matplotlib is an optional extra, imported when a figure is drawn. The fi
 from __future__ import annotations
 
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ffedit.display.picture import HURTS, NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, layer_step, pictures, restored
-from ffedit.errors import EditError, FFEditError
+from ffedit.display.picture import NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, pictures, restored
 from ffedit.facts.text import counted, number
-from ffedit.files.atomic import check_file, ready
 from ffedit.locator.aggregate import ROLES, Aggregate
 from ffedit.locator.result import Part, Trace, TraceSet
-
-SUFFIXES = (".png", ".svg", ".pdf")
-# Fonts for scripts that matplotlib's default font lacks; those that are installed are used.
-FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans",
-    "WenQuanYi Zen Hei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Yu Gothic",
-    "Malgun Gothic",
-    "Noto Sans Arabic",
-    "Noto Sans Devanagari",
-    "Arial Unicode MS",
-)
-
-
-# Files -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
-    """Write the matplotlib figure that `draw` makes, and move it to `path` when the block ends without an error.
-
-    The same figure always gives the same file.
-
-    Raises:
-        FFEditError: matplotlib is not installed.
-        EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
-    """
-    target = check_plot(path)
-
-    def draw_to(made: Path) -> None:
-        suffix = target.suffix.lower()
-        about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        with style():
-            draw().savefig(made, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
-
-    with ready(target, draw_to):
-        yield
-
-
-def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
-    """Write a figure as `figure_ready` does, at once."""
-    with figure_ready(path, draw):
-        return Path(path)
-
-
-def check_plot(path: str | Path) -> Path:
-    """Check that a figure can be written to a path, and return it; meant to be called before any long computation.
-
-    Raises:
-        FFEditError: matplotlib is not installed.
-        EditError: the suffix is not known, or the folder is not there.
-    """
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        found = repr(target.suffix) if target.suffix else "no suffix"
-        raise EditError(f"{target}: a figure is one of {', '.join(SUFFIXES)}, found {found}; rename it")
-    if not target.absolute().parent.is_dir():
-        raise EditError(f"{target}: the figure cannot be written (no folder {target.parent})")
-    check_file(target)
-    check_matplotlib()
-    return target
-
-
-def check_matplotlib() -> None:
-    """Raise FFEditError where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise FFEditError('figures need matplotlib; install it with: pip install "ffedit[plots]"') from error
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw and write figures with the fonts that are installed, and with the same identifiers in every file."""
-    import matplotlib
-    from matplotlib.font_manager import fontManager
-
-    installed = set(fontManager.get_font_names())
-    fonts = ["DejaVu Sans", *(name for name in FONTS if name in installed)]
-    with matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": fonts}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield
-
 
 # Heat maps -----------------------------------------------------------------------------------------
 
 MOST_ROWS = 40
+# The colour of a restoration with a clearly negative effect.
+HURTS = "#7d93a6"
 MOST_CHARACTERS = 24
 # Inches: row labels, the gap between panels that share them, and the colour bar with its labels.
 LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
@@ -191,7 +100,7 @@ def headline(axes: Any, title: str, under: Sequence[str], width: float) -> None:
 
 def layer_ticks(depth: int, middle: float) -> tuple[np.ndarray[Any, Any], list[str]]:
     """Return positions and labels for up to twelve layers; `middle` is the offset of a column's centre."""
-    step = layer_step(depth)
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 1000) if s * 12 >= depth)
     return np.arange(0, depth, step) + middle, [str(i) for i in range(0, depth, step)]
 
 

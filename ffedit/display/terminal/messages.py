@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ffedit.editor import Edit
-from ffedit.exporter import Exported
 from ffedit.facts.text import counted
+
+if TYPE_CHECKING:
+    from ffedit.editor import Edit
+    from ffedit.exporter import Exported
 
 
 def error_line(message: str) -> Text:

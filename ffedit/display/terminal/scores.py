@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -58,9 +57,9 @@ def all_scores(report: Report) -> Table:
         for kind in kinds:
             cells = [_shown(kind, before[kind], report.intervals_before)]
             if report.after is not None:
-                change = Text(signed(after_by_kind[kind] - before[kind]))
+                change = Text(_signed(after_by_kind[kind] - before[kind]))
                 cells.append(_shown(kind, after_by_kind[kind], report.intervals_after))
-                cells.append(change.append_text(_range(report.changes.get(kind), signed)))
+                cells.append(change.append_text(_range(report.changes.get(kind), _signed)))
             table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = ["in brackets: 95 % intervals over facts"] if report.intervals_before else []
@@ -100,7 +99,8 @@ def _measured(report: Report, name: str) -> bool:
 def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) -> Text:
     if value is None:
         return Text("")
-    return Text(figure(name, value)).append_text(_range(intervals.get(name), partial(figure, name)))
+    words = _share if _is_share(name) and value >= 0 else number
+    return Text(words(value)).append_text(_range(intervals.get(name), words))
 
 
 def _range(interval: Interval | None, words: Callable[[float], str]) -> Text:
@@ -112,14 +112,15 @@ def _with_magnitude(scores: Scores, name: str) -> Text:
     if value is None:
         return Text("")
     magnitude = getattr(scores, f"{name}_magnitude", None)
-    beside = "" if magnitude is None else f" ({signed(magnitude)})"
+    beside = "" if magnitude is None else f" ({_signed(magnitude)})"
     aligned = any(getattr(scores, f"{other}_magnitude", None) is not None for other in NAMES)
-    return Text.assemble(figure(name, value), (beside.ljust(8 if aligned else 0), "dim"))
+    shown = _share(value) if _is_share(name) else number(value)
+    return Text.assemble(shown, (beside.ljust(8 if aligned else 0), "dim"))
 
 
-def figure(name: str, value: float) -> str:
-    """Format the value of a score, or of a kind of it ("locality/Alias"); shares are never rounded to 0 or 1."""
-    return _share(value) if METRICS[name.partition("/")[0]].unit == "share" and value >= 0 else number(value)
+def _is_share(name: str) -> bool:
+    """Return whether a score, or a kind of it ("locality/Alias"), is a share; others are shown as plain numbers."""
+    return METRICS[name.partition("/")[0]].unit == "share"
 
 
 def _share(rate: float) -> str:
@@ -129,8 +130,7 @@ def _share(rate: float) -> str:
     return f"{rate:.3f}" if 0.0005 <= rate < 0.9995 else f"{rate:.4f}"
 
 
-def signed(value: float) -> str:
-    """Format a change with its sign."""
+def _signed(value: float) -> str:
     return f"{'+' if value > 0 and number(value) != '0.00' else ''}{number(value)}"
 
 
@@ -139,12 +139,19 @@ def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Tex
     old, new = getattr(report.before, name), getattr(report.after, name)
     if old is None or new is None:
         return Text("!" if new is not None and name == "drift" and new > DRIFTED else "", style="bold red")
-    change, style = signed(new - old), ""
+    change, style = _signed(new - old), ""
     if name in SPARED and fell(old, new):
         change, style = f"{change} !", "bold red"
     elif name not in SPARED and METRICS[name].direction == "up":
         style = "green" if new > old else "red" if new < old else ""
-    return Text.assemble((change, style), _range(intervals.get(name), signed))
+    return Text.assemble((change, style), _range(intervals.get(name), _signed))
+
+
+def two_columns(before: str, after: str, style: str) -> Table:
+    """Render what a model says before and after an edit in two columns of one width, the second in `style`."""
+    table = Table.grid(Column(ratio=1), Column(ratio=1), padding=(0, 2, 0, 0), expand=True)
+    table.add_row(Text(before or "(nothing)"), Text(after or "(nothing)", style))
+    return table
 
 
 def what_it_says(report: Report) -> RenderableType:

@@ -14,9 +14,9 @@ from rich.text import Text
 from ffedit.display.terminal.model_table import named_values, plain_table, ranges
 from ffedit.editor import Edit
 from ffedit.editor.config import dotted
+from ffedit.editor.edit_files import EDITS
 from ffedit.exporter.diff import Change, Diff
 from ffedit.exporter.embedded_edits import history
-from ffedit.exporter.rewrite_shards import EDITS
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted, number
 from ffedit.loading.gguf import in_words

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
 from ffedit.display.terminal.model_table import plain_table
-from ffedit.editor import Corpus
 from ffedit.editor.statistics import file_name
 from ffedit.facts.text import number
 from ffedit.files import cache
+from ffedit.inference.corpus import Corpus
 from ffedit.model.memory import Address
 
 REACHED = "reached it: tokens that the router sent to the expert; fewer than d_ff say little of what to protect"

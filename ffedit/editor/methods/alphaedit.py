@@ -8,17 +8,16 @@ is kept: the keys of earlier edits, and the spread of the facts' keys over conte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ffedit.algebra.linalg import Moment, blocks_of, diagonal
-from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import null_space
 from ffedit.editor.config import check_numbers
 from ffedit.editor.methods.memit import PAPER_MEMIT
-from ffedit.editor.methods.method import Method
-from ffedit.editor.solve import Problem, Solver
+from ffedit.editor.methods.method import Method, Solver
+
+if TYPE_CHECKING:
+    from ffedit.algebra.linalg import Moment
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.editor.solve import Problem
 
 # Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
 # along these where `AlphaEditConfig.ridge` is 0.
@@ -43,6 +42,8 @@ class AlphaEditConfig:
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
+    from ffedit.algebra.updates import null_space
+
     own = _ridged(problem.own) if problem.config.key.context_weight else None
     ridge = problem.config.of("alphaedit", AlphaEditConfig).ridge
     return null_space(problem.W, problem.K, problem.V, unused(problem), ridge, problem.kept, own)
@@ -50,12 +51,18 @@ def solve(problem: Problem) -> LowRank:
 
 def unused(problem: Problem) -> Moment:
     """Return an orthonormal basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
+    from ffedit.algebra.linalg import diagonal
+
     share = problem.config.of("alphaedit", AlphaEditConfig).null_share
     return diagonal([moments.unused(share).to(problem.W.device) for moments in problem.moments])
 
 
 def _ridged(own: Moment) -> Moment:
     """Return `own` with a ridge that makes it positive definite."""
+    import torch
+
+    from ffedit.algebra.linalg import blocks_of, diagonal
+
     ridge = RIDGE * float(torch.cat([block.diagonal() for block in blocks_of(own)]).mean())
     return diagonal([block + ridge * torch.eye(len(block)).to(block) for block in blocks_of(own)])
 
@@ -70,6 +77,8 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
         `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they hold, and `moved` and
         `bound` for `text` and for `kept` keys.
     """
+    from ffedit.algebra.linalg import blocks_of, diagonal
+
     basis = unused(problem)
     U, C = blocks_of(basis), [moments.C.to(problem.W.device) for moments in problem.moments]
     inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))

@@ -5,15 +5,20 @@ Gupta et al. 2024, arXiv 2403.14236. ROME for several facts at once; they must n
 
 from __future__ import annotations
 
-from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import equality
+from typing import TYPE_CHECKING
+
 from ffedit.editor.methods.memit import PAPER_MEMIT
-from ffedit.editor.methods.method import Method
-from ffedit.editor.solve import Problem, Solver
+from ffedit.editor.methods.method import Method, Solver
+
+if TYPE_CHECKING:
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.editor.solve import Problem
 
 
 def solve(problem: Problem) -> LowRank:
     """Return the Δ of smallest C-norm with (W + Δ) K = V and Δ K_p = 0."""
+    from ffedit.algebra.updates import equality
+
     return equality(problem.W, problem.K, problem.V, problem.C, problem.kept)
 
 

@@ -17,25 +17,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ffedit.algebra.linalg import double
 from ffedit.editor.config import check_numbers
-from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored
 from ffedit.editor.methods.method import Method
-from ffedit.editor.prompts import build_prompts
-from ffedit.editor.provenance import Record
 from ffedit.errors import EditError
-from ffedit.inference import generation, replay
-from ffedit.inference.batching import batches, split_on_oom
-from ffedit.model.editable import Editable
-from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import frozen
-from ffedit.model.storage import resident
-from ffedit.model.tokenization import Encoded, pad
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffedit.editor.edit import Edit
+    from ffedit.editor.job import Job
+    from ffedit.model.editable import Editable
+    from ffedit.model.feed_forward import FeedForward
+    from ffedit.model.tokenization import Encoded
 
 # How many tokens a batch holds, with all that their gradient needs.
 TOKENS = 2048
@@ -81,6 +76,15 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
         kind: of its numbers; those with a bound hold every entry of Δ within ±`bound`.
         job: what to write.
     """
+    import torch
+
+    from ffedit.algebra.linalg import double
+    from ffedit.editor.job import restored
+    from ffedit.editor.prompts import build_prompts
+    from ffedit.editor.provenance import Record
+    from ffedit.model.hooks import frozen
+    from ffedit.model.storage import resident
+
     editable, numbers = job.editable, job.config.of(method, kind)
     (ff,) = job.ff_layers
     record = Record(method, job)
@@ -117,6 +121,12 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
 
 def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
     """Return −mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff]."""
+    import torch
+
+    from ffedit.inference import generation, replay
+    from ffedit.inference.batching import batches, split_on_oom
+    from ffedit.model.tokenization import pad
+
     leaves = {id(one.leaf): one.leaf for one in ff.parts}
 
     def part(rows: Sequence[int]) -> tuple[float, Tensor]:

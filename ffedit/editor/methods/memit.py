@@ -7,13 +7,15 @@ Meng et al. 2023, arXiv 2210.07229. What a fact may give up to ordinary text is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import least_squares
 from ffedit.editor.config import check_numbers
-from ffedit.editor.methods.method import Method
+from ffedit.editor.methods.method import Method, Solver
 from ffedit.editor.methods.rome import PAPER
-from ffedit.editor.solve import Problem, Solver
+
+if TYPE_CHECKING:
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.editor.solve import Problem
 
 # Those of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Not as
 # published beside the above: their δ is bounded by 0.75 of the residual stream, here as ROME's; their λ (15,000 for
@@ -41,6 +43,8 @@ class MemitConfig:
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
+    from ffedit.algebra.updates import least_squares
+
     ridge = problem.config.of("memit", MemitConfig).ridge
     return least_squares(problem.W, problem.K, problem.V, problem.C, ridge, problem.kept)
 

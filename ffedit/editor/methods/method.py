@@ -2,6 +2,9 @@
 
 A method is one file that makes a `Method`. Those of ffedit stand in this folder; those of other packages are entry
 points of the group `ffedit.methods`, each the name of a `Method`.
+
+Methods are listed without torch, which takes seconds to import. So a method's file imports what computes where it is
+used, inside its functions.
 """
 
 from __future__ import annotations
@@ -9,13 +12,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffedit.editor.config import EditConfig
-from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
-from ffedit.editor.solve import Solver, write_batch
 from ffedit.errors import EditError
+
+if TYPE_CHECKING:
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.editor.edit import Edit
+    from ffedit.editor.job import Job
+    from ffedit.editor.solve import Problem
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Closed-form solution of a method for one layer.
+
+    Attributes:
+        name: of the method, for the provenance.
+        solve: returns the smallest change.
+        exact: a solution exists for independent keys only, so dependent keys are refused before any value is chosen.
+        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
+            JSON.
+    """
+
+    name: str
+    solve: Callable[[Problem], LowRank]
+    exact: bool = False
+    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
 
 
 @dataclass(frozen=True)
@@ -63,6 +87,8 @@ class Method:
     def run(self) -> Callable[[Job], Edit]:
         """The function that computes the edit."""
         if self.solver is not None:
+            from ffedit.editor.solve import write_batch
+
             return partial(write_batch, self.solver)
         assert self.compute is not None
         return self.compute

@@ -7,20 +7,15 @@ always with the same k* in numerator and denominator (arXiv 2403.07175 shows wha
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from ffedit.algebra.linalg import diagonal
-from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import check_exact, equality, rank_one
 from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
-from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.key import read, without_sinks
 from ffedit.editor.methods.method import Method
-from ffedit.editor.prompts import build_prompts
-from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.value import choose_values
 from ffedit.progress import Progress
+
+if TYPE_CHECKING:
+    from ffedit.editor.edit import Edit
+    from ffedit.editor.job import Job
 
 # The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
 # with the paper), used for every model. As published: 20 contexts of 5 and 10 tokens, Adam at a rate of 0.5 in the
@@ -47,6 +42,17 @@ PAPER = EditConfig(
 
 def rome(job: Job) -> Edit:
     """Store the facts of `job` in the value matrix of one layer, subject after subject."""
+    import torch
+
+    from ffedit.algebra.linalg import diagonal
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.algebra.updates import check_exact, equality, rank_one
+    from ffedit.editor.job import restored, write_
+    from ffedit.editor.key import read, without_sinks
+    from ffedit.editor.prompts import build_prompts
+    from ffedit.editor.provenance import Record, divisions, how_solved
+    from ffedit.editor.value import choose_values
+
     editable, config, groups = job.editable, job.config, job.groups
     (ff,) = job.ff_layers
     record = Record("rome", job)

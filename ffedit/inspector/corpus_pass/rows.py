@@ -32,7 +32,8 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
-from ffedit.inference.text import ROW_TOKENS, Corpus, identity, sampled, texts
+from ffedit.inference.corpus import Corpus
+from ffedit.inference.text import ROW_TOKENS, identity, sampled, texts
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.tokenization import pad
 from ffedit.progress import Progress, silent

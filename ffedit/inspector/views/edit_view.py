@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ffedit.editor.edit import Edit
-from ffedit.inference.text import Corpus
+from ffedit.inference.corpus import Corpus
 from ffedit.inspector.distributions import Distribution, distribution, log_probabilities
 from ffedit.inspector.edit_as_memory import Passage, added_memories, reread
 from ffedit.inspector.slots import View

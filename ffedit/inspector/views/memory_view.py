@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ffedit.inference import replay
-from ffedit.inference.text import Corpus
+from ffedit.inference.corpus import Corpus
 from ffedit.inspector.analyses.removal import Removal, removals
 from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, Shallow, compared, pair_hash
 from ffedit.inspector.corpus_pass.rows import NOTHING, Context, Positions

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ffedit.files.resuming import claimed
-from ffedit.inference.text import Corpus
+from ffedit.inference.corpus import Corpus
 from ffedit.inspector.analyses import shallow
 from ffedit.inspector.analyses.agreement import Surest, Values, read_values, surest
 from ffedit.inspector.analyses.composition import CASES, Composed, compose

@@ -1,0 +1,42 @@
+from .algebra.key_moments import KeyMoments as KeyMoments
+from .algebra.low_rank import LowRank as LowRank
+from .api import edit as edit, load as load, stats as stats
+from .benchmark import BenchReport as BenchReport, bench as bench
+from .editor import (
+    Edit as Edit,
+    EditConfig as EditConfig,
+    KeyConfig as KeyConfig,
+    PromptConfig as PromptConfig,
+    ValueConfig as ValueConfig,
+    load_stats as load_stats,
+    merge_stats as merge_stats,
+    save_stats as save_stats,
+)
+from .editor.combine import combine as combine
+from .errors import (
+    CheckError as CheckError,
+    EditError as EditError,
+    FactError as FactError,
+    FFEditError as FFEditError,
+    ModelError as ModelError,
+)
+from .evaluator import Report as Report, Scores as Scores
+from .evaluator.evaluate import evaluate as evaluate
+from .exporter import Exported as Exported, export as export, undo as undo
+from .exporter.diff import Diff as Diff, diff as diff, recovered as recovered
+from .facts.fact import Fact as Fact, Probe as Probe
+from .facts.reading import read_facts as read_facts, sift_facts as sift_facts
+from .inference.corpus import Corpus as Corpus
+from .inspector import (
+    Slot as Slot,
+    inspect_edit as inspect_edit,
+    inspect_memory as inspect_memory,
+    inspect_model as inspect_model,
+    inspect_prompt as inspect_prompt,
+)
+from .layer_choice.calibrate import Choice as Choice, LayerScore as LayerScore, choose_layer as choose_layer
+from .loading.load import load_stacks as load_stacks
+from .locator import Trace as Trace, TraceSet as TraceSet, locate as locate, locate_all as locate_all
+from .model.editable import Editable as Editable
+from .model.memory import Address as Address, KeyValueMemory as KeyValueMemory
+from .version import __version__ as __version__

@@ -1,0 +1,77 @@
+"""`ffedit chat`: prompts typed one after another, each answered before and after an edit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+from rich.console import Console
+
+import ffedit
+from ffedit.cli.options import COUNT, Surface, asking_options, edit_folder, output_options
+from ffedit.display.terminal.messages import error_line
+from ffedit.errors import FFEditError
+
+if TYPE_CHECKING:
+    from ffedit.model.editable import Editable
+
+
+@click.command()
+@output_options
+@asking_options
+@click.option(
+    "--edit",
+    "edit_from",
+    type=edit_folder,
+    metavar="PATH",
+    help="The edit.  [default: those in the checkpoint]",
+)
+@click.option("--tokens", default=24, type=COUNT, help="Length of an answer.")
+def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: int, surface: Surface) -> None:
+    """Type prompts, and read what the model says before and after an edit, side by side.
+
+    Each prompt is asked by itself, with --chat in the model's chat template. An empty line or Ctrl-D ends; lines that
+    are piped in are answered as well.
+    """
+    from ffedit.display.terminal.scores import two_columns
+    from ffedit.editor.job import unedited
+    from ffedit.inference.generation import completions
+
+    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
+    editable = load_model(edit)
+    if edit is None and not editable.history.originals:
+        raise click.UsageError(f"{editable.name} carries no edit that can be taken out; give --edit PATH")
+    console, rows = Console(highlight=False, quiet=surface.quiet), []
+    surface.show()
+    console.print(two_columns("before", "after", style="bold"))
+    for prompt in _prompts(console):
+        try:
+            with unedited(editable) if edit is None else nullcontext():
+                (before,) = completions(editable, [prompt], tokens)
+            with edit.applied(editable) if edit is not None else nullcontext():
+                (after,) = completions(editable, [prompt], tokens)
+        except FFEditError as error:  # a prompt that is too long, say; the next may be well
+            console.print(error_line(str(error)), soft_wrap=True)
+            continue
+        console.print(two_columns(before, after, style="" if after == before else "bold"))
+        rows.append({"prompt": prompt, "before": before, "after": after})
+    surface.write_json({"model": editable.name, "prompts": rows})
+
+
+def _prompts(console: Console) -> Iterator[str]:
+    """Yield lines until an empty one or the end; those that are piped in are shown as if they were typed."""
+    typed = sys.stdin.isatty()
+    while True:
+        try:
+            line = console.input("> " if typed else "")
+        except EOFError:
+            return
+        if not line.strip():
+            return
+        if not typed:
+            console.print(f"> {line}", markup=False)
+        yield line

@@ -1,0 +1,154 @@
+"""`ffedit run`: an edit made from a recipe, a YAML file of the options of `ffedit apply`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+import yaml
+
+from ffedit.cli.apply import apply
+from ffedit.cli.export import export
+from ffedit.cli.options import FILE
+from ffedit.editor.config import EditConfig
+from ffedit.editor.set_numbers import set_numbers
+from ffedit.errors import EditError, FFEditError
+
+FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves
+EXPORT = "export"  # a folder, as of `apply`, or a list of the options of `export`
+
+
+@click.command()
+@click.argument("recipe", type=FILE)
+@click.option("--force", is_flag=True, help="Replace folders that are there.")
+@click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
+def run(recipe: Path, **flags: bool) -> None:
+    """Make the edit of RECIPE, a YAML file: options of `apply` by name, and what to export.
+
+    `ffedit apply --save-recipe FILE` writes one, `ffedit show --recipe` shows that of an edit. Paths are relative to
+    the working folder.
+    """
+    values, lines = read_recipe(recipe)
+    values |= {name: True for name, value in flags.items() if value}
+    exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
+    with ExitStack() as temporary:
+        folder = Path(temporary.enter_context(tempfile.TemporaryDirectory()))
+        if exports:
+            edit = str(values.setdefault("out", str(folder / "edit")))
+        ways = [[edit, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")] for i, how in enumerate(exports)]
+        if isinstance(values.get(FACTS), list):
+            facts = folder / "facts.json"
+            facts.write_text(json.dumps(values[FACTS]), encoding="utf-8")
+            values[FACTS] = str(facts)
+        source = [str(values.pop(FACTS))] if FACTS in values else []
+        words = [*arguments(apply, values, recipe, lines), *source]
+        with named(recipe, lines):
+            context = apply.make_context("run", words)
+        apply.invoke(context)
+        for way in ways:
+            export.invoke(export.make_context("run", way))
+
+
+def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Read a recipe: its values, and by dotted name ("set.value.steps", "export.0.out") the line of each, from 1.
+
+    Raises:
+        EditError: it cannot be read, is no YAML or no mapping, or names a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise EditError(f"{path}: cannot be read ({error})") from error
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise EditError(f"{path}{line}: not YAML ({error.problem})") from error
+    if not isinstance(values, dict):
+        raise EditError(f"{path}: holds no recipe; a mapping of options was expected, such as `facts: FILE`")
+    lines: dict[str, int] = {}
+    for name, number in _lines(root):
+        if name in lines:
+            raise EditError(f"{path}:{number}: {name} stands there twice, first in line {lines[name]}")
+        lines[name] = number
+    return values, lines
+
+
+def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the dotted name of each value below a node, and its line from 1."""
+    items: Iterable[tuple[Any, yaml.Node, yaml.Node]] = ()
+    if isinstance(node, yaml.MappingNode):
+        items = ((key.value, key, value) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        items = ((i, value, value) for i, value in enumerate(node.value))
+    for name, start, value in items:
+        yield f"{prefix}{name}", start.start_mark.line + 1
+        yield from _lines(value, f"{prefix}{name}.")
+
+
+def arguments(
+    command: click.Command, values: Mapping[str, Any], recipe: Path, lines: Mapping[str, int], prefix: str = ""
+) -> list[str]:
+    """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`.
+
+    Raises:
+        EditError: there is no such option, or its value has not its form; the line says where.
+    """
+    options = {_name(option): option for option in command.params if isinstance(option, click.Option)}
+    words = []
+    for name, value in values.items():
+        where = f"{recipe}:{lines.get(prefix + str(name), 1)}"
+        option = options.get(str(name).replace("-", "_"))
+        if option is None:
+            known = [*options] if prefix else [FACTS, *options]
+            close = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            raise EditError(f"{where}: {name} is not known; {hint}")
+        flag = option.opts[-1] if option.opts[-1].startswith("--") else option.opts[0]
+        if isinstance(value, bool) != option.is_flag or (isinstance(value, dict | list) and not option.multiple):
+            expected = "true or false" if option.is_flag else "one value"
+            raise EditError(f"{where}: {name} is {value!r}; {expected} was expected")
+        if option.is_flag:
+            words += [flag] if value else []
+        elif isinstance(value, dict):
+            for inner, number in value.items():
+                setting = f"{inner}={number if isinstance(number, str) else json.dumps(number)}"
+                with _at(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}"):
+                    set_numbers(EditConfig(), [setting])
+                words += [flag, setting]
+        else:
+            for word in value if isinstance(value, list) else [value]:
+                words += [flag, str(word)]
+    return words
+
+
+def _name(option: click.Option) -> str:
+    """Return the name of an option in a recipe: its first long form, `fact_token` for `--fact-token`."""
+    long = next(form for form in option.opts if form.startswith("--"))
+    return long[2:].replace("-", "_")
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Name where an error of ffedit stands."""
+    try:
+        yield
+    except FFEditError as error:
+        raise EditError(f"{where}: {error}") from error
+
+
+@contextmanager
+def named(recipe: Path, lines: Mapping[str, int]) -> Iterator[None]:
+    """Name the recipe, and the line where one is known, in an error of its options."""
+    try:
+        with _at(str(recipe)):
+            yield
+    except click.UsageError as error:
+        option = error.param if isinstance(error, click.BadParameter) else None
+        line = lines.get(_name(option)) if isinstance(option, click.Option) else None
+        raise EditError(f"{recipe}{f':{line}' if line else ''}: {error.format_message()}") from error

@@ -1,0 +1,99 @@
+"""Figure files: PNG for a page, SVG or PDF for a paper, written atomically.
+
+matplotlib is an optional extra, imported when a figure is drawn. The same figure always gives the same file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ffedit.errors import EditError, FFEditError
+from ffedit.files.atomic import check_file, ready
+
+SUFFIXES = (".png", ".svg", ".pdf")
+# Fonts for scripts that matplotlib's default font lacks; those that are installed are used.
+FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Noto Sans Arabic",
+    "Noto Sans Devanagari",
+    "Arial Unicode MS",
+)
+
+
+@contextmanager
+def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
+    """Write the matplotlib figure that `draw` makes, and move it to `path` when the block ends without an error.
+
+    The same figure always gives the same file.
+
+    Raises:
+        FFEditError: matplotlib is not installed.
+        EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
+    """
+    target = check_plot(path)
+
+    def draw_to(made: Path) -> None:
+        suffix = target.suffix.lower()
+        about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+        with style():
+            draw().savefig(made, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
+
+    with ready(target, draw_to):
+        yield
+
+
+def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
+    """Write a figure as `figure_ready` does, at once."""
+    with figure_ready(path, draw):
+        return Path(path)
+
+
+def check_plot(path: str | Path) -> Path:
+    """Check that a figure can be written to a path, and return it; meant to be called before any long computation.
+
+    Raises:
+        FFEditError: matplotlib is not installed.
+        EditError: the suffix is not known, or the folder is not there.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        found = repr(target.suffix) if target.suffix else "no suffix"
+        raise EditError(f"{target}: a figure is one of {', '.join(SUFFIXES)}, found {found}; rename it")
+    if not target.absolute().parent.is_dir():
+        raise EditError(f"{target}: the figure cannot be written (no folder {target.parent})")
+    check_file(target)
+    check_matplotlib()
+    return target
+
+
+def check_matplotlib() -> None:
+    """Raise FFEditError where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise FFEditError('figures need matplotlib; install it with: pip install "ffedit[plots]"') from error
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and write figures with the fonts that are installed, and with the same identifiers in every file."""
+    import matplotlib
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    fonts = ["DejaVu Sans", *(name for name in FONTS if name in installed)]
+    with matplotlib.rc_context({"svg.hashsalt": "ffedit", "font.family": fonts}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield

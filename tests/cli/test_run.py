@@ -1,0 +1,93 @@
+"""A recipe makes the edit that it was written for again, and says where it is wrong."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+import zoo
+from making import made
+from shell import shell
+
+import ffedit
+from ffedit.cli.run import read_recipe
+from ffedit.errors import EditError
+
+FACT = {"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome", "previous": "Paris"}
+FEW = {"value.steps": 3, "prompts.contexts": 1}
+
+
+def recipe(path: Path, **values: object) -> Path:
+    path.write_text(yaml.safe_dump({"facts": [FACT], "layers": 0, "set": FEW, **values}, sort_keys=False))
+    return path
+
+
+def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
+    first = recipe(empty / "first.yaml", out="first", save_recipe="saved.yaml", method="emmet", force=True)
+    assert shell(capsys, "run", first.name, "-q").code == 0
+    saved = yaml.safe_load(Path("saved.yaml").read_text(encoding="utf-8"))
+    assert saved["method"] == "emmet" and saved["set"]["value.steps"] == 3 and saved["out"] == "first"
+    shown = shell(capsys, "show", "first", "--recipe")
+    assert {**yaml.safe_load(shown.out), "out": "first"} == saved
+    Path("saved.yaml").write_text(yaml.safe_dump({**saved, "out": "second"}), encoding="utf-8")
+    assert shell(capsys, "run", "saved.yaml", "-q").code == 0
+    assert ffedit.Edit.load("second").fingerprint() == ffedit.Edit.load("first").fingerprint()
+
+
+def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
+    exports = [{"format": "delta", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
+    path = recipe(empty / "r.yaml", force=True, export=exports)
+    assert shell(capsys, "run", path.name).code == 0
+    assert (empty / "numbers").is_dir() and (empty / "lora" / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("facts: f.json\nlayerz: 0\n", ":2: layerz is not known; did you mean layers?"),
+        ("facts: f.json\nxyzzy: 0\n", ":2: xyzzy is not known; known are facts, "),
+        ("layers: 0\nspread: x\n", ":2: Invalid value for '--spread': 'x'"),
+        ("seed: [1]\n", ":1: seed is [1]; one value was expected"),
+        ("force: 3\n", ":1: force is 3; true or false was expected"),
+        ("set:\n  value.steps: 20\n  value.stepz: 20\n", ":3: value.stepz: there is no such number"),
+        ("set: {value.steps: many}\n", ":1: value.steps: 'many' is of type str, expected int"),
+        ("export:\n- out: a\n- format: adapter\n  fold: a\n", ":4: fold is not known; known are "),
+        ("seed: 1\nseed: 2\n", ":2: seed stands there twice, first in line 1"),
+        ("seed: [\n", ":2: not YAML"),
+        ("- 1\n", ": holds no recipe"),
+        ("", ": holds no recipe"),
+    ],
+)
+def test_an_error_names_the_line(capsys: pytest.CaptureFixture[str], empty: Path, text: str, expected: str) -> None:
+    Path("r.yaml").write_text(text)
+    ran = shell(capsys, "run", "r.yaml")
+    assert ran.code == 1 and f"r.yaml{expected}" in ran.err and len(ran.err.splitlines()) == 1
+    assert [path.name for path in empty.iterdir()] == ["r.yaml"]
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="cannot be read"):
+        read_recipe(tmp_path / "none.yaml")
+
+
+def test_an_edit_that_apply_cannot_make_has_no_recipe(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
+    made(zoo.shared("llama"), {1: 1}).save("random")
+    ran = shell(capsys, "show", "random", "--recipe")
+    assert ran.code == 1 and "has no recipe" in ran.err and not ran.out
+
+
+def test_prompts_are_answered_side_by_side(
+    capsys: pytest.CaptureFixture[str], empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(capsys, "run", recipe(empty / "r.yaml", out="edit", export="edited", **{"set": {}}), "-q").code == 0
+    for options in (["--edit", "edit"], ["--model", "edited"]):
+        monkeypatch.setattr(
+            "sys.stdin", io.StringIO(f"Eiffel Tower is located in the city of\n{'word ' * 999}\n\nmore")
+        )
+        ran = shell(capsys, "chat", *options)
+        lines = [" ".join(line.split()) for line in ran.out.splitlines()]
+        assert lines[:3] == ["before after", "> Eiffel Tower is located in the city of", "Paris. Rome."]
+        assert "prompt of 1000 tokens" in lines[-1] and "after the empty line" not in ran.out
+    assert "--edit" in shell(capsys, "chat").err
