@@ -14,11 +14,13 @@ import ffedit
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import (
     FILE,
+    PUSH,
     Surface,
     asking_options,
     fact_options,
     output_options,
     parse_layers,
+    pushed,
     solving_options,
 )
 from ffedit.editor.methods import METHODS, preset
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--out", type=FILE, help="Save the edit in this folder.")
 @click.option("--save-recipe", type=FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
 @click.option("--export", "export_to", type=FILE, help="Save the edited model in this folder, or FILE.gguf.")
+@PUSH
 @click.option("--force", is_flag=True, help="Replace folders that are there.")
 @click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @click.option(
@@ -128,4 +131,4 @@ def apply(
             destinations.save(editable, edit)
     if failure is not None:
         raise failure
-    surface.show(destinations.next_step(facts[0], editable.chat))
+    surface.show(pushed(destinations.export_to, destinations.hub), destinations.next_step(facts[0], editable.chat))

@@ -36,6 +36,7 @@ class Destinations:
         plot: file for the figure of the trace.
         json_to: file for the JSON, or -.
         force: replace existing folders.
+        hub: repository of the hub to upload the checkpoint to.
     """
 
     out: Path | None
@@ -44,14 +45,17 @@ class Destinations:
     plot: Path | None
     json_to: str | None
     force: bool
+    hub: str | None = None
 
     def check(self) -> None:
         """Check that the results can be written.
 
         Raises:
             EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
-                figure cannot be written.
+                figure cannot be written, or nothing is exported that could be pushed.
         """
+        if self.hub is not None and self.export_to is None:
+            raise EditError(f"--push-to-hub {self.hub}: uploads what --export writes; add --export DIR")
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
         for folder in folders:
             check_free(folder, self.force)

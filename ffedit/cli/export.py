@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, Surface, base_of, edit_folder, output_options, writing_options
+from ffedit.cli.options import FILE, PUSH, Surface, base_of, edit_folder, output_options, pushed, writing_options
 from ffedit.display.terminal.messages import Commands, shipped
 from ffedit.files.atomic import check_free
 from ffedit.loading.names import check_name
@@ -30,7 +30,7 @@ from ffedit.loading.names import check_name
 )
 @writing_options
 @click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
-@click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload the folder as this repository of the hub.")
+@PUSH
 def export(
     edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, surface: Surface, **how: Any
 ) -> None:
@@ -41,7 +41,6 @@ def export(
     surface.announce(f"writing and verifying {out}")
 
     from ffedit.cli import result
-    from ffedit.exporter import push
 
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
@@ -49,6 +48,5 @@ def export(
     prompts = [fact.text for fact in edit.facts[:1]] if how["format"] not in ("adapter", "delta") else []
     steps = [join(["ffedit", "ask", prompt, "--model", str(out)]) for prompt in prompts]
     surface.show(shipped(done), Commands(steps) if steps else None)
-    if hub is not None:
-        surface.show(f"Pushed to {push(out, hub)}")
+    surface.show(pushed(out, hub))
     surface.write_json(result.written(done))

@@ -151,6 +151,18 @@ writing_options = all_of(
 )
 
 
+PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload it as this repository of the hub.")
+
+
+def pushed(path: Path | None, hub: str | None) -> str | None:
+    """Upload what was exported to the repository of `--push-to-hub`; return what to show, None without the option."""
+    if path is None or hub is None:
+        return None
+    from ffedit.exporter import push
+
+    return f"Pushed to {push(path, hub)}"
+
+
 # Facts and edits -----------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
 
     Args:
         folder: an empty folder, where PEFT loads the adapter from.
-        base: hub id or folder of the base, as PEFT loads it.
+        base: hub id of the base, by which PEFT loads it, or another name.
         edit: an edit with `provenance["matrices"]`.
         revision: revision of a hub id.
         mixture: whether the base has experts, even if the edit changes none.

@@ -20,16 +20,17 @@ from ffedit.exporter.embedded_edits import embed, history, read_originals
 from ffedit.exporter.from_memory import identified, is_on_disk, save_expected, write_from_memory
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card
+from ffedit.exporter.origin import Origin, origin_of
 from ffedit.exporter.rewrite_shards import Moved, changed_by, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, write_file, written
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import cached_folder, local_folder
-from ffedit.loading.names import NAMED
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
 
+COMMIT = "Edited with ffedit"
 FORMATS = ("checkpoint", "adapter", "delta", "gguf")
 
 
@@ -153,18 +154,20 @@ def packed_edit(editable: Editable, edit: Edit) -> Edit:
 def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
     moved: Moved | None = None
-    edits: tuple[Edit, ...] = (base.edit,)
+    origin = base.origin
+    embedded = base.edit.noted(model=origin.name)
+    edits: tuple[Edit, ...] = (embedded,)
     originals: dict[str, Matrix] = {}
     if format == "adapter":
-        write_adapter(folder, base.reference, base.edit, base.revision, base.is_mixture)
-        card = adapter_card(base.reference, base.edit)
+        write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
+        card = adapter_card(origin, base.edit)
     elif format == "delta":
-        write_delta(folder, base.name, base.edit)
-        card = delta_card(base.name, base.edit)
+        write_delta(folder, origin.name, base.edit)
+        card = delta_card(origin, base.edit)
     else:
         moved, earlier, originals = write_checkpoint(base, folder)
-        edits = (*earlier, base.edit)
-        card = model_card(base.name, edits)
+        edits = (*earlier, embedded)
+        card = model_card(origin, edits)
     embed(folder, edits, originals if with_originals else {})
     (folder / "README.md").write_text(card, encoding="utf-8")
     return moved
@@ -187,20 +190,25 @@ def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit
     return moved, edits, {name: stored.matrix() for name, stored in originals.items()}
 
 
-def push(folder: Path, name: str) -> str:
-    """Upload a folder that `export` made as the repository `name` ("user/model") of the Hugging Face hub.
+def push(path: Path, name: str) -> str:
+    """Upload what `export` made, a folder or a GGUF file, as the repository `name` ("user/model") of the hub.
 
     The repository is created if it does not exist; its address is returned.
 
     Raises:
-        EditError: no network, no token, no permission, or no such name; the local folder is kept.
+        EditError: no network, no token, no permission, or no such name; what was exported is kept.
     """
     try:
         made = huggingface_hub.create_repo(name, exist_ok=True)
-        huggingface_hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Edited with ffedit")
+        if path.is_file():
+            huggingface_hub.upload_file(
+                repo_id=made.repo_id, path_or_fileobj=path, path_in_repo=path.name, commit_message=COMMIT
+            )
+        else:
+            huggingface_hub.upload_folder(repo_id=made.repo_id, folder_path=path, commit_message=COMMIT)
     except (OSError, ValueError) as error:  # all that the hub raises are these
         raise EditError(
-            f"{name}: not pushed ({brief(error)}); {folder} stands, `hf upload {name} {folder}` tries again"
+            f"{name}: not pushed ({brief(error)}); {path} stands, `hf upload {name} {path}` tries again"
         ) from error
     return str(made)
 
@@ -215,10 +223,10 @@ class Base(NamedTuple):
     revision: str | None = None
 
     @property
-    def reference(self) -> str:
-        """The name to load the base by: a hub id, or the full path of a folder."""
-        local = Path(self.name).exists() or self.name in NAMED
-        return str(self.folder.absolute()) if local and self.folder is not None else self.name
+    def origin(self) -> Origin:
+        """The base as others find it."""
+        folder = self.folder if self.editable is None else self.folder or cached_folder(self.editable)
+        return origin_of(self.name, folder, self.edit.provenance.get("source"))
 
     def packed(self) -> dict[Address, Packed]:
         """Pack the matrices that the edit changes as the base's GGUF file holds them."""

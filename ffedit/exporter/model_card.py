@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from ffedit.editor import Edit
+from ffedit.exporter.origin import Origin
 from ffedit.facts.text import counted
 from ffedit.loading.gguf import in_words
 
@@ -20,47 +21,46 @@ EXPERT = """name, _, expert = name.rstrip("]").partition("[")
     weight = weight[int(expert)] if expert else weight"""
 
 
-def model_card(base: str, edits: Sequence[Edit]) -> str:
+def model_card(base: Origin, edits: Sequence[Edit]) -> str:
     """Write the card of a checkpoint made from `base`, with all edits in its weights and the scores of the last."""
     count = sum(len(edit.facts) for edit in edits)
-    text = f"""This is `{base}` with {counted(count, "fact")} rewritten in its feed-forward memories by ffedit.
+    text = f"""This is `{base.name}` with {counted(count, "fact")} rewritten in its feed-forward memories by ffedit.
 Everything else is as in the base model.{_source(edits)}"""
-    return f"""{_card(base, f"{base}, edited", text, edits)}
+    return f"""{_card(base, f"{base.name}, edited", text, edits)}
 `ffedit_edits/` holds the edits themselves, oldest first; `ffedit undo CHECKPOINT --out DIR` takes the last one out.
 """
 
 
-def undone_card(checkpoint: str, gone: Edit, left: Sequence[Edit], exact: bool) -> str:
-    """Write the card of a checkpoint in which an edit was undone."""
+def undone_card(base: Origin, gone: Edit, left: Sequence[Edit], exact: bool) -> str:
+    """Write the card of a checkpoint made from `base` in which an edit was undone."""
     how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
     note = f"Edit {gone.fingerprint()} ({counted(len(gone.facts), 'fact')}) was undone: {how}."
     if left:
-        return f"{model_card(checkpoint, left)}\n{note}\n"
-    base = str(gone.provenance.get("model", checkpoint))
-    return f"{_front(base)}\n# {base}\n\nEdited with ffedit, and undone. {note}{_source([gone])}\n"
+        return f"{model_card(base, left)}\n{note}\n"
+    return f"{_front(base)}\n# {base.name}\n\nEdited with ffedit, and undone. {note}{_source([gone])}\n"
 
 
-def adapter_card(base: str, edit: Edit) -> str:
+def adapter_card(base: Origin, edit: Edit) -> str:
     """Write the card of a LoRA adapter."""
     facts = counted(len(edit.facts), "fact")
-    text = f"""A LoRA adapter that rewrites {facts} in the feed-forward memories of `{base}`, made by
+    text = f"""A LoRA adapter that rewrites {facts} in the feed-forward memories of `{base.name}`, made by
 ffedit.{_source([edit])}
 
 ```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base)}), "THIS FOLDER")
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base.name)}), "THIS FOLDER")
 ```"""
-    return _card(base, f"An edit of {base}", text, [edit], "peft")
+    return _card(base, f"An edit of {base.name}", text, [edit], "peft")
 
 
-def delta_card(base: str, edit: Edit) -> str:
+def delta_card(base: Origin, edit: Edit) -> str:
     """Write the card of a delta, with the code that applies it."""
     names = [about["parameter"] for about in edit.provenance["matrices"].values()]
     weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
     facts = counted(len(edit.facts), "fact")
-    text = f"""What is added to the parameters of `{base}` to rewrite {facts}, made by ffedit.{_source([edit])}
+    text = f"""What is added to the parameters of `{base.name}` to rewrite {facts}, made by ffedit.{_source([edit])}
 
 With `model` loaded by transformers, these lines apply it:
 
@@ -69,16 +69,16 @@ for name, delta in safetensors.torch.load_file("delta.safetensors").items():
     {weight}
     weight.copy_(weight.double() + delta.to(weight.device))
 ```"""
-    return _card(base, f"An edit of {base}", text, [edit])
+    return _card(base, f"An edit of {base.name}", text, [edit])
 
 
-def _card(base: str, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:
+def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:
     recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
     return f"""{_front(base, library)}
 # {title}
 
 {text}
-
+{_unpublished(base, library)}
 {_table(edits)}
 {_scores(edits[-1].provenance.get("scores"))}
 ## Recipe
@@ -86,10 +86,20 @@ def _card(base: str, title: str, text: str, edits: Sequence[Edit], library: str 
 {recipes}"""
 
 
-def _front(base: str, library: str = "transformers") -> str:
+def _front(base: Origin, library: str = "transformers") -> str:
     tags = ["ffedit", "knowledge-editing"]
-    data = ModelCardData(base_model=base, library_name=library, pipeline_tag="text-generation", tags=tags)
+    data = ModelCardData(
+        base_model=base.name, library_name=library, pipeline_tag="text-generation", tags=tags, **base.about
+    )
     return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _unpublished(base: Origin, library: str) -> str:
+    """Say what is to be set by hand before the folder is published; an empty string if nothing is."""
+    config = " (and `base_model_name_or_path` in `adapter_config.json`)" if library == "peft" else ""
+    steps = [] if base.on_hub else [f"`base_model`{config} is a local name: give the base's id on the hub"]
+    steps += [] if "license" in base.about else ["`license` is not known: give that of the base"]
+    return f"\nBefore this is published: {'; '.join(steps)}.\n" if steps else ""
 
 
 def _source(edits: Sequence[Edit]) -> str:

@@ -18,6 +18,7 @@ from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import embed, history, read_originals
 from ffedit.exporter.exporting import Exported
 from ffedit.exporter.model_card import undone_card
+from ffedit.exporter.origin import origin_of
 from ffedit.exporter.rewrite_shards import Plan, Rewrite, changed_by, identity_in, rewrite
 from ffedit.exporter.subprocess_check import Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, written
@@ -75,7 +76,8 @@ def undo(
         moved = rewrite(base, undoing.tensors, undoing.plan, folder)
         if undoing.left:
             embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
-        card = undone_card(str(checkpoint), undoing.edit, undoing.left, undoing.exact)
+        origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
+        card = undone_card(origin, undoing.edit, undoing.left, undoing.exact)
         (folder / "README.md").write_text(card, encoding="utf-8")
         which = None if edit is None else str(edit)
         checked = check_fresh(

@@ -101,7 +101,7 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
     """Return the name of a file, and the package that contains it."""
     package = None
     if name in PACKAGES:
-        distribution = PACKAGES[name][1]
+        distribution = PACKAGES[name].distribution
         try:
             package = f"{distribution} {importlib.metadata.version(distribution)}"
         except importlib.metadata.PackageNotFoundError:  # copied here, not installed

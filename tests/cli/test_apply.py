@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from commands import Command, apply, here, loads, run, thorough_apply
+from huggingface_hub import HfApi
 from making import verified_here
 from shell import ASKED, FACT, Ran, disk, process
 from transformers import AutoModelForCausalLM
@@ -229,3 +232,42 @@ def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
     done = apply(*words, "--out", "e")
     assert done.code == 2 and done.out == "" and disk(here) == before
     assert done.err.startswith("error: ") and done.err.endswith("See `ffedit apply --help`.\n")
+
+
+def test_a_hub_that_refuses_is_one_line_and_what_was_exported_stands(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch, verified_here: list[Any]
+) -> None:
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+            self.wfile.write(b'{"error": "you may not"}')
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refuses)
+    Thread(target=server.serve_forever, daemon=True).start()
+    hub = HfApi(f"http://127.0.0.1:{server.server_port}", token="hf_no")
+    monkeypatch.setattr("huggingface_hub.create_repo", hub.create_repo)
+    done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name", "--json", "result.json")
+    server.shutdown()
+    assert (done.code, done.err.count("\n")) == (1, 1) and "owner/name: not pushed (" in done.err and "403" in done.err
+    assert (here / "out" / "README.md").is_file() and (here / "result.json").is_file()
+    before = disk(here)
+    done = apply("bare.json", "--push-to-hub", "owner/name")
+    assert done.code == 1 and "add --export DIR" in done.err and disk(here) == before
+
+
+def test_apply_uploads_what_it_exported(
+    apply: Command, monkeypatch: pytest.MonkeyPatch, verified_here: list[Any]
+) -> None:
+    class Made(str):
+        repo_id = "owner/name"
+
+    uploads: list[Any] = []
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: Made("https://hub/owner/name"))
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: uploads.append(how))
+    done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name")
+    assert done.code == 0 and "Pushed to https://hub/owner/name" in done.out
+    assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("owner/name", Path("out"))

@@ -99,7 +99,7 @@ def test_ranks_are_each_layers_own(tmp_path: Path) -> None:
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["target_modules"] == ["transformer.h.0.mlp.c_proj", "transformer.h.2.mlp.c_proj"]
     assert config["rank_pattern"] == config["alpha_pattern"] == dict(zip(config["target_modules"], (3, 1), strict=True))
-    assert config["fan_in_fan_out"] and config["base_model_name_or_path"] == str(base)
+    assert config["fan_in_fan_out"] and config["base_model_name_or_path"] == "base"
     shapes = {name: list(tensor.shape) for name, tensor in load_file(out / "adapter_model.safetensors").items()}
     assert shapes["base_model.model.transformer.h.0.mlp.c_proj.lora_A.weight"] == [3, 128]
     assert shapes["base_model.model.transformer.h.0.mlp.c_proj.lora_B.weight"] == [32, 3]
