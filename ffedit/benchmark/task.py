@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def _in_order(shares: Sequence[Sequence[Any]], facts: Sequence[int]) -> dict[int
 
 def pack(scores: FactScores) -> dict[str, Any]:
     """Return one fact's scores as plain JSON, with only the fact's case_id, subject and target; see `unpack`."""
-    packed = scores.to_dict()
+    packed = replace(scores, asked=()).to_dict()
     fact = packed.pop("fact")
     return {**{name: fact[name] for name in ("case_id", "subject", "target") if name in fact}, **packed}
 

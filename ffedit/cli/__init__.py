@@ -100,7 +100,8 @@ def main() -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line on `arguments` and return the exit code."""
     try:
-        cli.main(arguments, prog_name="ffedit", standalone_mode=False)
+        words = sys.argv[1:] if arguments is None else arguments
+        cli.main(words, prog_name="ffedit", standalone_mode=False, obj=words)
         return 0
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "ffedit"

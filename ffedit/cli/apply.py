@@ -18,6 +18,7 @@ from ffedit.cli.options import (
     Surface,
     asking_options,
     fact_options,
+    html_option,
     output_options,
     parse_layers,
     pushed,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
 )
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
+@html_option
 def apply(
     facts: list[Fact],
     load_model: Callable[[], Editable],
@@ -70,12 +72,13 @@ def apply(
     require: str,
     strict: bool,
     surface: Surface,
+    html: Path | None,
     **paths: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
     config = set_numbers(preset(numbers, method), settings)
     config = replace(config, seed=seed, key=replace(config.key, fact_token=fact_token))
-    destinations = Destinations(json_to=surface.json_to, **paths)
+    destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     text = Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     destinations.check()
     text.check()
@@ -125,8 +128,9 @@ def apply(
     )
     surface.show(packing(measured), before_after(report), what_it_says(report), verdict(report, edit), warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
-    applied = result.applied(editable, edit, choice, report, ends)
-    with surface.json_ready(applied), destinations.plot_ready(choice):
+    saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
+    applied = result.applied(editable, edit, choice, report, ends, layers, saved)
+    with surface.json_ready(applied), destinations.page_ready(applied), destinations.plot_ready(choice):
         if failure is None:
             destinations.save(editable, edit)
     if failure is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -17,7 +18,7 @@ from ffedit.display.terminal.messages import Commands
 from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_file, check_free, write_text
+from ffedit.files.atomic import check_file, check_free, text_ready, write_text
 
 if TYPE_CHECKING:
     from ffedit.editor import Edit
@@ -34,6 +35,7 @@ class Destinations:
         save_recipe: file for the recipe.
         export_to: folder for the edited checkpoint, or GGUF file.
         plot: file for the figure of the trace.
+        html: file for the page.
         json_to: file for the JSON, or -.
         force: replace existing folders.
         hub: repository of the hub to upload the checkpoint to.
@@ -43,6 +45,7 @@ class Destinations:
     save_recipe: Path | None
     export_to: Path | None
     plot: Path | None
+    html: Path | None
     json_to: str | None
     force: bool
     hub: str | None = None
@@ -69,7 +72,8 @@ class Destinations:
             check_plot(self.plot)
         if self.save_recipe is not None:
             check_file(self.save_recipe)
-        for file in [Path(file) for file in (self.save_recipe, self.plot, self.json_to) if file is not None]:
+        files = (self.save_recipe, self.plot, self.html, self.json_to)
+        for file in [Path(file) for file in files if file is not None]:
             for folder in folders:
                 if folder.resolve() in file.resolve().parents:
                     raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
@@ -106,6 +110,14 @@ class Destinations:
         from ffedit.display.figures.trace import heat_maps
 
         return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
+
+    def page_ready(self, applied: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Render the page of a result, if one was asked for; it is moved to its path as the figure is."""
+        if self.html is None:
+            return nullcontext()
+        from ffedit.display.html.result import result_page
+
+        return text_ready(self.html, result_page(applied))
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders: first the checkpoint, because its export may be refused."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 import ffedit
-from ffedit.cli.inspecting import corpus_options, html_option
-from ffedit.cli.options import Surface, edit_folder, model_options, output_options
+from ffedit.cli.inspecting import corpus_options
+from ffedit.cli.options import Surface, edit_folder, html_option, model_options, output_options
 
 if TYPE_CHECKING:
     from ffedit.inference.corpus import Corpus

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from rich.text import Text
 
-from ffedit.cli.inspecting import corpus_options, html_option, stack_options
-from ffedit.cli.options import COUNT, FILE, Surface, output_options
+from ffedit.cli.inspecting import corpus_options, stack_options
+from ffedit.cli.options import COUNT, FILE, Surface, html_option, output_options
 
 if TYPE_CHECKING:
     from ffedit.inference.corpus import Corpus

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 import ffedit
-from ffedit.cli.inspecting import html_option
-from ffedit.cli.options import Surface, asking_options, edit_folder, output_options
+from ffedit.cli.options import Surface, asking_options, edit_folder, html_option, output_options
 
 if TYPE_CHECKING:
     from ffedit.model.editable import Editable

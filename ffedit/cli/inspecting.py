@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, SEED, model_options
-from ffedit.files.atomic import check_file
+from ffedit.cli.options import SEED, model_options
 from ffedit.inference.corpus import Corpus
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,19 +32,6 @@ def stack_options(command: Command) -> Command:
         return command(load_stack=load_stack, **kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-def html_option(command: Command) -> Command:
-    """Add `--html`; the command receives `html`, a file that can be written, or None."""
-    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
-        command
-    )
-
-
-def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
-    if target is not None:
-        check_file(target)
-    return target
 
 
 def corpus_options(command: Command) -> Command:

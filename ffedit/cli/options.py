@@ -267,6 +267,19 @@ def output_options(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
+def html_option(command: Command) -> Command:
+    """Add `--html`; the command receives `html`, a file that can be written, or None."""
+    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
+        command
+    )
+
+
+def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+    if target is not None:
+        check_file(target)
+    return target
+
+
 class Surface:
     """The output of a command: a terminal, and optionally one JSON object.
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise, zip_longest
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import click
+
+from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.routing import plain
 from ffedit.editor import Edit
 from ffedit.editor.provenance import versions
 from ffedit.editor.recipe import recipe_of
-from ffedit.evaluator import Report
+from ffedit.evaluator import FactScores, Report
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.inference.routing import Routes
@@ -20,6 +26,7 @@ from ffedit.layer_choice.choose import Found, Sweep
 from ffedit.locator import Aggregate, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
+from ffedit.safety.verdict import damage, took, verdict
 
 
 def located(
@@ -55,27 +62,40 @@ def located(
     }
 
 
-def applied(editable: Editable, edit: Edit, choice: Found, report: Report, ends: Mapping[str, float]) -> dict[str, Any]:
+def applied(
+    editable: Editable,
+    edit: Edit,
+    choice: Found,
+    report: Report,
+    ends: Mapping[str, float],
+    asked: str = "auto",
+    saved: Mapping[str, Path | None] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return the result of `ffedit apply`.
 
-    `choice` is the layer and the grounds for it, `ends` the seconds at which the start and then each stage ended.
+    `choice` is the layer and the grounds for it, `ends` the seconds at which the start and then each stage ended,
+    `asked` the value of `--layers`, `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept.
     """
-    measured = _measured(editable, report)
+    measured, about = _measured(editable, report), edit.provenance
     for row, trace in zip_longest(measured["facts"], choice.traces.traces):
         row["trace"] = None if trace is None else _trace(trace, edit.layers[-1])
+    why = [line for reason in reasons(choice, asked) for line in reason.plain.splitlines()]
     return {
         "model": measured.pop("model"),
-        "method": edit.provenance["method"],
+        "method": about["method"],
         "layers": edit.layers,
-        "layer": _rounded(choice.to_dict()),
+        "layer": {**_rounded(choice.to_dict()), "why": why},
         **measured,
         "edit": {
             "rank": edit.rank,
-            "norm_ratio": edit.provenance["norm_ratio"],
-            "seed": edit.provenance["config"]["seed"],
+            "norm_ratio": about["norm_ratio"],
+            "size": edit.size,
+            "seed": about["config"]["seed"],
             "fingerprint": edit.fingerprint(),
-            **({"gguf": edit.provenance["gguf"]} if "gguf" in edit.provenance else {}),
+            **{name: about[name] for name in ("base", "config", "statistics", "gguf") if name in about},
         },
+        "saved": {name: path and str(path) for name, path in saved.items()},
+        "warnings": about.get("warnings", []),
         "recipe": recipe_of(edit),
         "seconds": {stage: round(end - begun, 3) for (_, begun), (stage, end) in pairwise(ends.items())},
     }
@@ -85,16 +105,11 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
     """Return the result of `ffedit evaluate`: means with intervals, means over known facts, and means by kind.
 
     `unusable` are the records that could not be made into facts, each with its number and reason. In the result,
-    `left_out` lists what a score was not measured on, and `references` is the number of texts over which the document
-    frequencies of consistency were counted.
+    `references` is the number of texts over which the document frequencies of consistency were counted.
     """
     (before, after), kinds = report.known, report.kinds
-    sides = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
     return {
         **_measured(editable, report),
-        "intervals": {
-            side: {name: asdict(interval) for name, interval in intervals.items()} for side, intervals in sides.items()
-        },
         "known": {
             "facts": sum(fact.scores.knew == 1 for fact in report.facts_before),
             "before": before.to_dict(),
@@ -102,7 +117,6 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
         },
         "kinds": {"before": kinds[0], "after": kinds[1] if report.after else None},
         "references": report.references,
-        "left_out": [omission.to_dict() for omission in report.left_out],
         "unusable": [{"record": number, "reason": reason} for number, reason in unusable],
     }
 
@@ -128,19 +142,58 @@ def examined(editable: Editable) -> dict[str, Any]:
 
 
 def _measured(editable: Editable, report: Report) -> dict[str, Any]:
-    """Return the scores per fact and their means."""
+    """Return the scores per fact, their means and intervals, and the command line."""
     rows = []
     for before, after in zip_longest(report.facts_before, report.facts_after or ()):
         sides = {"before": before, "after": after}
         scores = {side: fact and {**fact.scores.to_dict(), "says": fact.says} for side, fact in sides.items()}
-        rows.append({**_prompt(before.fact), **scores})
+        done = {"took": took(after or before), "asked": _asked(before, after), "fact": before.fact.to_dict()}
+        rows.append({**_prompt(before.fact), **scores, **done})
+    intervals = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
     return {
         **_model(editable),
         "facts": rows,
         "before": report.before.to_dict(),
         "after": report.after and report.after.to_dict(),
+        "intervals": {
+            side: {name: asdict(interval) for name, interval in of.items()} for side, of in intervals.items()
+        },
+        "left_out": [omission.to_dict() for omission in report.left_out],
+        "verdict": _verdict(report),
+        "command": command_line(),
         "versions": versions(),
     }
+
+
+def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]:
+    """Return a fact's other prompts with the model's continuations before and after, None where it was not edited."""
+    return [
+        {
+            **{name: value for name, value in asdict(old).items() if name != "says"},
+            "before": old.says,
+            "after": new and new.says,
+        }
+        for old, new in zip_longest(before.asked, after.asked if after else ())
+    ]
+
+
+def _verdict(report: Report) -> dict[str, Any]:
+    """Return whether the edit took and what it damaged."""
+    took_by_fact = [took(score) for score in report.facts_after or report.facts_before]
+    count, done, harms = len(took_by_fact), sum(took_by_fact), damage(report)
+    outcome = "took with damage" if harms else "took"
+    if report.after is None:
+        outcome = "no edit"
+    elif done < count:
+        outcome = "took in part" if 2 * done >= count else "did not take"
+    text, *caveats = verdict(report).plain.split("\n")
+    names = [harm.split()[0] for harm in harms]
+    return {"outcome": outcome, "facts": count, "took": done, "damage": names, "text": text, "caveats": caveats}
+
+
+def command_line() -> str:
+    """Return the running command as it was typed."""
+    return shlex.join(["ffedit", *click.get_current_context().obj])
 
 
 def _model(editable: Editable) -> dict[str, Any]:

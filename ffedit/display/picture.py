@@ -26,6 +26,8 @@ Effects: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 RAMP = ("#221150", "#51127c", "#822681", "#b73779", "#e65164", "#fb8861", "#fec287", "#fcf0b2")
 PARTS = {"feed_forward": "feed-forward", "attention": "attention"}
 UNITS: dict[Metric, str] = {"probability": "probability", "log_probability": "nats", "logit_difference": "nats"}
+# The colour of a restoration with a clearly negative effect.
+HURTS = "#7d93a6"
 # An effect below minus this share of the scale is marked as negative.
 NEGATIVE = 0.05
 # In a long prompt, tokens with more than this share of the largest effect keep their own row.
@@ -71,6 +73,11 @@ class Picture:
     layer: int
     depth: int
     metric: Metric
+
+    @property
+    def step(self) -> int:
+        """The distance between labelled layers: see `layer_step`."""
+        return layer_step(self.depth)
 
     @property
     def scale(self) -> float:
@@ -168,6 +175,19 @@ def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
         found = effects[~np.isnan(effects).all(1)]
         if len(found):
             yield Row(role, found.mean(0), role.endswith("subject"))
+
+
+def layer_step(depth: int) -> int:
+    """Return the distance between the labels of at most twelve of `depth` layers."""
+    return next(step for step in (1, 2, 5, 10, 20, 50, 1000) if step * 12 >= depth)
+
+
+def shade(picture: Picture, effect: float) -> str | None:
+    """Return the colour of an effect as `#rrggbb`; None where nothing was restored."""
+    if np.isnan(effect):
+        return None
+    share = picture.share(effect)
+    return HURTS if share < -NEGATIVE else colour(max(0.0, share))
 
 
 def colour(share: float) -> str:

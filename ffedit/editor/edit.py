@@ -81,6 +81,11 @@ class Edit(Displayed):
         return max((delta.rank for delta in self.updates.values()), default=0)
 
     @property
+    def size(self) -> int:
+        """Bytes of its numbers: factors, keys and values."""
+        return edit_folder.size(self)
+
+    @property
     def base(self) -> str:
         """Fingerprint of the model that the edit was computed on."""
         return str(self.provenance["base"])

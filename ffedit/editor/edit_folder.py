@@ -87,6 +87,11 @@ def digest(edit: Edit) -> str:
     return hashed.hexdigest()[:16]
 
 
+def size(edit: Edit) -> int:
+    """Return the size of an edit's numbers in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in _tensors(edit))
+
+
 def _bytes(tensor: Tensor) -> bytes:
     # numpy has no bfloat16.
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -22,7 +22,7 @@ from ffedit.evaluator.generations import Generations, prompt_of, requests, sampl
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
 from ffedit.evaluator.prompts import Questions, questions
 from ffedit.evaluator.responses import BUDGET, Context, ask
-from ffedit.evaluator.scores import FactScores, Report, Scores, left_out, mean_scores
+from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
@@ -116,7 +116,9 @@ def _fact_scores(q: Questions, now: Responses, before: Responses) -> FactScores:
     unsampled = len(q.neighbors) - len(moved(q, now))
     left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
     scores = Scores(**measure(q, now, before))
-    return FactScores(q.fact, scores, now.spoken.words(q.own.new), by_kind(q, now, before), left_out)
+    spoken = now.spoken
+    asked = (Continuation(one.score, one.prompt, spoken.answer(one.text), spoken.begun(one.text)) for one in q.probed)
+    return FactScores(q.fact, scores, spoken.words(q.own.new), by_kind(q, now, before), left_out, tuple(asked))
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:

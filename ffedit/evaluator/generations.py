@@ -78,7 +78,7 @@ class Generations:
     def __init__(
         self, editable: Editable, wanted: Sequence[GenerationRequest], answers: Mapping[Encoded, Answer]
     ) -> None:
-        self._editable = editable
+        self._editable, self._answers = editable, answers
         self._said: dict[Context, tuple[int, ...]] = {}
         for request in wanted:
             prompt, known = prompt_of(request.text), answers[request.text].said(request.text.target_ids)
@@ -98,6 +98,15 @@ class Generations:
     def words(self, text: Encoded) -> str:
         """Return the greedy continuation of the prompt of `text` as text, white space normalised."""
         return words(self._editable, self.ids(text))
+
+    def begun(self, text: Encoded) -> str:
+        """Return as much of the greedy continuation as is known, also where none was requested: its first tokens."""
+        known = self._said.get(prompt_of(text)) or self._answers[text].said(text.target_ids)
+        return words(self._editable, known)
+
+    def answer(self, text: Encoded) -> str:
+        """Return the answer of `text`, without its prompt."""
+        return words(self._editable, text.target_ids)
 
     def says(self, text: Encoded, other: Encoded | None = None, aliases: Sequence[Encoded] = ()) -> bool:
         """Return whether the continuation says the whole answer or an alias, and not the longer answer of `other`."""

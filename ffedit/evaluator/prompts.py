@@ -64,8 +64,26 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Probed:
+    """A prompt of a fact beside its own, as text.
+
+    Attributes:
+        score: name of the score that is measured on it.
+        prompt: the prompt.
+        text: the prompt with the answer that the score favours.
+    """
+
+    score: str
+    prompt: str
+    text: Encoded
+
+
+@dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out."""
+    """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out.
+
+    `probed` lists the prompts of paraphrase, specificity, same_subject, portability and locality as they are worded.
+    """
 
     fact: Fact
     own: Pair
@@ -77,6 +95,7 @@ class Questions:
     locality: tuple[Prompt, ...]
     generation: tuple[Encoded, ...]
     left_out: Mapping[str, int]
+    probed: tuple[Probed, ...] = ()
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -182,6 +201,15 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     prompt = stated(fact.text, fact.previous is not None)
     paraphrases = tuple(stated(wording) for wording in fact.paraphrase_texts)
     neighbors = tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in others)
+    pairs = tuple(map(asked, same_subject))
+    portability, unrelated = tuple(map(question, follows)), tuple(map(question, locality))
+    probed = [
+        *(Probed("paraphrase", *one) for one in zip(fact.paraphrase_texts, (p.new for p in paraphrases), strict=True)),
+        *(Probed("specificity", of.prompt, pair.true) for of, pair in zip(others, neighbors, strict=True)),
+        *(Probed("same_subject", of.prompt, pair.true) for of, pair in zip(same_subject, pairs, strict=True)),
+        *(Probed("portability", of.prompt, one.text) for of, one in zip(follows, portability, strict=True)),
+        *(Probed("locality", of.prompt, one.text) for of, one in zip(locality, unrelated, strict=True)),
+    ]
     with_edit = _behind(editable, fact, others) if full else ()
     reason = "one" if previous else "unsaid"
     left_out[f"efficacy/{reason}"] = _of_one_object([prompt])
@@ -194,12 +222,13 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         own=prompt,
         paraphrases=paraphrases,
         neighbors=neighbors,
-        same_subject=tuple(map(asked, same_subject)),
+        same_subject=pairs,
         with_edit=with_edit,
-        portability=tuple(map(question, follows)),
-        locality=tuple(map(question, locality)),
+        portability=portability,
+        locality=unrelated,
         generation=tuple(text(begun, "") for begun in fact.generation_texts) if full else (),
         left_out=+left_out,
+        probed=tuple(probed),
     )
 
 

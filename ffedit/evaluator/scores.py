@@ -75,6 +75,23 @@ class Scores(SimpleNamespace):
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """A prompt of a fact beside its own, and how the model continues it.
+
+    Attributes:
+        score: name of the score that is measured on the prompt.
+        prompt: the prompt.
+        answer: the answer that the score favours.
+        says: the first words of the greedy continuation, as many as it takes to compare them with the answer.
+    """
+
+    score: str
+    prompt: str
+    answer: str
+    says: str
+
+
+@dataclass(frozen=True)
 class FactScores:
     """One fact's scores.
 
@@ -85,6 +102,7 @@ class FactScores:
         kinds: portability and locality by the data set's kinds of probes, as by `metrics.by_kind`.
         left_out: by score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not
             measured on; the reasons are in `REASONS`.
+        asked: the other prompts that were asked.
     """
 
     fact: Fact
@@ -92,10 +110,12 @@ class FactScores:
     says: str
     kinds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    asked: tuple[Continuation, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        more = {"kinds": dict(self.kinds), "left_out": dict(self.left_out)}
+        asked = [asdict(one) for one in self.asked]
+        more = {"kinds": dict(self.kinds), "left_out": dict(self.left_out), "asked": asked}
         measured = {name: value for name, value in more.items() if value}
         return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **measured}
 
@@ -103,7 +123,8 @@ class FactScores:
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
         """Read what `to_dict` gave."""
         fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
-        return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}))
+        asked = tuple(Continuation(**one) for one in record.get("asked", ()))
+        return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}), asked)
 
 
 @dataclass(frozen=True)

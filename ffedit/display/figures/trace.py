@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ffedit.display.picture import NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, pictures, restored
+from ffedit.display.picture import HURTS, NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, layer_step, pictures, restored
 from ffedit.facts.text import counted, number
 from ffedit.locator.aggregate import ROLES, Aggregate
 from ffedit.locator.result import Part, Trace, TraceSet
@@ -21,8 +21,6 @@ from ffedit.locator.result import Part, Trace, TraceSet
 # Heat maps -----------------------------------------------------------------------------------------
 
 MOST_ROWS = 40
-# The colour of a restoration with a clearly negative effect.
-HURTS = "#7d93a6"
 MOST_CHARACTERS = 24
 # Inches: row labels, the gap between panels that share them, and the colour bar with its labels.
 LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
@@ -100,7 +98,7 @@ def headline(axes: Any, title: str, under: Sequence[str], width: float) -> None:
 
 def layer_ticks(depth: int, middle: float) -> tuple[np.ndarray[Any, Any], list[str]]:
     """Return positions and labels for up to twelve layers; `middle` is the offset of a column's centre."""
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 1000) if s * 12 >= depth)
+    step = layer_step(depth)
     return np.arange(0, depth, step) + middle, [str(i) for i in range(0, depth, step)]
 
 

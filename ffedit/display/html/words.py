@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ffedit.facts.text import visible
 
@@ -14,6 +15,14 @@ MOST = 160
 def finished(value: Any) -> Any:
     """Convert a value for output by a template: markup and numbers unchanged, invisible characters of text visible."""
     return value if isinstance(value, Markup | int | float) else visible(str(value))
+
+
+def prose(text: str) -> Markup:
+    """Format a sentence of ours: what stands between backticks is code."""
+    pieces = (escape(visible(piece)) for piece in text.split("`"))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if i % 2 else piece for i, piece in enumerate(pieces)
+    )
 
 
 def bare(text: str) -> str:
@@ -43,3 +52,10 @@ def end(text: str, most: int = MOST) -> str:
 def start(text: str, most: int = MOST) -> str:
     """Return the first characters of a long text."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def fact(record: Mapping[str, Any], most: int = 60) -> str:
+    """Say what a fact changes: "Eiffel Tower: Paris → Rome"; long names are cut."""
+    subject, target = start(record["subject"], most), start(record["target"] or "", most)
+    old = f": {start(record['previous'], most)}" if record["previous"] else ""
+    return f"{subject}{old} → {target}"

@@ -30,14 +30,21 @@ NO_SITE = "The trace shows no site at the subject's last token"
 
 
 def why_layer(found: Found, asked: str) -> RenderableType:
-    """Say why this layer is edited; `asked` is the value of `--layers`."""
+    """Say why this layer is edited; `asked` is the value of `--layers`. A sweep is a table as well."""
+    if found.sweep is not None and not found.kept:
+        return compare_layers(found.sweep)
+    return Group(*reasons(found, asked))
+
+
+def reasons(found: Found, asked: str) -> list[Text]:
+    """Return the reasons for this layer, without tables; `asked` is the value of `--layers`."""
     choice, layer = found.choice, found.layer
-    if found.sweep is not None:
-        if not found.kept:
-            return compare_layers(found.sweep)
+    if found.sweep is not None and found.kept:
         over = f"remembered from a sweep with {found.sweep.method} over {counted(found.sweep.facts, 'fact')}"
-        return Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")
-    lines: list[RenderableType] = []
+        return [Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")]
+    if found.sweep is not None:
+        return _sweep_in_words(found.sweep)
+    lines: list[Text] = []
     if choice is not None and asked != "auto":
         lines.append(Text(f"{NO_SITE}, so it does not tell the layer."))
     if choice is not None and choice.layer is None:
@@ -48,7 +55,7 @@ def why_layer(found: Found, asked: str) -> RenderableType:
         usual = f"the usual depth of published layers in a model of {len(found.traces.at_subject)}"
         lines.append(Text(f"Layer {layer}: {usual}, for want of a better."))
     shown = {"model": "model", "depth": "model", "trace": asked if asked != "auto" else "trace"}.get(found.by, asked)
-    return Group(*lines, layer_choice(found.traces, layer, shown))
+    return [*lines, layer_choice(found.traces, layer, shown)]
 
 
 def model_choice(choice: Choice, layer: int | None = None) -> Text:
@@ -172,11 +179,15 @@ def _doubts(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
 def compare_layers(sweep: Sweep) -> RenderableType:
     """Render tracing and a sweep of edits side by side, one row per layer, with the layer that each would choose."""
     table = _layers_table(sweep.rows, {"tracing": sweep.traced, "sweep": sweep.layer})
-    lines = ["", f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
+    return Group(table, Text(""), *_sweep_in_words(sweep))
+
+
+def _sweep_in_words(sweep: Sweep) -> list[Text]:
+    lines = [f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
     if missing := [name for name in RATES if all(getattr(row, name) is None for row in sweep.rows)]:
         score = "there is no score" if "efficacy" in missing else "the score is of the others"
         lines.append(f"Not measured, for want of prompts: {' and '.join(missing)}; {score}.")
-    return Group(table, *map(Text, lines))
+    return list(map(Text, lines))
 
 
 def candidates_table(choice: Choice) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -57,9 +58,9 @@ def all_scores(report: Report) -> Table:
         for kind in kinds:
             cells = [_shown(kind, before[kind], report.intervals_before)]
             if report.after is not None:
-                change = Text(_signed(after_by_kind[kind] - before[kind]))
+                change = Text(signed(after_by_kind[kind] - before[kind]))
                 cells.append(_shown(kind, after_by_kind[kind], report.intervals_after))
-                cells.append(change.append_text(_range(report.changes.get(kind), _signed)))
+                cells.append(change.append_text(_range(report.changes.get(kind), signed)))
             table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = ["in brackets: 95 % intervals over facts"] if report.intervals_before else []
@@ -99,8 +100,7 @@ def _measured(report: Report, name: str) -> bool:
 def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) -> Text:
     if value is None:
         return Text("")
-    words = _share if _is_share(name) and value >= 0 else number
-    return Text(words(value)).append_text(_range(intervals.get(name), words))
+    return Text(figure(name, value)).append_text(_range(intervals.get(name), partial(figure, name)))
 
 
 def _range(interval: Interval | None, words: Callable[[float], str]) -> Text:
@@ -112,15 +112,14 @@ def _with_magnitude(scores: Scores, name: str) -> Text:
     if value is None:
         return Text("")
     magnitude = getattr(scores, f"{name}_magnitude", None)
-    beside = "" if magnitude is None else f" ({_signed(magnitude)})"
+    beside = "" if magnitude is None else f" ({signed(magnitude)})"
     aligned = any(getattr(scores, f"{other}_magnitude", None) is not None for other in NAMES)
-    shown = _share(value) if _is_share(name) else number(value)
-    return Text.assemble(shown, (beside.ljust(8 if aligned else 0), "dim"))
+    return Text.assemble(figure(name, value), (beside.ljust(8 if aligned else 0), "dim"))
 
 
-def _is_share(name: str) -> bool:
-    """Return whether a score, or a kind of it ("locality/Alias"), is a share; others are shown as plain numbers."""
-    return METRICS[name.partition("/")[0]].unit == "share"
+def figure(name: str, value: float) -> str:
+    """Format the value of a score, or of a kind of it ("locality/Alias"); shares are never rounded to 0 or 1."""
+    return _share(value) if METRICS[name.partition("/")[0]].unit == "share" and value >= 0 else number(value)
 
 
 def _share(rate: float) -> str:
@@ -130,7 +129,8 @@ def _share(rate: float) -> str:
     return f"{rate:.3f}" if 0.0005 <= rate < 0.9995 else f"{rate:.4f}"
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """Format a change with its sign."""
     return f"{'+' if value > 0 and number(value) != '0.00' else ''}{number(value)}"
 
 
@@ -139,12 +139,12 @@ def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Tex
     old, new = getattr(report.before, name), getattr(report.after, name)
     if old is None or new is None:
         return Text("!" if new is not None and name == "drift" and new > DRIFTED else "", style="bold red")
-    change, style = _signed(new - old), ""
+    change, style = signed(new - old), ""
     if name in SPARED and fell(old, new):
         change, style = f"{change} !", "bold red"
     elif name not in SPARED and METRICS[name].direction == "up":
         style = "green" if new > old else "red" if new < old else ""
-    return Text.assemble((change, style), _range(intervals.get(name), _signed))
+    return Text.assemble((change, style), _range(intervals.get(name), signed))
 
 
 def two_columns(before: str, after: str, style: str) -> Table:

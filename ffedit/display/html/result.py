@@ -1,0 +1,151 @@
+"""The result of `ffedit apply` or `ffedit evaluate` as a page, made of nothing but the record that `--json` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any, Literal, TypeAlias
+
+from ffedit.display.html.rendering import render
+from ffedit.display.picture import Picture, pictures
+from ffedit.display.terminal.scores import figure, signed
+from ffedit.editor.config import dotted
+from ffedit.evaluator import METRICS
+from ffedit.facts.fact import fill
+from ffedit.locator import Trace, TraceSet
+
+Record: TypeAlias = Mapping[str, Any]
+# The other prompts of a fact, by the score measured on them: those whose answers should stay first.
+ASKED = {
+    "same_subject": "Other facts of the subject: the answer should stay",
+    "specificity": "Other subjects: the answer should stay",
+    "locality": "Unrelated questions: the answer should stay",
+    "paraphrase": "The fact in other words: the answer should be the new one",
+    "portability": "What follows from the fact: the answer should be the new one",
+}
+MOST_MOVED = 20
+# What the record of `evaluate` lacks, and what only some records have.
+OF_APPLY = {"edit": None, "layer": None, "chat": False, "warnings": (), "unusable": ()}
+STAY = ("same_subject", "specificity", "locality")
+# The colour of the verdict, by its outcome.
+TONES = {"took": "good", "did not take": "bad", "nothing to change": "plain", "no edit": "plain"}
+
+
+def result_page(record: Record) -> str:
+    """Render the result of `apply`, or of `evaluate`, which has no layer, trace, costs or way back."""
+    facts = sorted(record["facts"], key=lambda fact: (fact["took"], -len(changed(fact))))
+    traces = [fact["trace"] for fact in facts if fact.get("trace")]
+    return render(
+        "result.html",
+        record={**OF_APPLY, **record},
+        facts=facts,
+        tone=TONES.get(record["verdict"]["outcome"], "partly"),
+        scores=list(score_rows(record)),
+        asked=_asked,
+        changed=changed,
+        guarded=any(one["score"] in STAY for fact in facts for one in fact["asked"]),
+        moved=[one for fact in facts for one in changed(fact)],
+        text=lambda fact: fill(fact["prompt"], fact["subject"]),
+        heat_map=_heat_map,
+        heats=len(traces),
+        average=_heat_map(traces),
+        quote=quote,
+        MOST=MOST_MOVED,
+        candidates=_candidates(record),
+        settings=dotted(record.get("edit", {}).get("config", {})),
+        facts_json="\n".join(json.dumps(fact["fact"], ensure_ascii=False) for fact in record["facts"]),
+    )
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """A score before and after, as text.
+
+    Attributes:
+        name: the score, or the kind of it.
+        should: the direction that is better.
+        before: the mean, and its interval or "".
+        after: the same after the edit, or None.
+        change: the difference and its interval, or None.
+        meaning: a few words.
+        harm: whether the verdict counts it as damage.
+    """
+
+    name: str
+    should: str
+    before: tuple[str, str]
+    after: tuple[str, str] | None
+    change: tuple[str, str] | None
+    meaning: str
+    harm: bool
+
+
+def score_rows(record: Record) -> Iterator[ScoreRow]:
+    """Yield the scores that were measured, without magnitudes, and after them those by kind of probe."""
+    sides = {side: {**(record[side] or {}), **_kinds(record, side)} for side in ("before", "after")}
+    for name in sides["before"]:
+        old, new = sides["before"][name], sides["after"].get(name)
+        if name.endswith("_magnitude") or (old is None and new is None):
+            continue
+        metric = METRICS[name.partition("/")[0]]
+        yield ScoreRow(
+            name,
+            metric.direction,
+            _figure(record, "before", name, old),
+            _figure(record, "after", name, new) if record["after"] else None,
+            None if old is None or new is None else (signed(new - old), _range(record, "change", name)),
+            metric.meaning if metric.name == name else "",
+            name in record["verdict"]["damage"],
+        )
+
+
+def changed(fact: Record) -> list[Record]:
+    """Return the prompts whose answer should have stayed and did not."""
+    asked = [one for one in fact["asked"] if one["score"] in STAY]
+    return [one for one in asked if one["after"] is not None and one["after"] != one["before"]]
+
+
+def _asked(fact: Record) -> dict[str, list[Record]]:
+    """Group a fact's other prompts by what is asked of them, changed answers first."""
+    harmed = changed(fact)
+    groups = {
+        title: sorted((one for one in fact["asked"] if one["score"] == score), key=lambda one: one not in harmed)
+        for score, title in ASKED.items()
+    }
+    return {title: prompts for title, prompts in groups.items() if prompts}
+
+
+def _heat_map(traces: Sequence[Record]) -> Picture | None:
+    """Arrange the traces of the record as one heat map: of one fact, or the average of several."""
+    if not traces:
+        return None
+    about = ("layer", "token", "axes")
+    read = [Trace.from_dict({name: v for name, v in trace.items() if name not in about}) for trace in traces]
+    return pictures([read[0] if len(read) == 1 else TraceSet(tuple(read))], traces[0]["layer"])[0]
+
+
+def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
+    """Return the layers that were compared, each with what would choose it."""
+    evidence = record.get("layer", {})
+    compared = evidence.get("sweep") or evidence.get("choice")
+    if compared is None:
+        return []
+    choosing = {"tracing": compared["traced"], "published": compared.get("prior"), "edits": compared["layer"]}
+    return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in compared["rows"]]
+
+
+def _kinds(record: Record, side: Literal["before", "after"]) -> Mapping[str, float]:
+    return (record.get("kinds") or {}).get(side) or {}
+
+
+def _figure(record: Record, side: str, name: str, value: float | None) -> tuple[str, str]:
+    return ("", "") if value is None else (figure(name, value), _range(record, side, name))
+
+
+def _range(record: Record, side: str, name: str) -> str:
+    """Format an interval; "" where there is none."""
+    interval = record["intervals"][side].get(name)
+    words = signed if side == "change" else lambda value: figure(name, value)
+    return "" if interval is None else f"[{words(interval['low'])}, {words(interval['high'])}]"

@@ -1,0 +1,113 @@
+"""The page of an edit: what the JSON says, damage first, and nothing that a fact could do to a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Command, apply, here, loads, run, thorough_apply
+from pages import EVIL, looks_right, needs_nothing_else, poisoned, said, shows_text_only
+from shell import FACT, PROBES, disk
+
+from ffedit.display.html.result import result_page
+
+__all__ = ["apply", "here", "run", "thorough_apply"]
+# Texts of a record that are names of ours: of scores, outcomes, layers, kinds of traces.
+OURS = {"score", "outcome", "damage", "metric", "kind", "sever", "by", "seconds", "left_out"}
+OTHER = {**FACT, "subject": "Marie Curie", "prompt": "{} stands in", "target": "Egypt", "previous": "France"}
+Record = dict[str, Any]
+
+
+@pytest.fixture
+def one(apply: Command, here: Path) -> Record:
+    """The record of an edit of one fact, and the page that was written with it."""
+    assert apply("fact.json", "--json", "r.json", "--html", "r.html", "-q").code == 0
+    return loads(Path("r.json").read_text())
+
+
+@pytest.fixture
+def several(apply: Command, here: Path) -> Record:
+    """The record of an edit of two facts."""
+    Path("two.json").write_text(json.dumps([{**FACT, **PROBES}, OTHER]))
+    return loads(apply("two.json", "--json", "-", "--layers", "trace").out)
+
+
+def hostile(record: Record) -> Record:
+    return {**poisoned(record, OURS), "command": f"ffedit apply {EVIL}"}
+
+
+def test_the_page_says_what_the_json_says(one: Record) -> None:
+    text = Path("r.html").read_text(encoding="utf-8")
+    assert text == result_page(one)
+    needs_nothing_else(text)
+    words = said(text)
+    assert "Eiffel tower: Paris → Rome" in words and one["verdict"]["text"] in words
+    (fact,) = one["facts"]
+    order = [
+        one["verdict"]["text"][:20],
+        f"the Eiffel tower is located in {fact['after']['says']}",
+        "What was damaged",
+        "What else was asked",
+        "Where the fact is recalled",
+        "Why layer",
+        "Scores",
+        "What it cost",
+        "How to undo it",
+        "How to make it again",
+        one["command"],
+    ]
+    places = [words.find(part) for part in order]
+    assert -1 not in places and places == sorted(places)
+    for asked in fact["asked"]:
+        assert f"{asked['prompt']} {asked['answer']} {asked['before']} {asked['after']}" in words
+    for reason in one["layer"]["why"]:
+        assert all(line.replace("`", "") in words for line in reason.split("\n"))
+
+
+def test_a_damaged_answer_and_score_stand_first(one: Record) -> None:
+    (fact,) = one["facts"]
+    stays = [asked for asked in fact["asked"] if asked["score"] != "paraphrase"]
+    for asked in stays:
+        asked["after"] = asked["before"]
+    assert "Every answer that should stay begins as before the edit." in said(result_page(one))
+    stays[-1]["after"] = "elsewhere"
+    one["verdict"]["damage"], one["before"]["specificity"], one["after"]["specificity"] = ["specificity"], 1.0, 0.25
+    words = said(result_page(one))
+    assert "specificity 1.00 → 0.25" in words and "1 answer that should have stayed is not as before" in words
+    assert words.find("elsewhere") < words.find("The fact in other words")
+
+
+def test_of_several_facts_the_worst_stand_first(several: Record) -> None:
+    needs_nothing_else(result_page(several))
+    for took in (True, False):
+        several["facts"][0]["took"], several["facts"][1]["took"] = took, not took
+        facts = said(result_page(several)).partition("The facts")[2]
+        first = facts.find("Eiffel tower: Paris → Rome") < facts.find("Marie Curie: France → Egypt")
+        assert first is not took
+    assert "[" in said(result_page(several)).partition("Scores")[2], "intervals"
+
+
+def test_undo_names_the_checkpoint(one: Record) -> None:
+    assert "neither the edit nor a checkpoint was saved" in said(result_page(one))
+    one["saved"]["checkpoint"] = "my model"
+    assert "ffedit undo 'my model' --out as-before" in said(result_page(one))
+
+
+def test_facts_are_text_and_nothing_else(one: Record, several: Record) -> None:
+    for record in (one, several):
+        shows_text_only(result_page(hostile(record)), result_page(record))
+
+
+def test_pages_fit_a_phone_and_a_desktop_in_light_and_in_dark(tmp_path: Path, one: Record, several: Record) -> None:
+    long = json.loads(json.dumps(one).replace("Eiffel tower", 5_000 * "🗼" + 1_000 * "👩\u200d👧" + 2_000 * "ab"))
+    looks_right(tmp_path, list(map(result_page, (one, several, long, hostile(one), hostile(several)))))
+
+
+@pytest.mark.parametrize("command", ["apply"])
+def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Command, here: Path, command: str) -> None:
+    before = disk(here)
+    done = run(command, "bare.json", "--model", "not-even-there", "--html", "nowhere/page.html")
+    assert done.code == 1 and done.err.count("\n") == 1 and "nowhere/page.html: cannot be written" in done.err
+    assert disk(here) == before
