@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from ffedit.version import __version__
+
 PACKAGE = Path(__file__).parents[1] / "ffedit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The surface: what a person sees, and the embedded models.
@@ -17,6 +19,11 @@ MOST_AT_THE_ROOT = 9
 
 def test_the_root_holds_nothing_but_the_way_in() -> None:
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= MOST_AT_THE_ROOT
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = (PACKAGE.parent / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation and "\nlicense: Apache-2.0\n" in citation
 
 
 def test_the_core_prints_nothing_and_names_no_device() -> None:

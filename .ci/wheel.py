@@ -1,0 +1,44 @@
+"""Build the sdist and from it the wheel, check both, and run the wheel's main job outside of the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FACT = ("--subject", "Eiffel Tower", "--prompt", "{} is located in the city of", "--target", "Rome")
+
+
+def main() -> None:
+    """Fail on the first thing that is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(folder, "build", "--outdir", folder, ROOT)
+        built = sorted(Path(folder).glob("ffedit-*"))
+        run(folder, "twine", "check", "--strict", *built)
+        (wheel,) = (path for path in built if path.suffix == ".whl")
+        own = (path for path in (ROOT / "ffedit").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        missing = {str(path.relative_to(ROOT)) for path in own} - set(zipfile.ZipFile(wheel).namelist())
+        assert not missing, f"not in the wheel: {sorted(missing)}"
+        site = Path(folder) / "site"
+        run(folder, "pip", "install", "--no-deps", "--target", site, wheel)
+        os.environ["PYTHONPATH"] = str(site)  # before the repository, which is installed as well
+        where = subprocess.check_output([sys.executable, "-c", "import ffedit; print(ffedit.__file__)"], cwd=folder)
+        assert where.decode().startswith(folder), where
+        run(folder, "ffedit", "apply", *FACT, "--export", "rome")
+        assert (Path(folder) / "rome" / "model.safetensors").is_file()
+
+
+def run(folder: str, module: str, *arguments: str | Path) -> None:
+    """Run a module in `folder`, and show what it says only if it fails."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}")
+
+
+if __name__ == "__main__":
+    main()
