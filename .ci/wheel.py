@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,16 @@ FACT = ("--subject", "Eiffel Tower", "--prompt", "{} is located in the city of",
 def main() -> None:
     """Fail on the first thing that is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        run(folder, "build", "--outdir", folder, ROOT)
+        source = Path(folder) / "source"  # without the list of files that an earlier build left in the repository
+        shutil.copytree(ROOT / "ffedit", source / "ffedit", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        run(folder, "build", "--outdir", folder, source)
         built = sorted(Path(folder).glob("ffedit-*"))
         run(folder, "twine", "check", "--strict", *built)
         (wheel,) = (path for path in built if path.suffix == ".whl")
-        own = (path for path in (ROOT / "ffedit").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-        missing = {str(path.relative_to(ROOT)) for path in own} - set(zipfile.ZipFile(wheel).namelist())
+        own = {str(path.relative_to(source)) for path in (source / "ffedit").rglob("*") if path.is_file()}
+        missing = own - set(zipfile.ZipFile(wheel).namelist())
         assert not missing, f"not in the wheel: {sorted(missing)}"
         site = Path(folder) / "site"
         run(folder, "pip", "install", "--no-deps", "--target", site, wheel)
