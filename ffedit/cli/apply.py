@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     show_default=False,
     help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
 )
+@click.option("--dry-run", is_flag=True, help="Say what would be done, how long it takes, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
 @html_option
 def apply(
@@ -71,6 +72,7 @@ def apply(
     seed: int,
     require: str,
     strict: bool,
+    dry_run: bool,
     surface: Surface,
     html: Path | None,
     **paths: Any,
@@ -83,16 +85,19 @@ def apply(
     destinations.check()
     text.check()
 
+    from ffedit.benchmark.estimate import estimate
     from ffedit.cli import result
     from ffedit.display.terminal.heat_map import heat_map
     from ffedit.display.terminal.layer_choice import why_layer
     from ffedit.display.terminal.messages import packing
     from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.plan import plan
     from ffedit.display.terminal.scores import before_after, what_it_says
     from ffedit.editor import applied_edits
     from ffedit.evaluator import METRICS
     from ffedit.evaluator.prompts import questions
     from ffedit.layer_choice import choose
+    from ffedit.layer_choice.calibrate import remembered
     from ffedit.safety.guardrails import breaches, refusal, warnings
     from ffedit.safety.require import parse_requirements, unmet
     from ffedit.safety.verdict import verdict
@@ -106,6 +111,13 @@ def apply(
     stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
     ends["load"] = perf_counter()
     surface.show(model_line(editable))
+    if dry_run:
+        kept = remembered(editable, method) if layers == "auto" else None
+        layer = allowed[0] if len(allowed) == 1 else kept.layer if kept is not None else None
+        text_of = text if stats_from is None else None
+        done = estimate(editable, facts, method, layer, layers, spread, config, text_of)
+        surface.show(plan(done, destinations.words()))
+        return surface.write_json({"model": editable.name, "estimate": done.to_dict()})
     with surface.progress() as progress:
         choice = choose.find_layer(editable, facts, layers, allowed, method, config, stats, progress)
         ends["locate"] = perf_counter()

@@ -133,6 +133,11 @@ class Destinations:
         folders = {"out": self.out, "export": self.export_to}
         return to_yaml(recipe_of(edit) | {name: str(path) for name, path in folders.items() if path is not None}, edit)
 
+    def words(self) -> str:
+        """List what would be written."""
+        paths = (self.out, self.export_to, self.plot, self.html, self.save_recipe, self.json_to)
+        return ", ".join(str(path) for path in paths if path is not None and path != "-")
+
     def next_step(self, fact: Fact, chat: bool) -> RenderableType:
         """Suggest the commands to type next."""
         ask = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]

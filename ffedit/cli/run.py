@@ -49,10 +49,10 @@ def run(recipe: Path, **flags: bool) -> None:
         source = [str(values.pop(FACTS))] if FACTS in values else []
         words = [*arguments(apply, values, recipe, lines), *source]
         with named(recipe, lines):
-            context = apply.make_context("run", words)
+            context = apply.make_context("run", words, parent=click.get_current_context())
         apply.invoke(context)
         for way in ways:
-            export.invoke(export.make_context("run", way))
+            export.invoke(export.make_context("run", way, parent=click.get_current_context()))
 
 
 def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -87,10 +87,8 @@ def collect(
     if (corpus.tokens if ids is None else len(ids)) < 2:
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
-    layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
-    marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
+    marks, whole = _whole(editable, memories, text, corpus)
     # Moments of the whole text also satisfy a tolerance.
-    whole = {address: _entry("moments", f"{marks[address]}:{text}:{corpus.weighting}:{RULES}") for address in marks}
     part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
     kept = {a: whole[a] if tolerance is None or whole[a].exists() else part[a] for a in marks}
     found = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
@@ -118,6 +116,23 @@ def collect(
         if unfinished.exists():
             unfinished.unlink()
     return {memory.address: found[memory.address] for memory in memories}
+
+
+def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
+    """Return True if `collect` would read all moments from the cache."""
+    ids, _ = _text(editable, corpus, silent)
+    return all(
+        path.exists() for path in _whole(editable, memories, identity(editable, corpus, ids)[0], corpus)[1].values()
+    )
+
+
+def _whole(
+    editable: Editable, memories: Sequence[KeyValueMemory], text: str, corpus: Corpus
+) -> tuple[dict[Address, str], dict[Address, Path]]:
+    """Return, by address, what the keys depend on beside the text, and the cache path of moments of the whole text."""
+    layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
+    marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
+    return marks, {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}") for at, mark in marks.items()}
 
 
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:

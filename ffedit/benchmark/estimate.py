@@ -1,0 +1,233 @@
+"""Seconds and memory of an edit, estimated before it is made from a forward pass that is measured.
+
+Almost all of an edit's time is spent in the model. Each stage is counted in tokens that pass through all of its layers:
+a run that begins at layer l counts for its share of the depth, and a gradient for two further passes. A pass over a
+batch and one over a single token are timed; the second is what a generated token takes. The equations take about
+`SOLVING` d_ff³ operations in float64, at the speed of a Cholesky factorisation that is timed as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import psutil
+import torch
+
+from ffedit.editor import METHODS, EditConfig
+from ffedit.editor.statistics import are_cached
+from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
+from ffedit.evaluator.generations import SAID_TOKENS
+from ffedit.evaluator.prompts import questions
+from ffedit.facts.fact import Fact, by_subject
+from ffedit.facts.reading import read_facts
+from ffedit.facts.text import counted
+from ffedit.inference import replay
+from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.layer_choice import calibrate
+from ffedit.layer_choice.choose import SHOWN_SAMPLES
+from ffedit.model.editable import Editable
+from ffedit.model.memory import KeyValueMemory
+
+# Rows and tokens of the batch that is timed, and the size of the matrix that is factored.
+ROWS, TOKENS, FACTORED = 16, 32, 512
+# Steps that most values take at the default numbers; operations of the equations, in d_ff³.
+USUAL_STEPS, SOLVING = 8, 1
+# A pass with its gradient takes about three passes.
+WITH_GRADIENT = 3
+# Corrupted runs of a trace that decides.
+RUNS = 10
+# Questions of a calibration fact, and their tokens.
+ASKED, ASKED_TOKENS = 12, 12
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of an edit.
+
+    Attributes:
+        name: locate, statistics, edit or evaluate.
+        words: what is done.
+        tokens: that pass through the model's layers, a share of these counting as such.
+        seconds: estimated.
+        longest: seconds if no value is found before the last step; None where that makes no difference.
+    """
+
+    name: str
+    words: str
+    tokens: int
+    seconds: float
+    longest: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Stages of an edit, the speed that was measured, and memory in bytes: the process now, and at most."""
+
+    stages: tuple[Stage, ...]
+    tokens_per_second: float
+    memory_now: int
+    memory_most: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return {**asdict(self), "seconds": self.seconds, "longest": self.longest}
+
+    @property
+    def seconds(self) -> float:
+        """Sum over the stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def longest(self) -> float:
+        """Sum over the stages, if no value is found before the last step."""
+        return sum(stage.seconds if stage.longest is None else stage.longest for stage in self.stages)
+
+
+def estimate(
+    editable: Editable,
+    facts: Sequence[Fact],
+    method: str,
+    layer: int | None,
+    asked: str,
+    spread: int,
+    config: EditConfig,
+    text: Corpus | None,
+) -> Estimate:
+    """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
+
+    Args:
+        editable: the model.
+        facts: to write.
+        method: a name in `METHODS`.
+        layer: the highest layer to edit; None if it is still to be chosen.
+        asked: how: "auto", "sweep", or by the facts' traces.
+        spread: number of layers.
+        config: all numbers.
+        text: for the key statistics; None where these were collected before.
+    """
+    costs = _Costs(editable, facts, config)
+    top = calibrate.expected(None, len(editable.layers)) if layer is None else layer
+    layers = range(max(0, top + 1 - spread), top + 1)
+    stages = [costs.tracing(layer)]
+    if layer is None:
+        stages = [*stages, costs.calibrating()] if asked == "auto" else [costs.choosing(asked == "sweep")]
+    if METHODS[method].statistics and text is not None:
+        stages.append(costs.collecting(layers, text))
+    stages += [costs.editing(layers, method), costs.evaluating()]
+    now = psutil.Process().memory_info().rss
+    return Estimate(tuple(stages), 1 / costs.per_token, now, now + costs.matrices(layers))
+
+
+class _Costs:
+    """Costs of each stage of an edit, from what is timed when this is made."""
+
+    def __init__(self, editable: Editable, facts: Sequence[Fact], config: EditConfig) -> None:
+        self.editable, self.facts, self.config = editable, facts, config
+        self.depth = len(editable.layers)
+        self.length = fmean(len(editable.encode(fact.text, fact.new_object, fact.span).ids) for fact in facts)
+        self.per_token = _seconds(lambda: _run(editable, ROWS, TOKENS)) / (ROWS * TOKENS)
+        self.generated = _seconds(lambda: _run(editable, 1, 1))
+        matrix = torch.eye(FACTORED, dtype=torch.float64)
+        self.operation = _seconds(lambda: torch.linalg.cholesky(matrix)) / (FACTORED**3 / 3)
+
+    def choosing(self, sweep: bool) -> Stage:
+        """Estimate the traces of all facts at all layers, and in a sweep the edits there."""
+        layers, count = range(self.depth), len(self.facts)
+        tokens = count * RUNS * self.depth * self.length**2 / 2
+        if not sweep:
+            return self._stage("locate", f"choose the layer: trace {counted(count, 'fact')}", tokens)
+        tokens += sum(self._values(count, at, USUAL_STEPS) + count * ASKED * ASKED_TOKENS for at in layers)
+        words = f"choose the layer: write and measure at all {self.depth} layers"
+        return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self._solving(layers))
+
+    def calibrating(self) -> Stage:
+        """Estimate the calibration of the model's layer."""
+        asked, written = len(read_facts(calibrate.FACTS)), calibrate.WRITTEN
+        tried = calibrate.candidates(self.depth, None, None)
+        tokens = asked * self.length + calibrate.TRACED * calibrate.SAMPLES * self.depth * self.length / 2
+        tokens += sum(self._values(written, at, USUAL_STEPS) for at in tried)
+        tokens += (1 + len(tried)) * written * ASKED * ASKED_TOKENS
+        tokens += tokens_for(written) * (1 + max(tried)) / self.depth
+        generated = calibrate.OWN_TOKENS + (1 + len(tried)) * SAID_TOKENS
+        words = f"choose the model's layer, once: ask {asked} facts, write {written} at each of {len(tried)} layers"
+        return self._stage("locate", words, tokens, generated, self._solving(tried))
+
+    def tracing(self, layer: int | None) -> Stage:
+        """Estimate the trace of the first fact; in a deep model its effects are estimated from gradients."""
+        runs = WITH_GRADIENT if self.depth > calibrate.SHALLOW else self.depth * self.length / 2
+        words = "trace the first fact" if layer is None else f"layer {layer}; trace the first fact"
+        return self._stage("locate", words, self.length * (1 + SHOWN_SAMPLES * runs))
+
+    def collecting(self, layers: Sequence[int], text: Corpus) -> Stage:
+        """Estimate the key statistics of `layers`."""
+        if are_cached(self.editable, self._memories(layers), text):
+            return self._stage("statistics", "read from the cache", 0)
+        share = (1 + layers[-1]) / self.depth
+        return self._stage("statistics", f"the keys of {text.tokens:,} tokens", text.tokens * share)
+
+    def editing(self, layers: Sequence[int], method: str) -> Stage:
+        """Estimate the values and the equations."""
+        count, most = len(by_subject(self.facts)), self.config.value.steps
+        steps, generated, solving = (
+            min(USUAL_STEPS, most),
+            sum(self.config.prompts.context_tokens),
+            self._solving(layers),
+        )
+        words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"
+        stage = self._stage("edit", words, self._values(count, layers[-1], steps), generated, solving)
+        longest = self._stage("edit", words, self._values(count, layers[-1], most), generated, solving)
+        return replace(stage, longest=longest.seconds)
+
+    def evaluating(self) -> Stage:
+        """Estimate the questions before and after, what the model says, and drift."""
+        asked = questions(self.editable, self.facts, self.facts)
+        answers = sum(len(one.texts) for one in asked)
+        tokens = 2 * sum(len(text.ids) for one in asked for text in one.texts) + 3 * DRIFT_ROWS * DRIFT_TOKENS
+        batches = 2 * -(-sum(1 + len(one.generation) for one in asked) // ROWS)
+        words = f"{counted(answers, 'answer')} before and after, what the model says, drift"
+        return self._stage("evaluate", words, tokens, batches * SAID_TOKENS + DRIFT_TOKENS)
+
+    def matrices(self, layers: Sequence[int]) -> int:
+        """Return the bytes of the equations, or of the sums of the key statistics if these are more: docs/scale.md."""
+        widths = [memory.d_ff for memory in self._memories(layers)]
+        solve = 8 * (3 * max(widths) ** 2 + 3 * max(widths) * self.editable.d_model)
+        return max(solve, 32 * sum(width**2 for width in widths))
+
+    def _values(self, count: int, layer: int, steps: int) -> float:
+        """Count the tokens of choosing the values of `count` subjects at a layer."""
+        prompts = self.config.prompts
+        prefix = fmean(prompts.context_tokens) if prompts.context_tokens else 0.0
+        texts = (1 + prompts.contexts) * (self.length + prefix) + len(prompts.essence_prompts) * self.length
+        return count * texts * (1 + steps * WITH_GRADIENT * (self.depth - layer) / self.depth)
+
+    def _solving(self, layers: Sequence[int]) -> float:
+        """Return the seconds of the equations at `layers`."""
+        return SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
+
+    def _memories(self, layers: Sequence[int]) -> list[KeyValueMemory]:
+        return [memory for layer in layers for memory in self.editable.feed_forward[layer].parts]
+
+    def _stage(self, name: str, words: str, tokens: float, generated: int = 0, more: float = 0.0) -> Stage:
+        return Stage(name, words, round(tokens), tokens * self.per_token + generated * self.generated + more)
+
+
+@torch.no_grad()
+def _run(editable: Editable, rows: int, tokens: int) -> None:
+    """Run a batch as an edit does: the vocabulary is read at one token of each row only."""
+    ids = torch.ones(rows, tokens, dtype=torch.long)
+    replay.forward(editable, ids, torch.tensor([(row, tokens - 1) for row in range(rows)]))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the seconds that `work` takes when it has run once before: the least of three."""
+    work()
+    taken = []
+    for _ in range(3):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return min(taken)

@@ -1,0 +1,64 @@
+"""A plan of an edit counts what the edit would do, and makes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zoo
+from shell import ASKED, shell
+from storing import FACTS
+
+import ffedit
+from ffedit.benchmark.estimate import Estimate, estimate
+from ffedit.editor import preset
+from ffedit.facts.fact import Fact
+from ffedit.inference.corpus import Corpus
+
+TEXT = Corpus(path="sampled", tokens=200)
+
+
+def planned(facts: Sequence[Fact], layer: int | None = 1, asked: str = "auto", steps: int = 20) -> Estimate:
+    config = preset("default", "memit")
+    config = replace(config, value=replace(config.value, steps=steps))
+    return estimate(zoo.shared("llama"), facts, "memit", layer, asked, 1, config, TEXT)
+
+
+def tokens(plan: Estimate, name: str) -> int:
+    return sum(stage.tokens for stage in plan.stages if stage.name == name)
+
+
+def test_more_work_is_more_tokens() -> None:
+    one, many = planned(FACTS[:1]), planned(FACTS[:3])
+    for stage in ("edit", "evaluate"):
+        assert 0 < tokens(one, stage) < tokens(many, stage)
+    assert tokens(planned(FACTS[:1], layer=0), "edit") > tokens(planned(FACTS[:1], layer=2), "edit")
+    few = planned(FACTS[:1], steps=3)
+    assert one.longest > one.seconds and few.longest == few.seconds
+    assert one.memory_most > one.memory_now
+
+
+def test_a_layer_that_is_not_chosen_yet_costs_its_choice() -> None:
+    known, calibrated, traced, swept = (
+        tokens(planned(FACTS[:2], layer, asked), "locate")
+        for layer, asked in ((1, "auto"), (None, "auto"), (None, "trace"), (None, "sweep"))
+    )
+    assert known < calibrated and known < traced < swept
+
+
+def test_statistics_in_the_cache_cost_nothing() -> None:
+    assert tokens(planned(FACTS[:1]), "statistics") > 0
+    ffedit.stats(zoo.shared("llama"), [1], TEXT)
+    assert tokens(planned(FACTS[:1]), "statistics") == 0
+
+
+def test_a_dry_run_writes_nothing_but_its_plan(capsys: pytest.CaptureFixture[str], model: Path, empty: Path) -> None:
+    common = ["apply", *ASKED, "--model", model, "--layer", "1", "--dry-run", "--out", "edit", "--export", "checkpoint"]
+    ran = shell(capsys, *common, "--json", "plan.json")
+    assert ran.code == 0 and "Written: edit, checkpoint, plan.json." in ran.out
+    assert [path.name for path in empty.iterdir()] == ["plan.json"]
+    plan = json.loads(Path("plan.json").read_text())["estimate"]
+    assert plan["seconds"] == pytest.approx(sum(stage["seconds"] for stage in plan["stages"]))
