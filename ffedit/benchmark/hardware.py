@@ -38,10 +38,10 @@ def hardware(device: torch.device, processes: int) -> dict[str, Any]:
 
 def machines_list(machines: Iterable[Mapping[str, Any]]) -> str:
     """Render the machines of a run as a section of `report.md`."""
-    return "\n".join(["## Computed on", "", *(f"- {_machine(machine)}" for machine in machines)])
+    return "\n".join(["## Computed on", "", *(f"- {in_words(machine)}" for machine in machines)])
 
 
-def _machine(machine: Mapping[str, Any]) -> str:
+def in_words(machine: Mapping[str, Any]) -> str:
     """Describe a machine on one line, with its physical cores, or its logical ones where those are not known."""
     words = [f"{machine['processor']}, {machine['cores'] or machine['cpus']} cores, {machine['memory_gib']} GiB"]
     for device in machine["accelerators"]:

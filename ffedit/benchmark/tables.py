@@ -1,4 +1,4 @@
-"""`report.md`: the figures as Markdown tables, in the order in which papers print them.
+"""The figures as tables, in the order in which papers print them, and `report.md`, which has them as Markdown.
 
 A figure is followed by its 95 % interval over facts. Columns without any measurement are left out; "-" marks a
 figure that was not measured in one row.
@@ -7,7 +7,7 @@ figure that was not measured in one row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
@@ -34,21 +34,55 @@ GAPS = (
 SHORT = ("efficacy", "paraphrase", "specificity", "score", "generation", "same_subject")
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of figures as text: its headings, and a row of cells for each line."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def markdown(self) -> str:
+        """The table under its title."""
+        lines = [f"| {' | '.join(self.headings)} |", f"|{'---|' * len(self.headings)}"]
+        return "\n".join([f"## {self.title}", "", *lines, *(f"| {' | '.join(row)} |" for row in self.rows)])
+
+
 def markdown(report: BenchReport) -> str:
-    """Render all tables of a report as Markdown."""
-    run, sequential = report.run, any(method.end for method in report.methods.values())
+    """Render a report as Markdown."""
+    sections = [f"# {title(report)}", *notes(report), *(table.markdown for table in tables(report))]
+    if lines := not_measured(report):
+        sections.append("\n".join([f"## Not measured ({len(lines)})", "", *(f"- {line}" for line in lines)]))
+    return "\n\n".join(sections) + "\n"
+
+
+def title(report: BenchReport) -> str:
+    """Name mode, facts and model."""
+    run = report.run
+    return f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
+
+
+def notes(report: BenchReport) -> list[str]:
+    """Say where the facts were written and what the figures are."""
+    layers, sequential = report.run["layers"], any(method.end for method in report.methods.values())
+    return [
+        f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}. Figures are means over facts "
+        "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
+        + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
+        GAPS + _weights(report),
+    ]
+
+
+def tables(report: BenchReport) -> list[Table]:
+    """Return all tables that have a figure in them."""
     rows = [report.before]
     for name, method in report.methods.items():
         rows += [method.after] if method.end is None else [replace(method.after, name=f"{name}, at edit"), method.end]
     others = [name for name in METRICS if name not in LEADING]
     known = [row for method in report.methods.values() for row in method.known or ()]
     known = known[:1] + [row for row in known if row.name != "before"]
-    sections = [
-        f"# {run['mode']}, {run['facts']['count']} facts, {run['model']['name']}",
-        f"Layer{'s' * (len(run['layers']) > 1)} {', '.join(map(str, run['layers']))}. Figures are means over facts "
-        "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
-        + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
-        GAPS + _weights(report),
+    found = [
         _scores("Scores", rows, LEADING),
         _scores("What else was measured", rows, [name for name in others if not name.endswith("_magnitude")]),
         _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
@@ -58,12 +92,11 @@ def markdown(report: BenchReport) -> str:
         *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
     for name, method in report.methods.items():
-        sections += [
+        found += [
             _scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"),
             _scores(f"{name}: facts by how many were edited after them", method.retention, SHORT, "later edits"),
         ]
-    sections += [_costs(report), _failures(report)]
-    return "\n\n".join(filter(None, sections)) + "\n"
+    return [table for table in (*found, _costs(report)) if table is not None]
 
 
 def headline(report: BenchReport) -> list[list[str]]:
@@ -85,34 +118,34 @@ def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     return [name for name in names if any(getattr(row.scores, name) is not None for row in rows)]
 
 
-def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> str:
-    """Render a table of scores; an empty string where none was measured."""
+def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> Table | None:
+    """Make a table of scores; None where none was measured."""
     shown = _measured(rows, names)
     if not shown:
-        return ""
+        return None
     cells = [
         [row.name, str(row.facts), *(_cell(getattr(row.scores, n), row.intervals.get(n)) for n in shown)]
         for row in rows
     ]
-    return _table(title, [first, "facts", *shown], cells)
+    return Table(title, [first, "facts", *shown], cells)
 
 
 def _cell(value: float | None, bound: Interval | None) -> str:
     return number(value) + ("" if bound is None else f" [{number(bound.low)}, {number(bound.high)}]")
 
 
-def _kinds(rows: Sequence[Row]) -> str:
+def _kinds(rows: Sequence[Row]) -> Table | None:
     names = list(dict.fromkeys(name for row in rows for name in row.kinds))
     cells = [[row.name, *(_cell(row.kinds.get(name), row.intervals.get(name)) for name in names)] for row in rows]
-    return _table("Locality and portability by kind", ["", *names], cells) if names else ""
+    return Table("Locality and portability by kind", ["", *names], cells) if names else None
 
 
-def _changes(title: str, changes: Sequence[Change]) -> list[str]:
-    """Render one table of the leading scores and one by kind; a table without columns is left out."""
+def _changes(title: str, changes: Sequence[Change]) -> list[Table]:
+    """Make one table of the leading scores and one by kind; a table without columns is left out."""
     names = dict.fromkeys(name for change in changes for name in change.differences)
     leading, kinds = [name for name in LEADING if name in names], [name for name in names if "/" in name]
     return [
-        _table(
+        Table(
             heading,
             ["", "facts", *shown],
             [
@@ -139,7 +172,7 @@ def _weights(report: BenchReport) -> str:
     )
 
 
-def _costs(report: BenchReport) -> str:
+def _costs(report: BenchReport) -> Table:
     titles = ["", "facts", "failed", "not finite", "‖ΔW‖/‖W‖", "s/fact, values", "s/fact, solving"]
     cells = [
         [
@@ -150,21 +183,14 @@ def _costs(report: BenchReport) -> str:
         ]
         for name, method in report.methods.items()
     ]
-    return _table("Edits", titles, cells)
+    return Table("Edits", titles, cells)
 
 
-def _failures(report: BenchReport) -> str:
+def not_measured(report: BenchReport) -> list[str]:
     """List what was not measured, with the reasons."""
-    lines = [f"- record {record['record']}: {record['reason']}" for record in report.unusable]
+    lines = [f"record {record['record']}: {record['reason']}" for record in report.unusable]
     lines += [
-        f"- {failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
+        f"{failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
         for failure in report.failures
     ]
-    lines += [f"- {left_out}" for left_out in report.left_out]
-    return "\n".join([f"## Not measured ({len(lines)})", "", *lines]) if lines else ""
-
-
-def _table(title: str, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    lines += [f"| {' | '.join(row)} |" for row in cells]
-    return "\n".join([f"## {title}", "", *lines])
+    return lines + [str(left_out) for left_out in report.left_out]

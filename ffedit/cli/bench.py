@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options, parse_layers, solving_options
+from ffedit.cli.options import (
+    COUNT,
+    FILE,
+    Surface,
+    asking_options,
+    html_option,
+    output_options,
+    parse_layers,
+    solving_options,
+)
 from ffedit.editor.methods import METHODS, check_method, preset
 from ffedit.editor.set_numbers import set_numbers
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
+from ffedit.files.atomic import write_text
 from ffedit.inference.corpus import Corpus, tokens_for
 
 if TYPE_CHECKING:
@@ -39,6 +49,7 @@ ALONE = (
 @click.option("--full/--no-full", default=True, help="Also what takes longest: sampled text.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @asking_options
+@html_option
 def bench(
     source: str,
     methods: str,
@@ -54,6 +65,7 @@ def bench(
     stats_from: Path | None,
     seed: int,
     load_model: Callable[[], Editable],
+    html: Path | None,
     surface: Surface,
     **how: Any,
 ) -> None:
@@ -104,6 +116,11 @@ def bench(
     reasons = f"; {missing} could not be measured, and it says why" if missing else ""
     surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
     surface.write_json(report.to_dict())
+    if html is not None and workers.first:
+        from ffedit.cli.result import command_line
+        from ffedit.display.html.bench import bench_page
+
+        write_text(html, bench_page(report, command_line()))
     workers.disband()
 
 

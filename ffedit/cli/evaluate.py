@@ -10,8 +10,9 @@ import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import FILE, Surface, asking_options, edit_folder, fact_options, output_options
+from ffedit.cli.options import FILE, Surface, asking_options, edit_folder, fact_options, html_option, output_options
 from ffedit.facts.fact import Fact
+from ffedit.files.atomic import write_text
 
 if TYPE_CHECKING:
     from ffedit.model.editable import Editable
@@ -26,6 +27,7 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 @click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Measure before and after this edit.")
 @click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
 @click.option("--text", type=FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]")
+@html_option
 def evaluate(
     facts: list[Fact],
     unusable: Sequence[tuple[int, str]] = (),
@@ -34,6 +36,7 @@ def evaluate(
     edit_from: Path | None,
     edited: str | None,
     text: Path | None,
+    html: Path | None,
     surface: Surface,
 ) -> None:
     """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
@@ -55,4 +58,9 @@ def evaluate(
     surface.show(all_scores(report), what_it_says(report))
     if report.after is not None:
         surface.show(verdict(report, edit))
-    surface.write_json(result.evaluated(editable, report, unusable))
+    evaluated = result.evaluated(editable, report, unusable)
+    surface.write_json(evaluated)
+    if html is not None:
+        from ffedit.display.html.result import result_page
+
+        write_text(html, result_page(evaluated))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import click
+from click import get_current_context
 
 from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.routing import plain
@@ -92,11 +92,11 @@ def applied(
             "size": edit.size,
             "seed": about["config"]["seed"],
             "fingerprint": edit.fingerprint(),
-            **{name: about[name] for name in ("base", "config", "statistics", "gguf") if name in about},
+            **{name: about[name] for name in ("base", "gguf") if name in about},
         },
+        "recipe": recipe_of(edit),
         "saved": {name: path and str(path) for name, path in saved.items()},
         "warnings": about.get("warnings", []),
-        "recipe": recipe_of(edit),
         "seconds": {stage: round(end - begun, 3) for (_, begun), (stage, end) in pairwise(ends.items())},
     }
 
@@ -147,7 +147,7 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
     for before, after in zip_longest(report.facts_before, report.facts_after or ()):
         sides = {"before": before, "after": after}
         scores = {side: fact and {**fact.scores.to_dict(), "says": fact.says} for side, fact in sides.items()}
-        done = {"took": took(after or before), "asked": _asked(before, after), "fact": before.fact.to_dict()}
+        done = {"took": took(after or before), "asked": _asked(before, after)}
         rows.append({**_prompt(before.fact), **scores, **done})
     intervals = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
     return {
@@ -193,7 +193,7 @@ def _verdict(report: Report) -> dict[str, Any]:
 
 def command_line() -> str:
     """Return the running command as it was typed."""
-    return shlex.join(["ffedit", *click.get_current_context().obj])
+    return shlex.join(["ffedit", *get_current_context().obj])
 
 
 def _model(editable: Editable) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -52,4 +53,9 @@ def to_yaml(recipe: dict[str, Any], edit: Edit) -> str:
     """Write a recipe as YAML, headed by what it makes."""
     versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
     heading = f"# Makes edit {edit.fingerprint()} of base {edit.base} again: ffedit run FILE\n# {versions}\n"
-    return heading + str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=WIDTH))
+    return heading + yaml_of(recipe)
+
+
+def yaml_of(recipe: Mapping[str, Any]) -> str:
+    """Write a recipe as YAML without a heading."""
+    return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=WIDTH))

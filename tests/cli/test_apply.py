@@ -14,7 +14,7 @@ import pytest
 from commands import Command, apply, here, loads, run, thorough_apply
 from huggingface_hub import HfApi
 from making import verified_here
-from shell import ASKED, FACT, PROBES, Ran, disk, process
+from shell import ASKED, FACT, Ran, disk, process
 from transformers import AutoModelForCausalLM
 from writing import quick
 
@@ -92,23 +92,17 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
     assert set(result) == {
         *("model", "method", "layer", "layers", "facts", "before", "after", "intervals", "left_out", "verdict", "edit"),
-        *("saved", "warnings", "recipe", "versions"),
+        *("recipe", "saved", "warnings", "versions"),
     }
     assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
-    assert set(result["edit"]) == {
-        *("rank", "norm_ratio", "size", "seed", "fingerprint", "base", "config", "statistics"),
-    }
+    assert set(result["edit"]) == {"rank", "norm_ratio", "size", "seed", "fingerprint", "base"}
     assert result["edit"]["rank"] == 1 and result["saved"] == {"edit": None, "checkpoint": None}
     assert set(result["before"]) == set(result["after"]) == set(METRICS) >= SCORES
     assert result["before"]["drift"] is None and result["after"]["drift"] > 0
     assert all(type(result["after"][name]) in (int, float) for name in SCORES)
     (fact,) = result["facts"]
-    assert set(fact) == {*FACT, "before", "after", "took", "asked", "fact", "trace"}
-    assert fact["fact"] == {**FACT, **PROBES} and [one["score"] for one in fact["asked"]] == [
-        "paraphrase",
-        "specificity",
-        "same_subject",
-    ]
+    assert set(fact) == {*FACT, "before", "after", "took", "asked", "trace"}
+    assert [one["score"] for one in fact["asked"]] == ["paraphrase", "specificity", "same_subject"]
     assert fact["asked"][0]["prompt"] == "Eiffel tower stands in" and fact["asked"][0]["answer"] == "Rome"
     assert fact["before"].keys() == fact["after"].keys() == {*result["after"], "says"}
     trace = fact["trace"]

@@ -1,4 +1,4 @@
-"""The page of an edit: what the JSON says, damage first, and nothing that a fact could do to a browser."""
+"""Pages of edits and benchmarks: what the JSON says, damage first, and nothing that a fact could do to a browser."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import benching
 import pytest
+import zoo
 from commands import Command, apply, here, loads, run, thorough_apply
 from pages import EVIL, looks_right, needs_nothing_else, poisoned, said, shows_text_only
 from shell import FACT, PROBES, disk
 
+from ffedit.benchmark.tables import tables
+from ffedit.display.html.bench import bench_page
 from ffedit.display.html.result import result_page
+from ffedit.display.terminal.scores import figure
 
 __all__ = ["apply", "here", "run", "thorough_apply"]
 # Texts of a record that are names of ours: of scores, outcomes, layers, kinds of traces.
@@ -105,9 +110,34 @@ def test_pages_fit_a_phone_and_a_desktop_in_light_and_in_dark(tmp_path: Path, on
     looks_right(tmp_path, list(map(result_page, (one, several, long, hostile(one), hostile(several)))))
 
 
-@pytest.mark.parametrize("command", ["apply"])
+def test_a_measurement_without_an_edit_has_one_side(run: Command, here: Path, model: Path) -> None:
+    assert run("evaluate", "fact.json", "--model", model, "--html", "e.html", "--json", "e.json", "-q").code == 0
+    text = Path("e.html").read_text(encoding="utf-8")
+    needs_nothing_else(text)
+    record = loads(Path("e.json").read_text())
+    assert text == result_page(record) and "What was damaged" not in text and "How to undo" not in text
+    words = said(text).partition("Scores score now")[2]
+    values = {name: value for name, value in record["before"].items() if value is not None}
+    assert len(values) > 10
+    for name in values:
+        assert name.endswith("_magnitude") or f" {name} {figure(name, values[name])} " in words
+
+
+def test_the_page_of_a_benchmark_has_every_table_and_the_damage_first(tmp_path: Path) -> None:
+    report = benching.run(zoo.trained("gpt2", True), tmp_path / "out", "sequential", benching.facts(3))
+    text = bench_page(report, f"ffedit bench {EVIL}")
+    found = needs_nothing_else(bench_page(report, "ffedit bench"))
+    words = said(text)
+    assert words.find("What should stay specificity") < words.find("What should change efficacy")
+    for table in tables(report):
+        assert table.title in words and all(" ".join(row).strip() in words for row in table.rows)
+    assert found.tags.count("svg") == 5, "efficacy, paraphrase, specificity, score, generation"
+    looks_right(tmp_path, [text])
+
+
+@pytest.mark.parametrize("command", ["apply", "evaluate", "bench"])
 def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Command, here: Path, command: str) -> None:
-    before = disk(here)
-    done = run(command, "bare.json", "--model", "not-even-there", "--html", "nowhere/page.html")
+    before, more = disk(here), ["--out", "out"] if command == "bench" else []
+    done = run(command, "bare.json", *more, "--model", "not-even-there", "--html", "nowhere/page.html")
     assert done.code == 1 and done.err.count("\n") == 1 and "nowhere/page.html: cannot be written" in done.err
     assert disk(here) == before

@@ -98,7 +98,7 @@ def poisoned(value: Any, ours: Collection[str]) -> Any:
 
 PHONE, DESKTOP = 390, 1280
 # Chromium has no window as narrow as a phone, but a frame can be. Wide is what stands out to the right, unless it
-# scrolls in a box of its own or is cut; text of less than 10 pixels is small.
+# scrolls in a box of its own or is cut; text of less than 10 pixels is small, a paragraph of less than 90 squeezed.
 LOOK = """
 const looked = [...document.querySelectorAll('iframe')].map(frame => {
   const view = frame.contentWindow, page = view.document, root = page.documentElement
@@ -111,6 +111,7 @@ const looked = [...document.querySelectorAll('iframe')].map(frame => {
     fits: root.scrollWidth <= root.clientWidth,
     wide: all.filter(one => beyond(one) && !one.closest('.box table, .heat th')).map(named),
     small: texts.filter(one => parseFloat(view.getComputedStyle(one).fontSize) < 10).map(named),
+    squeezed: [...page.querySelectorAll('p')].filter(one => one.clientWidth < 90).map(named),
     fetched: view.performance.getEntriesByType('resource').map(one => one.name),
     dark: view.matchMedia('(prefers-color-scheme: dark)').matches,
     paper: view.getComputedStyle(root).backgroundColor,
@@ -151,5 +152,6 @@ def looks_right(folder: Path, pages: Sequence[str]) -> None:
         looked = look(folder, pages, dark)
         assert [one["width"] for one in looked] == [PHONE, DESKTOP] * len(pages)
         for one in looked:
-            assert one["fits"] and not one["wide"] and not one["small"] and not one["fetched"], one
+            assert one["fits"] and not one["wide"] and not one["small"] and not one["squeezed"], one
+            assert not one["fetched"], one
             assert (one["dark"], one["paper"]) == (dark, paper)

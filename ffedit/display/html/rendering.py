@@ -30,7 +30,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = (words.bare, words.prose, words.percent, words.end, words.start, words.tenths, words.fact)
+    formats = (words.bare, words.prose, words.lines, words.percent, words.end, words.start, words.tenths, words.fact)
     environment.filters |= {function.__name__: function for function in (share, number, shade, placed, *formats)}
     values = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP, "UNITS": UNITS}
     environment.globals |= {"charts": charts, "columns": columns, "sentences": sentences, "counted": counted, **values}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
@@ -11,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from ffedit.display.html.rendering import render
 from ffedit.display.picture import Picture, pictures
 from ffedit.display.terminal.scores import figure, signed
-from ffedit.editor.config import dotted
+from ffedit.editor.recipe import yaml_of
 from ffedit.evaluator import METRICS
 from ffedit.facts.fact import fill
 from ffedit.locator import Trace, TraceSet
@@ -46,16 +45,16 @@ def result_page(record: Record) -> str:
         asked=_asked,
         changed=changed,
         guarded=any(one["score"] in STAY for fact in facts for one in fact["asked"]),
-        moved=[one for fact in facts for one in changed(fact)],
+        moved=list({one["prompt"]: one for fact in facts for one in changed(fact)}.values()),
         text=lambda fact: fill(fact["prompt"], fact["subject"]),
         heat_map=_heat_map,
         heats=len(traces),
         average=_heat_map(traces),
+        traced=traces[0]["prompt"] if len(traces) == 1 and len(facts) > 1 else "",
         quote=quote,
         MOST=MOST_MOVED,
         candidates=_candidates(record),
-        settings=dotted(record.get("edit", {}).get("config", {})),
-        facts_json="\n".join(json.dumps(fact["fact"], ensure_ascii=False) for fact in record["facts"]),
+        recipe=yaml_of(record["recipe"]) if "recipe" in record else "",
     )
 
 
@@ -66,9 +65,9 @@ class ScoreRow:
     Attributes:
         name: the score, or the kind of it.
         should: the direction that is better.
-        before: the mean, and its interval or "".
-        after: the same after the edit, or None.
-        change: the difference and its interval, or None.
+        before: the mean and its interval, "" for what there is not.
+        after: the same after the edit.
+        change: the same of the difference.
         meaning: a few words.
         harm: whether the verdict counts it as damage.
     """
@@ -76,8 +75,8 @@ class ScoreRow:
     name: str
     should: str
     before: tuple[str, str]
-    after: tuple[str, str] | None
-    change: tuple[str, str] | None
+    after: tuple[str, str]
+    change: tuple[str, str]
     meaning: str
     harm: bool
 
@@ -94,8 +93,8 @@ def score_rows(record: Record) -> Iterator[ScoreRow]:
             name,
             metric.direction,
             _figure(record, "before", name, old),
-            _figure(record, "after", name, new) if record["after"] else None,
-            None if old is None or new is None else (signed(new - old), _range(record, "change", name)),
+            _figure(record, "after", name, new),
+            ("", "") if old is None or new is None else (signed(new - old), _range(record, "change", name)),
             metric.meaning if metric.name == name else "",
             name in record["verdict"]["damage"],
         )

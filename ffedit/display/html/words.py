@@ -25,6 +25,11 @@ def prose(text: str) -> Markup:
     )
 
 
+def lines(text: str) -> Markup:
+    """Format text of several lines, each with invisible characters visible."""
+    return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
+
+
 def bare(text: str) -> str:
     """Strip the spaces around a token; a token of spaces only becomes "␣"."""
     return text.strip(" ") or "␣"
