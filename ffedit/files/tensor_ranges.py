@@ -161,14 +161,14 @@ def read_header(path: Path) -> dict[str, Stored]:
                 raise ValueError("its header is longer than the file")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        found: dict[str, Stored] = {}
+        tensors: dict[str, Stored] = {}
         for name, about in header.items():
             first, last = about["data_offsets"]
             if not 0 <= first <= last <= size - 8 - length:
                 raise ValueError(f"{name} lies outside the file")
             stored = Stored(path, 8 + length + first, last - first, about["dtype"], tuple(about["shape"]))
-            found |= stored.matrices(name)
-        return found
+            tensors |= stored.matrices(name)
+        return tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: no safetensors file that can be read ({error}); fetch it anew") from error
 
@@ -188,10 +188,10 @@ def contents(folder: Path) -> dict[str, Stored]:
                 raise ValueError("it names a file outside the folder")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: cannot be read ({error}); fetch the checkpoint anew") from error
-        found = {name: stored for file in files for name, stored in read_header(folder / file).items()}
-        if lost := sorted(name for name in shards if name not in found and f"{name}[0]" not in found):
+        tensors = {name: stored for file in files for name, stored in read_header(folder / file).items()}
+        if lost := sorted(name for name in shards if name not in tensors and f"{name}[0]" not in tensors):
             raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")
-        return found
+        return tensors
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
     if pickled := sorted(path.name for path in folder.glob("*.bin")):

@@ -68,8 +68,8 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
 
     result: list[Tensor] = [torch.empty(0)] * len(encoded)
     for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
-        found = chain.from_iterable(split_on_oom(read, rows, ModelError(NO_ROOM)))
-        for i, own in zip(rows, found, strict=True):
+        log_probs = chain.from_iterable(split_on_oom(read, rows, ModelError(NO_ROOM)))
+        for i, own in zip(rows, log_probs, strict=True):
             result[i] = own
     return result
 
@@ -90,7 +90,7 @@ def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int 
         ModelError: no token of the vocabulary begins a word.
     """
     own = own_answers(editable, prompts, count)
-    return [found or _likeliest_word(editable, prompt, count) for found, prompt in zip(own, prompts, strict=True)]
+    return [answer or _likeliest_word(editable, prompt, count) for answer, prompt in zip(own, prompts, strict=True)]
 
 
 def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
@@ -115,8 +115,8 @@ def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
     for token in logits.argsort(descending=True).tolist():
         if token not in silent and decode(editable.tokenizer, [token]).strip():
             rest = continuations(editable, [(*prompt.ids, token)], count - 1)[0]
-            if (found := _first_word(editable, prompt, [token, *rest])) is not None:
-                return found
+            if (answer := _first_word(editable, prompt, [token, *rest])) is not None:
+                return answer
     raise ModelError(
         f"{editable.name} says nothing after {prompt.text[-60:]!r}, and no token of its vocabulary begins a word; give "
         "the fact's previous object"
@@ -248,24 +248,24 @@ def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, 
     lengths = torch.tensor([len(ids) for ids in prompts])
     width = int(lengths.max())
     left = width - lengths[:, None]
-    given = torch.tensor([[*([0] * (width - len(ids))), *ids] for ids in prompts])
-    new = given[:, :0]
+    ids = torch.tensor([[*([0] * (width - len(ids))), *ids] for ids in prompts])
+    new = ids[:, :0]
     cache = DynamicCache() if editable.resumable else None
     last = [(row, -1) for row in range(len(prompts))]
     for step in range(min(count, editable.max_tokens + 1 - width)):
-        places: dict[str, Tensor] = {}
+        inputs: dict[str, Tensor] = {}
         if bool(left.any()):
             positions = torch.arange(width + step) - left
-            places["attention_mask"] = (positions >= 0).long().to(editable.device)
+            inputs["attention_mask"] = (positions >= 0).long().to(editable.device)
             if "position_ids" in signature(editable.model.forward).parameters:
-                places["position_ids"] = positions[:, -given.shape[1] :].clamp(min=0).to(editable.device)
+                inputs["position_ids"] = positions[:, -ids.shape[1] :].clamp(min=0).to(editable.device)
         with replay.unembedding(editable, torch.tensor(last)):
             logits = editable.run(
-                input_ids=given.to(editable.device), past_key_values=cache, use_cache=cache is not None, **places
+                input_ids=ids.to(editable.device), past_key_values=cache, use_cache=cache is not None, **inputs
             ).logits[0]
         token = choose(logits, step)
         new = torch.cat([new, token], 1)
-        given = token if cache is not None else torch.cat([given, token], 1)
+        ids = token if cache is not None else torch.cat([ids, token], 1)
     return new
 
 

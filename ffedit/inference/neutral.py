@@ -48,8 +48,8 @@ def neutral(editable: Editable) -> Tensor | None:
     if ids is None:
         if not nats_per_character(editable, neutral_text()) <= SPOKEN:
             return None
-        found = editable.tokenizer(neutral_text(), add_special_tokens=False, verbose=False)["input_ids"]
-        ids = torch.tensor(found, dtype=torch.int32)
+        encoded = editable.tokenizer(neutral_text(), add_special_tokens=False, verbose=False)["input_ids"]
+        ids = torch.tensor(encoded, dtype=torch.int32)
         cache.write(path, lambda temporary: save_file({"ids": ids}, temporary))
     return ids
 

@@ -201,9 +201,9 @@ def resume_each(
         some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
         some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
         cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
-    places: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
+    inputs: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
     if "position_ids" in signature(editable.model.forward).parameters:
-        places["position_ids"] = inside.to(ids.device)
+        inputs["position_ids"] = inside.to(ids.device)
     with ExitStack() as stack:
         stack.enter_context(editable.skipping(editable.layers[:layer], states))
         if layer == 0:
@@ -213,7 +213,7 @@ def resume_each(
             input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
             past_key_values=cache,
             use_cache=True,
-            **places,
+            **inputs,
         ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
 

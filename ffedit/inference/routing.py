@@ -97,25 +97,25 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
         return {}
     order = list(batches([len(e.ids) for e in texts], TOKENS))
     read = partial(_read, editable, layers)
-    found = [part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
+    routes = [part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
     back = torch.tensor([row for rows in order for row in rows]).argsort()
-    return {layer: Routes(torch.cat([part[layer] for part in found])[back]) for layer in layers}
+    return {layer: Routes(torch.cat([part[layer] for part in routes])[back]) for layer in layers}
 
 
 @torch.no_grad()
 def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
     """Read the routers' weights of each expert at the subject's last token of the texts of one batch."""
-    ids, found = pad([e.ids for e in texts]), dict[int, Tensor]()
+    ids, routes = pad([e.ids for e in texts]), dict[int, Tensor]()
     at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.site for e in texts])
     with ExitStack() as stack:
         for layer in layers:
             mixture = editable.feed_forward[layer].mixture
             assert mixture is not None
-            stack.enter_context(mixture.watched(routes=partial(_note, mixture.experts, at, found, layer)))
+            stack.enter_context(mixture.watched(routes=partial(_note, mixture.experts, at, routes, layer)))
         replay.run_to(editable, ids, max(layers))
-    return found
+    return routes
 
 
-def _note(experts: Experts, at: Tensor, found: dict[int, Tensor], layer: int, routed: Routed) -> None:
+def _note(experts: Experts, at: Tensor, routes: dict[int, Tensor], layer: int, routed: Routed) -> None:
     """Store the router's weights of each expert in a layer at tokens `at`, [texts, experts]."""
-    found[layer] = experts.weights(routed.at(at)).float().cpu()
+    routes[layer] = experts.weights(routed.at(at)).float().cpu()

@@ -74,11 +74,11 @@ def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list
     weights = fingerprint(editable)
     if editable.history.base not in (None, weights):
         return generation.own_text(editable, rows, length, seed)
-    place = cache.path("texts", _short(f"rows-{weights}-{rows}-{length}-{seed}".encode()), ".safetensors")
-    ids, width = _kept(place), min(length, editable.max_tokens)
+    path = cache.path("texts", _short(f"rows-{weights}-{rows}-{length}-{seed}".encode()), ".safetensors")
+    ids, width = _kept(path), min(length, editable.max_tokens)
     if len(ids) != rows * width:
         ids = list(chain.from_iterable(generation.own_text(editable, rows, length, seed)))
-        _keep(array("i", ids), place)
+        _keep(array("i", ids), path)
     return [ids[i : i + width] for i in range(0, len(ids), width)]
 
 
@@ -230,6 +230,6 @@ def _records(name: str, records: Iterator[Any]) -> Iterator[str]:
         strings = [value for value in fields.values() if isinstance(value, str)]
         text = fields.get("text", strings[0] if len(strings) == 1 else None)
         if not isinstance(text, str):
-            found = ", ".join(map(str, fields)) if isinstance(record, dict) else type(record).__name__
-            raise EditError(f'{name}: record {number} has no field "text"; found: {found}; rename the one to read')
+            names = ", ".join(map(str, fields)) if isinstance(record, dict) else type(record).__name__
+            raise EditError(f'{name}: record {number} has no field "text"; found: {names}; rename the one to read')
         yield text

@@ -139,6 +139,6 @@ def _state() -> PartialState:
 
 def _all(own: Tensor, size: int) -> list[Tensor]:
     """Return the tensors of one shape of all processes, by rank."""
-    found = [torch.empty_like(own) for _ in range(size)]
-    torch.distributed.all_gather(found, own)
-    return found
+    gathered = [torch.empty_like(own) for _ in range(size)]
+    torch.distributed.all_gather(gathered, own)
+    return gathered

@@ -81,8 +81,8 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
     """Compute Spearman's rank correlation, ties with their mean rank; None if one side is constant."""
     ranks = []
     for values in (first, second):
-        _, place, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[place])
+        _, rank_of, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[rank_of])
     if any(np.ptp(rank) == 0 for rank in ranks):
         return None
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
@@ -108,10 +108,10 @@ def role_spans(trace: Trace) -> dict[str, range]:
 
 def by_role(trace: Trace) -> Effects:
     """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks."""
-    found = np.full((len(ROLES), len(trace.effects)), np.nan)
+    effects = np.full((len(ROLES), len(trace.effects)), np.nan)
     for role, span in role_spans(trace).items():
-        found[ROLES.index(role)] = trace.effects[:, span.start : span.stop].mean(1)
-    return found
+        effects[ROLES.index(role)] = trace.effects[:, span.start : span.stop].mean(1)
+    return effects
 
 
 def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:

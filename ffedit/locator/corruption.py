@@ -157,18 +157,18 @@ def replacements(
     """
     assert encoded.subject is not None
     start, end = encoded.subject
-    found: dict[tuple[int, ...], None] = {}
+    others: dict[tuple[int, ...], None] = {}
     for subject in subjects:
         first = fact.span[0]
         text = fact.text[:first] + subject + fact.text[fact.span[1] :]
         other = editable.encode(text, span=(first, first + len(subject)))
         rest = other.ids[:start] + other.ids[end:]
         if other.subject == (start, end) and rest == encoded.ids[:start] + encoded.ids[end : encoded.answer]:
-            found[other.ids[start:end]] = None
-    found.pop(encoded.ids[start:end], None)
-    if not found:
+            others[other.ids[start:end]] = None
+    others.pop(encoded.ids[start:end], None)
+    if not others:
         raise FactError(
             f"no other subject of {end - start} tokens among the facts to take the place of {fact.subject!r}; "
             "give more facts, or corrupt with noise"
         )
-    return Random(seed).sample(list(found), min(samples, len(found)))
+    return Random(seed).sample(list(others), min(samples, len(others)))

@@ -137,12 +137,12 @@ def find_memory(layer: Layer) -> KeyValueMemory:
     if len(paths) != 1:
         inside = layer.module.named_modules()
         children = ", ".join(path for path, module in inside if path and not list(module.children()))
-        found = ", ".join(paths) or f"no module is called {value_matrix or '/'.join(VALUE_ROLES)}"
+        listed = ", ".join(paths) or f"no module is called {value_matrix or '/'.join(VALUE_ROLES)}"
         advice = "name the right one with --value-matrix"
         if not paths and value_matrix is None:
             advice = f"where it is called otherwise, {advice}; a layer without a feed-forward part has none to edit"
         raise ModelError(
-            f"{name}: one value matrix was expected in layer {index}, found {len(paths)} ({found}); the layer holds "
+            f"{name}: one value matrix was expected in layer {index}, found {len(paths)} ({listed}); the layer holds "
             f"{children}; {advice}"
         )
     return linear_memory(layer, paths[0], Address(index))

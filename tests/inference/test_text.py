@@ -177,7 +177,7 @@ def test_a_hub_that_does_not_answer_is_one_line(datasets: ModuleType) -> None:
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("ffedit.inference.corpus.find_spec", lambda name: None)
     with pytest.raises(EditError, match=r"org/name: no such file; .*pip install 'ffedit\[datasets\]'"):
         ids_of("org/name")
 
