@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import halves
@@ -10,10 +11,13 @@ import zoo
 from making import made
 from pages import looks_right, needs_nothing_else, poisoned, said, shows_text_only
 from shell import TEXT, shell
+from shown import shown
 
 from ffedit import Corpus, inspect_edit, inspect_memory, inspect_model, inspect_prompt, load, load_stacks
 from ffedit.display.html import page
-from ffedit.display.html.charts import Line, lines, stacked
+from ffedit.display.html.charts import lines, stacked
+from ffedit.display.panels import Line
+from ffedit.display.terminal.edit_view import edited_view
 from ffedit.inspector.corpus_pass.memory_pass import Settings
 from ffedit.inspector.slots import View
 from ffedit.inspector.views.model_view import Removing
@@ -65,16 +69,23 @@ def test_what_a_text_holds_is_shown_and_does_nothing(kind: str, views: dict[str,
 def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
     assert said(page(views["encoder"])).count("Not measured.") == 3
     memory, prompt, report = (views[kind] for kind in ("memory", "prompt", "model"))
-    shown = said(page(views["memory"]))
-    assert "Memory 1.7 of" in shown
+    text = said(page(views["memory"]))
+    assert "Memory 1.7 of" in text
     for one in memory.triggers:  # type: ignore[attr-defined]
-        assert f"{one.coefficient:.2f}" in shown and one.next.token.strip() in shown
-    shown = said(page(views["prompt"]))
+        assert f"{one.coefficient:.2f}" in text and one.next.token.strip() in text
+    text = said(page(views["prompt"]))
     for layer in prompt.layers:  # type: ignore[attr-defined]
-        assert all(f"{one.slot} {one.promotes.token.strip()}" in shown for one in layer.firing)
-    shown = said(page(views["model"]))
+        assert all(f"{one.slot} {one.promotes.token.strip()}" in text for one in layer.firing)
+    edit = views["edit"]
+    fact = edit.facts[0]  # type: ignore[attr-defined]
+    assert " → " in fact and f"ffedit inspect edit {fact} Edit " in said(page(edit))
+    foreign = replace(edit, facts=())  # type: ignore[call-arg, type-var]
+    assert "ffedit inspect edit A change of " in said(page(foreign))
+    assert shown(edited_view(edit)).startswith(fact)  # type: ignore[arg-type]
+    assert shown(edited_view(foreign)).startswith("Edit ")  # type: ignore[arg-type]
+    text = said(page(views["model"]))
     for measure in report.measures:  # type: ignore[attr-defined]
-        assert measure.definition.title in shown and measure.definition.text in shown
+        assert measure.definition.title in text and measure.definition.text in text
 
 
 def test_charts_leave_gaps_out_and_put_the_best_rank_on_top() -> None:

@@ -104,13 +104,14 @@ const looked = [...document.querySelectorAll('iframe')].map(frame => {
   const view = frame.contentWindow, page = view.document, root = page.documentElement
   page.querySelectorAll('details').forEach(one => one.open = true)
   const all = [...page.querySelectorAll('body *')], named = one => `${one.tagName}.${one.getAttribute('class')}`
+  const size = one => parseFloat(view.getComputedStyle(one).fontSize) * (one.getScreenCTM ? one.getScreenCTM().a : 1)
   const beyond = one => one.getBoundingClientRect().right > root.clientWidth + 1
   const texts = all.filter(one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim()))
   return {
     width: view.innerWidth,
     fits: root.scrollWidth <= root.clientWidth,
     wide: all.filter(one => beyond(one) && !one.closest('.box table, .heat th')).map(named),
-    small: texts.filter(one => parseFloat(view.getComputedStyle(one).fontSize) < 10).map(named),
+    small: texts.filter(one => size(one) < 10).map(named),
     squeezed: [...page.querySelectorAll('p')].filter(one => one.clientWidth < 90).map(named),
     fetched: view.performance.getEntriesByType('resource').map(one => one.name),
     dark: view.matchMedia('(prefers-color-scheme: dark)').matches,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.hardware import in_words
 from ffedit.benchmark.tables import not_measured, notes, number, tables
-from ffedit.display.html.charts import Chart, Line, lines
+from ffedit.display.html.charts import Chart, lines
 from ffedit.display.html.rendering import render
+from ffedit.display.panels import Line
 from ffedit.evaluator import METRICS, NAMES
 from ffedit.facts.text import counted
 from ffedit.files.atomic import finite

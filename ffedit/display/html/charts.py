@@ -10,34 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from ffedit.display import panels
+from ffedit.display.panels import Line
+from ffedit.display.picture import layer_step
 from ffedit.display.terminal.model_view import cell
-from ffedit.display.terminal.prompt_view import share
 from ffedit.inspector.views.prompt_view import PromptView
 from ffedit.inspector.views.report import Measure, ModelReport, Unit
 
 WIDTH, HEIGHT = 360.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 34.0
-MOST_TICKS = 12
-CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")
-
-
-@dataclass(frozen=True)
-class Line:
-    """One series: a value for each position on the x axis, None where there is none.
-
-    Attributes:
-        name: entry of the legend.
-        values: the values to draw.
-        low: lower ends of intervals; empty for none.
-        high: upper ends.
-        chance: whether the series is a chance level, drawn in grey and dotted.
-    """
-
-    name: str
-    values: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
-    chance: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,25 +116,16 @@ def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
 
 def of_group(group: str, measures: Sequence[Measure], layers: int) -> Chart:
     """Draw one group of a report's measures by layer."""
-    series = [Line(m.definition.title, m.values, m.low, m.high, m.name in CHANCE) for m in measures]
-    labels = [str(layer) for layer in range(layers)]
+    panel = panels.of_group(group, measures, layers)
     if all(measure.name.startswith("case_") for measure in measures):
-        return stacked(group, series, labels)
-    return lines(group, series, labels, measures[0].definition.unit)
+        return stacked(group, panel.series, panel.labels)
+    return lines(group, panel.series, panel.labels, panel.unit)
 
 
 def of_sureness(report: ModelReport) -> Chart:
     """Draw the agreement rate by the value's maximum probability."""
-    bins = report.sureness
-    agreement, low, high = ([getattr(one, name) for one in bins] for name in ("agreement", "low", "high"))
-    labels = [share((one.least + one.most) / 2) for one in bins]
-    return lines(
-        "agreement by how sure a value is",
-        [Line("agreement", agreement, low, high)],
-        labels,
-        "share",
-        "max probability",
-    )
+    panel = panels.of_sureness(report)
+    return lines(panel.title, panel.series, panel.labels, panel.unit, panel.x_name)
 
 
 def of_prompt(view: PromptView) -> Chart:
@@ -210,7 +182,7 @@ def _tick_label(tick: float, unit: Unit) -> str:
 
 
 def _x_ticks(labels: Sequence[str], across: Callable[[int], float]) -> list[tuple[float, str]]:
-    step = -(-len(labels) // (MOST_TICKS if max(map(len, labels)) < 4 else MOST_TICKS // 2))
+    step = layer_step(len(labels) * (1 if max(map(len, labels)) < 4 else 2))
     return [(across(i), label) for i, label in enumerate(labels) if i % step == 0]
 
 

@@ -11,7 +11,7 @@ from ffedit.display.html import charts, words
 from ffedit.display.picture import NEGATIVE, RAMP, UNITS, shade
 from ffedit.display.terminal.model_view import columns, sentences
 from ffedit.display.terminal.prompt_view import placed, share
-from ffedit.facts.text import counted, number
+from ffedit.facts.text import change, counted, number
 from ffedit.inspector.analyses.activity import ACTIVE
 
 
@@ -30,8 +30,9 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = (words.bare, words.prose, words.lines, words.percent, words.end, words.start, words.tenths, words.fact)
+    formats = (words.bare, words.prose, words.lines, words.percent, words.end, words.start, words.tenths)
     environment.filters |= {function.__name__: function for function in (share, number, shade, placed, *formats)}
-    values = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP, "UNITS": UNITS}
-    environment.globals |= {"charts": charts, "columns": columns, "sentences": sentences, "counted": counted, **values}
+    constants = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP, "UNITS": UNITS}
+    functions = (columns, sentences, counted, change)
+    environment.globals |= {"charts": charts, **constants, **{function.__name__: function for function in functions}}
     return environment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -57,10 +56,3 @@ def end(text: str, most: int = MOST) -> str:
 def start(text: str, most: int = MOST) -> str:
     """Return the first characters of a long text."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def fact(record: Mapping[str, Any], most: int = 60) -> str:
-    """Say what a fact changes: "Eiffel Tower: Paris → Rome"; long names are cut."""
-    subject, target = start(record["subject"], most), start(record["target"] or "", most)
-    old = f": {start(record['previous'], most)}" if record["previous"] else ""
-    return f"{subject}{old} → {target}"

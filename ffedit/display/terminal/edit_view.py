@@ -10,14 +10,16 @@ from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.display.terminal.prompt_view import compared, ends, named, placed, prefixed, share, title
-from ffedit.facts.text import number
+from ffedit.facts.text import counted, number
 from ffedit.inspector.edit_as_memory import Passage
 from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
 
 
 def edited_view(view: EditView) -> Group:
     """Render an edit: the memories that Δ amounts to, changed predictions, prompts before and after."""
-    parts: list[RenderableType] = [Text(f"Edit {view.edit} of {view.model}", style="bold")]
+    more = f", and {counted(len(view.facts) - 1, 'more fact')}" if len(view.facts) > 1 else ""
+    parts: list[RenderableType] = [Text(f"{fact}{more}", style="bold") for fact in view.facts[:1]]
+    parts.append(Text(f"Edit {view.edit} of {view.model}", style="dim" if parts else "bold"))
     for layer in view.layers:
         for part, memory in enumerate(layer.added, 1):
             parts += [Text(""), added_memory(layer, memory, part)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ffedit.editor.edit import Edit
+from ffedit.facts.text import change
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector.distributions import Distribution, distribution, log_probabilities
 from ffedit.inspector.edit_as_memory import Passage, added_memories, reread
@@ -52,6 +53,7 @@ class EditView(View, Displayed):
     Attributes:
         model: the model's name.
         edit: the edit's fingerprint.
+        facts: what each fact changes, in words.
         layers: the changes, layer by layer and expert by expert.
         corpus: the text that was read.
         tokens: number of positions that were read.
@@ -62,6 +64,7 @@ class EditView(View, Displayed):
 
     model: str
     edit: str
+    facts: tuple[str, ...]
     layers: tuple[LayerChange, ...]
     corpus: str
     tokens: int
@@ -117,6 +120,7 @@ def inspect_edit(
     return EditView(
         model=editable.name,
         edit=edit.fingerprint(),
+        facts=tuple(change(fact.subject, fact.previous, fact.target) for fact in edit.facts),
         layers=tuple(layers),
         corpus=str(corpus),
         tokens=len(text.kept),

@@ -1,0 +1,75 @@
+"""The charts of a model's report as data: a page draws them as SVG, a figure file by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ffedit.display.terminal.prompt_view import share
+from ffedit.inspector.views.report import Measure, ModelReport, Unit
+
+# Measures of what chance alone would give.
+CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series: a value for each position on the x axis, None where there is none.
+
+    Attributes:
+        name: entry of the legend.
+        values: the values to draw.
+        low: lower ends of intervals; empty for none.
+        high: upper ends.
+        chance: whether the series is a chance level, drawn in grey and dotted.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    chance: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart.
+
+    Attributes:
+        title: its heading.
+        series: the lines.
+        labels: of the positions on the x axis.
+        unit: of the values.
+        x_name: quantity on the x axis.
+    """
+
+    title: str
+    series: Sequence[Line]
+    labels: Sequence[str]
+    unit: Unit
+    x_name: str = "layer"
+
+    @property
+    def is_measured(self) -> bool:
+        """True if there is a value to draw."""
+        return any(value is not None for line in self.series for value in line.values)
+
+
+def of_group(group: str, measures: Sequence[Measure], layers: int) -> Panel:
+    """Return one group of a report's measures by layer."""
+    series = [Line(m.definition.title, m.values, m.low, m.high, m.name in CHANCE) for m in measures]
+    return Panel(group, series, [str(layer) for layer in range(layers)], measures[0].definition.unit)
+
+
+def of_sureness(report: ModelReport) -> Panel:
+    """Return the agreement rate by the value's maximum probability."""
+    bins = report.sureness
+    agreement, low, high = ([getattr(one, name) for one in bins] for name in ("agreement", "low", "high"))
+    labels = [share((one.least + one.most) / 2) for one in bins]
+    return Panel(
+        "agreement by how sure a value is",
+        [Line("agreement", agreement, low, high)],
+        labels,
+        "share",
+        "max probability",
+    )
