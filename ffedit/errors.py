@@ -29,7 +29,7 @@ class EditError(FFEditError):
 
 
 class RequirementError(FFEditError):
-    """A `--require` that the edit does not meet, or that could not be measured."""
+    """An edit that did not take, or that misses a `--require` or a guardrail of `--strict`."""
 
 
 class CheckError(FFEditError):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--save-recipe", type=FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
 @click.option("--export", "export_to", type=FILE, help="Save the edited model in this folder, or FILE.gguf.")
 @PUSH
-@click.option("--force", is_flag=True, help="Replace folders that are there.")
+@click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
 @click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @click.option(
     "--require",
@@ -93,14 +93,14 @@ def apply(
     from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.plan import plan
     from ffedit.display.terminal.scores import before_after, what_it_says
+    from ffedit.display.terminal.verdict import verdict_view
     from ffedit.editor import applied_edits
     from ffedit.evaluator import METRICS
     from ffedit.evaluator.prompts import questions
     from ffedit.layer_choice import choose
     from ffedit.layer_choice.calibrate import remembered
     from ffedit.safety.guardrails import breaches, refusal, warnings
-    from ffedit.safety.require import parse_requirements, unmet
-    from ffedit.safety.verdict import verdict
+    from ffedit.safety.require import not_taken, parse_requirements, unmet
 
     requirements = parse_requirements(require)
     ends = {"start": perf_counter()}
@@ -138,8 +138,10 @@ def apply(
             warnings=[breach.words for breach in broken], inputs={name: path for name, path in inputs.items() if path}
         )
     )
-    surface.show(packing(measured), before_after(report), what_it_says(report), verdict(report, edit), warnings(broken))
+    ending = verdict_view(report, edit, editable)
+    surface.show(packing(measured), before_after(report), what_it_says(report), ending, warnings(broken))
     failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
+    failure = failure or (None if destinations.force else not_taken(report.verdict))
     saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
     applied = result.applied(editable, edit, choice, report, ends, layers, saved)
     with surface.json_ready(applied), destinations.page_ready(applied), destinations.plot_ready(choice):

@@ -46,7 +46,7 @@ def evaluate(
     from ffedit.cli import result
     from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.scores import all_scores, what_it_says
-    from ffedit.safety.verdict import verdict
+    from ffedit.display.terminal.verdict import verdict_view
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
@@ -55,9 +55,7 @@ def evaluate(
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)
-    surface.show(all_scores(report), what_it_says(report))
-    if report.after is not None:
-        surface.show(verdict(report, edit))
+    surface.show(all_scores(report), what_it_says(report), verdict_view(report, edit, editable))
     evaluated = result.evaluated(editable, report, unusable)
     surface.write_json(evaluated)
     if html is not None:

@@ -1,4 +1,8 @@
-"""The results that commands write with `--json`: plain numbers, null where there was nothing to measure."""
+"""The results that commands write with `--json`: plain numbers, null where there was nothing to measure.
+
+Those of `apply` and `evaluate` are described by `result.schema.json`; its version counts up with every change that a
+reader of the last version would stumble over.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,10 @@ from click import get_current_context
 from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.routing import plain
 from ffedit.editor import Edit
-from ffedit.editor.provenance import versions
+from ffedit.editor.provenance import value_searches, versions
 from ffedit.editor.recipe import recipe_of
 from ffedit.evaluator import FactScores, Report
+from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.inference.routing import Routes
@@ -26,7 +31,8 @@ from ffedit.layer_choice.choose import Found, Sweep
 from ffedit.locator import Aggregate, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
-from ffedit.safety.verdict import damage, took, verdict
+
+SCHEMA_VERSION = 1
 
 
 def located(
@@ -77,11 +83,12 @@ def applied(
     `asked` the value of `--layers`, `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept.
     """
     measured, about = _measured(editable, report), edit.provenance
-    for row, trace in zip_longest(measured["facts"], choice.traces.traces):
+    for row, trace, search in zip_longest(measured["facts"], choice.traces.traces, value_searches(edit)):
         row["trace"] = None if trace is None else _trace(trace, edit.layers[-1])
+        row["value"] = search and asdict(search)
     why = [line for reason in reasons(choice, asked) for line in reason.plain.splitlines()]
     return {
-        "model": measured.pop("model"),
+        **{name: measured.pop(name) for name in ("schema_version", "verdict", "model")},
         "method": about["method"],
         "layers": edit.layers,
         "layer": {**_rounded(choice.to_dict()), "why": why},
@@ -151,6 +158,8 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
         rows.append({**_prompt(before.fact), **scores, **done})
     intervals = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
     return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": report.verdict.to_dict(),
         **_model(editable),
         "facts": rows,
         "before": report.before.to_dict(),
@@ -159,7 +168,6 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
             side: {name: asdict(interval) for name, interval in of.items()} for side, of in intervals.items()
         },
         "left_out": [omission.to_dict() for omission in report.left_out],
-        "verdict": _verdict(report),
         "command": command_line(),
         "versions": versions(),
     }
@@ -175,20 +183,6 @@ def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]
         }
         for old, new in zip_longest(before.asked, after.asked if after else ())
     ]
-
-
-def _verdict(report: Report) -> dict[str, Any]:
-    """Return whether the edit took and what it damaged."""
-    took_by_fact = [took(score) for score in report.facts_after or report.facts_before]
-    count, done, harms = len(took_by_fact), sum(took_by_fact), damage(report)
-    outcome = "took with damage" if harms else "took"
-    if report.after is None:
-        outcome = "no edit"
-    elif done < count:
-        outcome = "took in part" if 2 * done >= count else "did not take"
-    text, *caveats = verdict(report).plain.split("\n")
-    names = [harm.split()[0] for harm in harms]
-    return {"outcome": outcome, "facts": count, "took": done, "damage": names, "text": text, "caveats": caveats}
 
 
 def command_line() -> str:

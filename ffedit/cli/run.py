@@ -26,9 +26,10 @@ EXPORT = "export"  # a folder, as of `apply`, or a list of the options of `expor
 
 @click.command()
 @click.argument("recipe", type=FILE)
-@click.option("--force", is_flag=True, help="Replace folders that are there.")
+@click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
 @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
-def run(recipe: Path, **flags: bool) -> None:
+@click.pass_context
+def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
     """Make the edit of RECIPE, a YAML file: options of `apply` by name, and what to export.
 
     `ffedit apply --save-recipe FILE` writes one, `ffedit show --recipe` shows that of an edit. Paths are relative to
@@ -49,10 +50,10 @@ def run(recipe: Path, **flags: bool) -> None:
         source = [str(values.pop(FACTS))] if FACTS in values else []
         words = [*arguments(apply, values, recipe, lines), *source]
         with named(recipe, lines):
-            context = apply.make_context("run", words, parent=click.get_current_context())
+            context = apply.make_context("run", words, parent=current)
         apply.invoke(context)
         for way in ways:
-            export.invoke(export.make_context("run", way, parent=click.get_current_context()))
+            export.invoke(export.make_context("run", way, parent=current))
 
 
 def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -27,6 +27,7 @@ from ffedit.display.terminal.model_view import model_view
 from ffedit.display.terminal.prompt_view import prompt_view
 from ffedit.display.terminal.scores import before_after, headline_table, what_it_says
 from ffedit.display.terminal.show import diff_view, edit_view
+from ffedit.display.terminal.verdict import verdict_view
 from ffedit.editor import Edit
 from ffedit.evaluator import Report
 from ffedit.exporter import Exported
@@ -37,7 +38,6 @@ from ffedit.inspector.views.report import ModelReport
 from ffedit.layer_choice.calibrate import Choice
 from ffedit.locator import Trace, TraceSet
 from ffedit.model.editable import Editable, Stack
-from ffedit.safety.verdict import verdict
 
 WIDTH = 100
 GREY, RED, GREEN, YELLOW, BLUE, VIOLET, CYAN = (
@@ -94,7 +94,7 @@ def _model(editable: Editable) -> RenderableType:
 
 
 def _report(report: Report) -> RenderableType:
-    return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict(report))
+    return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict_view(report))
 
 
 def _choice(choice: Choice) -> RenderableType:

@@ -24,4 +24,4 @@ from .statistics import (
     save_stats as save_stats,
 )
 from .value import Value as Value, choose_values as choose_values
-from .write import write as write
+from .write import in_reach as in_reach, write as write

@@ -113,10 +113,22 @@ class Edit(Displayed):
         """Compute ‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
 
+    @property
+    def says(self) -> list[tuple[str | None, str | None]]:
+        """By fact, what the model said to its prompt without the edit and with it; None where it was not measured."""
+        said = self.provenance.get("says", {})
+        before, after = (said.get(side) or [None] * len(self.facts) for side in ("before", "after"))
+        return list(zip(before, after, strict=True))
+
     def scored(self, report: Any) -> Edit:
-        """Return the same edit with the scores before and after of a `Report` in its provenance."""
+        """Return the same edit with what a `Report` measured in its provenance: scores, answers, and the verdict."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
-        return self.noted(scores=scores)
+        said = {
+            side: {score.fact.text: score.says for score in measured or ()}
+            for side, measured in (("before", report.facts_before), ("after", report.facts_after))
+        }
+        says = {side: [answers.get(fact.text) for fact in self.facts] for side, answers in said.items()}
+        return self.noted(scores=scores, says=says, verdict=report.verdict.to_dict())
 
     def noted(self, **notes: Any) -> Edit:
         """Return the same edit with `notes` added to its provenance: plain JSON, such as `warnings`."""

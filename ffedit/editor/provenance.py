@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,25 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory, identity
 from ffedit.version import __version__
+
+
+@dataclass(frozen=True)
+class ValueSearch:
+    """How far the optimisation of the value of one fact came.
+
+    Attributes:
+        tokens: length of the new object.
+        steps: number of steps done.
+        most_steps: number of steps allowed.
+        probability: of the new object in the bare prompt, with the value in place of the layer's output.
+        wanted: the probability at which the optimisation ends; None where only its loss ends it.
+    """
+
+    tokens: int
+    steps: int
+    most_steps: int
+    probability: float
+    wanted: float | None
 
 
 class Record:
@@ -131,6 +151,7 @@ def how_solved(
         {
             "subject": facts[0].subject,
             "facts": len(facts),
+            "tokens": _object_lengths(prompt_set),
             "probabilities": list(value.probabilities),
             "loss": list(value.losses),
             "delta_norm": float(value.delta.norm()),
@@ -139,6 +160,28 @@ def how_solved(
         }
         for facts, prompt_set, value in zip(groups, prompt_sets, values, strict=True)
     ]
+
+
+def value_searches(edit: Edit) -> list[ValueSearch | None]:
+    """Return by fact how far the search for its value came; None where the edit does not record it."""
+    about = edit.provenance
+    found: dict[str, list[ValueSearch]] = {}
+    for solved in about.get("solved", ()):
+        if "tokens" in solved:
+            numbers = about.get("configs", {}).get(solved.get("from"), about.get("config", {}))["value"]
+            wanted = numbers["target_probability"] if numbers["target_probability"] <= 1 else None
+            found[solved["subject"]] = [
+                ValueSearch(tokens, len(solved["loss"]) - 1, numbers["steps"], probability, wanted)
+                for tokens, probability in zip(solved["tokens"], solved["probabilities"], strict=True)
+            ]
+    left = {subject: iter(searches) for subject, searches in found.items()}
+    return [next(left.get(fact.subject, iter(())), None) for fact in edit.facts]
+
+
+def _object_lengths(prompt_set: PromptSet) -> list[int]:
+    """Return the number of tokens of each fact's new object."""
+    lengths = zip(prompt_set.fact_of, (len(text.target_ids) for text in prompt_set.prompts), strict=True)
+    return [length for _, length in sorted(dict(lengths).items())]
 
 
 def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:

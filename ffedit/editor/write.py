@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.config import EditConfig
@@ -14,7 +15,7 @@ from ffedit.editor.statistics import moments_for
 from ffedit.editor.target_layers import find_ff_layers, routed
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import check_facts
-from ffedit.facts.fact import Fact, by_subject
+from ffedit.facts.fact import Fact, FactToken, by_subject
 from ffedit.inference.batching import refuse_out_of_memory
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.routing import mixtures
@@ -40,6 +41,30 @@ def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedFor
                 f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
                 "a value needs; use another --device, or edit the model in 16 or 32 bits and export an adapter"
             )
+
+
+def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: range, token: FactToken) -> range:
+    """Return those of `layers` from which a value written at `token` reaches the answer of every fact.
+
+    Fine-tuning writes no value at a token, but changes the layer at all of them.
+
+    Raises:
+        EditError: there is none.
+        FactError: a prompt or object does not fit the tokenizer or the model.
+    """
+    last = len(editable.layers) - 1
+    if last not in layers or not method.statistics:
+        return layers
+    texts = (replace(editable.encode(fact.text, fact.new_object, fact.span), fact_token=token) for fact in facts)
+    if all(text.site == text.answer - 1 for text in texts):
+        return layers
+    if len(layers) > 1:
+        return layers[:-1]
+    lower = "" if last == 0 else "name layer 0, or " if last == 1 else f"name a layer from 0 to {last - 1}, or "
+    raise EditError(
+        f"layer {last} is the last of {editable.name}: no layer after it carries what it writes at the token "
+        f"{token} to the end of the prompt, where the answer is read; {lower}read the key there (--fact-token last)"
+    )
 
 
 def write(
@@ -81,6 +106,8 @@ def write(
         if not 0 <= layer < depth:
             raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
     config, groups = chosen.complete(config or chosen.preset("default")), by_subject(facts)
+    highest = max(layers)
+    in_reach(editable, facts, chosen, range(highest, highest + 1), config.key.fact_token)
     mixed = bool(set(layers) & set(mixtures(editable)))
     prompt_sets = build_prompts(editable, groups, config) if mixed else []
     where = find_ff_layers(editable, sorted(layers), prompt_sets)

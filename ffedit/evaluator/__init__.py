@@ -7,6 +7,7 @@ from ffedit.evaluator.intervals import interval, paired
 from ffedit.evaluator.metrics import METRICS, Metric, metric
 from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.scores import NAMES, FactScores, LeftOut, Report, Scores, left_out, mean_scores
+from ffedit.evaluator.verdict import Verdict
 
 __all__ = [
     "METRICS",
@@ -19,6 +20,7 @@ __all__ = [
     "Metric",
     "Report",
     "Scores",
+    "Verdict",
     "evaluate",
     "interval",
     "left_out",

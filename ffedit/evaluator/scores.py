@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
 from ffedit.evaluator.metrics import METRICS, SCORE_PARTS, harmonic
+from ffedit.evaluator.verdict import Verdict, judge
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted, number
 from ffedit.notebook import Displayed, data_frame
@@ -205,6 +206,11 @@ class Report(Displayed):
             for fact in facts
         )
         return frame.dropna(axis="columns", how="all")
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What became of the edit: whether it took, and what it damaged."""
+        return judge(self)
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:

@@ -24,7 +24,7 @@ EXPERT = """name, _, expert = name.rstrip("]").partition("[")
 def model_card(base: Origin, edits: Sequence[Edit]) -> str:
     """Write the card of a checkpoint made from `base`, with all edits in its weights and the scores of the last."""
     count = sum(len(edit.facts) for edit in edits)
-    text = f"""This is `{base.name}` with {counted(count, "fact")} rewritten in its feed-forward memories by ffedit.
+    text = f"""This is `{base.name}` with {counted(count, "fact")} written into its feed-forward memories by ffedit.
 Everything else is as in the base model.{_source(edits)}"""
     return f"""{_card(base, f"{base.name}, edited", text, edits)}
 `ffedit_edits/` holds the edits themselves, oldest first; `ffedit undo CHECKPOINT --out DIR` takes the last one out.
@@ -43,7 +43,7 @@ def undone_card(base: Origin, gone: Edit, left: Sequence[Edit], exact: bool) -> 
 def adapter_card(base: Origin, edit: Edit) -> str:
     """Write the card of a LoRA adapter."""
     facts = counted(len(edit.facts), "fact")
-    text = f"""A LoRA adapter that rewrites {facts} in the feed-forward memories of `{base.name}`, made by
+    text = f"""A LoRA adapter that writes {facts} into the feed-forward memories of `{base.name}`, made by
 ffedit.{_source([edit])}
 
 ```python
@@ -60,7 +60,7 @@ def delta_card(base: Origin, edit: Edit) -> str:
     names = [about["parameter"] for about in edit.provenance["matrices"].values()]
     weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
     facts = counted(len(edit.facts), "fact")
-    text = f"""What is added to the parameters of `{base.name}` to rewrite {facts}, made by ffedit.{_source([edit])}
+    text = f"""What is added to the parameters of `{base.name}` to write {facts}, made by ffedit.{_source([edit])}
 
 With `model` loaded by transformers, these lines apply it:
 
@@ -109,18 +109,29 @@ def _source(edits: Sequence[Edit]) -> str:
 
 
 def _table(edits: Sequence[Edit]) -> str:
-    facts = [fact for edit in edits for fact in edit.facts]
+    facts = [(fact, *said) for edit in edits for fact, said in zip(edit.facts, edit.says, strict=True)]
     rows = "\n".join(
-        f"| {fact.text} | {fact.previous or ''} | {fact.new_object} |".replace("\n", " ") for fact in facts[:ROWS]
+        f"| {' | '.join(_cell(cell) for cell in (fact.text, fact.previous or '', fact.new_object, *said))} |"
+        for fact, *said in facts[:ROWS]
     )
     more = f"\n… and {len(facts) - ROWS} more in `ffedit_edits/`.\n" if len(facts) > ROWS else ""
-    return f"| prompt | before | now |\n|---|---|---|\n{rows}\n{more}"
+    return f"""| prompt | old object | new object | said before | said after |
+|---|---|---|---|---|
+{rows}
+{more}
+What the model said was measured when each edit was made, without it and with it."""
+
+
+def _cell(text: str | None) -> str:
+    """Format what was measured, or None where nothing was, for a table of Markdown."""
+    return "not measured" if text is None else " ".join(text.replace("|", "\\|").split())
 
 
 def _recipe(name: str, edit: Edit) -> str:
     """Describe how one edit was computed; the entries of the provenance depend on the method."""
     about = edit.provenance
     lines = [
+        f"verdict: {about.get('verdict', {}).get('text', 'not measured')}",
         f"{name}: fingerprint {edit.fingerprint()}",
         f"method: {about.get('method', 'unknown')}, layers {', '.join(map(str, edit.layers))}, rank {edit.rank}",
         f"base weights: fingerprint {edit.base}, {about.get('dtype', 'dtype unknown')}",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import EditConfig, preset
+from ffedit.editor import EditConfig, check_method, in_reach, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
@@ -31,7 +31,7 @@ from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
-By: TypeAlias = Literal["model", "trace", "sweep", "request", "depth"]
+By: TypeAlias = Literal["model", "trace", "sweep", "request", "only", "depth"]
 # A sweep of fewer facts is evidence about these facts, not about the model, and is not cached.
 MANY = 10
 # Corrupted runs of a trace that is only shown; in a deep model its effects are estimated from gradients, which costs a
@@ -44,7 +44,7 @@ class Sweep:
     """Scores of edits at each layer.
 
     Attributes:
-        rows: one for each layer.
+        rows: one for each layer whose output reaches the answer.
         traced: the layer that tracing chooses, or None if it shows no site.
         correlation: Spearman's rank correlation of effect and score over the layers; None if one is constant.
         method: that all edits were made with.
@@ -74,8 +74,9 @@ class Found:
     Attributes:
         traces: of feed-forward outputs; of all facts if they decide, else of the first.
         layer: the layer.
-        by: what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; or, if
-            neither trace nor calibration gives a layer, the usual relative "depth" of published layers.
+        by: what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; that it is
+            the "only" one whose output reaches the answer; or, if neither trace nor calibration gives a layer, the
+            usual relative "depth" of published layers.
         choice: result of the calibration, if it was used.
         sweep: the sweep, if it decided.
         kept: whether the sweep was read from the cache.
@@ -104,7 +105,7 @@ def find_layer(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Found:
-    """Find the layer to edit by calibration, by a trace, or by a sweep.
+    """Find the layer to edit by calibration, by a trace, or by a sweep, among those whose output reaches the answer.
 
     Args:
         editable: the model.
@@ -117,24 +118,26 @@ def find_layer(
         progress: called with the progress.
 
     Raises:
-        FactError: nothing to trace, or a fact of a sweep has no target.
+        EditError: no allowed layer's output reaches the answer (`editor.in_reach`).
+        FactError: nothing to trace, or a fact has no target.
     """
     config = config or EditConfig()
+    allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
 
     def first_fact() -> TraceSet:
         return shown(editable, facts, config.seed, progress)
 
     if asked == "sweep":
-        if (cached := remembered_sweep(editable, method)) is not None:
+        if (cached := remembered_sweep(editable, method)) is not None and cached.layer in allowed:
             return Found(first_fact(), cached.layer, "sweep", sweep=cached, kept=True)
         traces = locate_all(editable, facts, seed=config.seed, progress=progress)
         sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
         return Found(traces, sweep.layer, "sweep", sweep=sweep)
-    if len(allowed) == 1 and asked not in ("auto", "trace"):
-        return Found(first_fact(), allowed[0], "request")
+    if len(allowed) == 1:
+        return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request")
     choice = _calibrated(editable, method, config, progress) if asked == "auto" else None
-    if choice is not None and choice.layer is not None:
-        return Found(first_fact(), choice.layer, "model", choice)
+    if choice is not None and (layer := choice.within(allowed)) is not None:
+        return Found(first_fact(), layer, "model", choice)
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", choice)
@@ -152,11 +155,14 @@ def layer_for(
     progress: Progress = silent,
 ) -> int:
     """Return the layer that `auto` takes, without computing a trace for display."""
-    config = config or EditConfig()
-    if (layer := _calibrated(editable, method, config, progress).layer) is not None:
+    config, depth = config or EditConfig(), len(editable.layers)
+    allowed = range(max(1, depth - 1))  # what the last one writes reaches the answer of few prompts
+    if len(allowed) == 1:
+        return allowed[0]
+    if (layer := _calibrated(editable, method, config, progress).within(allowed)) is not None:
         return layer
-    site = locate_all(editable, facts, seed=config.seed, progress=progress).site
-    return usual_layer(len(editable.layers)) if site is None else site
+    site = site_of(locate_all(editable, facts, seed=config.seed, progress=progress), allowed=allowed)
+    return usual_layer(depth) if site is None else site
 
 
 def _calibrated(editable: Editable, method: str, config: EditConfig, progress: Progress) -> Choice:
@@ -188,13 +194,15 @@ def by_sweep(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
-    """Write all `facts` into each layer in turn and measure; cache the sweep if it has at least `MANY` facts.
+    """Write all `facts` into each layer in reach and measure; cache the sweep if it has at least `MANY` facts.
 
     Raises:
+        EditError: no layer's output reaches the answer (`editor.in_reach`).
         FactError: a fact has no target.
     """
-    layers = range(len(editable.layers))
-    rows = edit_at(editable, facts, layers, method, config or EditConfig(), stats, traces, progress)
+    config = config or EditConfig()
+    layers = in_reach(editable, facts, check_method(method), range(len(editable.layers)), config.key.fact_token)
+    rows = edit_at(editable, facts, layers, method, config, stats, traces, progress)
     correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
     sweep = Sweep(rows, traces.site, correlation, method, len(facts))
     if len(facts) >= MANY:

@@ -1,1 +1,1 @@
-"""Check an edit before it is shipped: guardrails, required scores, the verdict."""
+"""Check an edit before it is shipped: guardrails, required scores, and that it took."""

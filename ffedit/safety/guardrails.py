@@ -19,10 +19,10 @@ from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
+from ffedit.evaluator.verdict import DRIFTED, knew_previous, took
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
-from ffedit.safety.verdict import DRIFTED, knew_previous, took
 
 # Limits from below; the others are from above.
 AT_LEAST = ("division", "keys", "covered")

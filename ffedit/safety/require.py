@@ -1,4 +1,4 @@
-"""Conditions on scores, such as `efficacy>=0.95,specificity>=0.9`, for scripts and CI."""
+"""Conditions for saving an edit: that it took, and scores such as `efficacy>=0.95,specificity>=0.9`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ffedit.errors import FFEditError, RequirementError
-from ffedit.evaluator import METRICS, Scores
+from ffedit.evaluator import METRICS, Scores, Verdict
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -41,6 +41,12 @@ def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementErr
     """Return the error to raise for all conditions that `scores` do not meet; None if they meet every one."""
     misses = [miss for requirement in requirements if (miss := requirement.miss(scores))]
     return RequirementError(f"--require: {'; '.join(misses)}; no edit was saved") if misses else None
+
+
+def not_taken(verdict: Verdict) -> RequirementError | None:
+    """Return the error to raise for an edit that did not take; None for any other."""
+    words = "the edit did not take; no edit was saved (--force saves it nonetheless)"
+    return RequirementError(words) if verdict.outcome == "did not take" else None
 
 
 def parse_requirements(text: str) -> list[Requirement]:

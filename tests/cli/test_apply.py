@@ -11,12 +11,12 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from commands import Command, apply, here, loads, run, thorough_apply
+from commands import SHORT, Command, apply, here, loads, run, thorough_apply
 from huggingface_hub import HfApi
+from jsonschema import Draft202012Validator
 from making import verified_here
 from shell import ASKED, FACT, Ran, disk, process
 from transformers import AutoModelForCausalLM
-from writing import quick
 
 import ffedit
 from ffedit import CheckError, Edit
@@ -25,13 +25,14 @@ from ffedit.cli.options import Surface
 from ffedit.evaluator import METRICS, NAMES
 
 __all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
+SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
 
 
 def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
     before = disk(here)
-    done = thorough_apply("fact.json")
+    done = thorough_apply("fact.json", "--layer", "1")
     assert (done.code, done.err) == (0, "")
     told = [
         "3 layers",
@@ -46,12 +47,43 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     assert disk(here) == before
 
 
-def test_an_edit_that_did_not_take_is_said_loudly(apply: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "ffedit.cli.apply.preset", lambda *_: ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6))
-    )
-    done = apply("bare.json", "--out", "e")
-    assert done.code == 0 and "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object" in done.out
+def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
+    apply: Command, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak = ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6, steps=2))
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: weak)
+    before = disk(here)
+    done = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0")
+    assert done.code == 3 and disk(here) == before
+    assert done.err == "error: the edit did not take; no edit was saved (--force saves it nonetheless)\n"
+    assert "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object; the model says “Paris" in done.out
+    assert " (1 token) reached the probability " in done.out and " after 2 of 2 steps; 0.60 was aimed at." in done.out
+    assert "another layer (--layers N, N of 1)" in " ".join(done.out.split()), "the last layer cannot be edited"
+    forced = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0", "--force", "--json", "-")
+    assert (forced.code, forced.err) == (0, "")
+    assert loads(forced.out)["verdict"]["outcome"] == "did not take"
+    (said,) = Edit.load("e").says
+    assert said[0] == said[1] and said[0] is not None and said[0].startswith("Paris")
+    card = (here / "x" / "README.md").read_text()
+    assert f"| Paris | Rome | {said[0]} | {said[1]} |" in card and "verdict: THE EDIT DID NOT TAKE" in card
+    shown = run("show", "e").out
+    assert "THE EDIT DID NOT TAKE" in shown and shown.count(said[0].split()[0]) >= 3
+    assert loads(run("show", "x", "--json", "-").out)["edits"][0]["facts"][0]["says"]["after"] == said[1]
+
+
+def test_a_layer_that_nothing_comes_after_is_refused_before_anything_is_computed(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = disk(here)
+    with monkeypatch.context() as patched:
+        for name in ("layer_choice.choose.locate_all", "evaluate", "edit"):
+            patched.setattr(f"ffedit.{name}", lambda *_, **__: pytest.fail("computed"))
+        for words in (["--layer", "2"], ["--layer", "2", "--spread", "3"]):
+            done = apply("bare.json", "--out", "e", *words)
+            assert done.code == 1 and disk(here) == before
+            assert "layer 2 is the last of" in done.err and "name a layer from 0 to 1" in done.err
+    whole = apply("bare.json", "--layer", "2", "--fact-token", "last", "--json", "-")
+    assert whole.code in (0, 3) and loads(whole.out)["layers"] == [2], "at the end of the prompt it may be"
 
 
 def test_a_preset_is_that_of_the_method_and_none_is_made_up(
@@ -59,7 +91,7 @@ def test_a_preset_is_that_of_the_method_and_none_is_made_up(
 ) -> None:
     asked: list[tuple[str, str]] = []
     with monkeypatch.context() as patched:
-        patched.setattr("ffedit.cli.apply.preset", lambda *what: (asked.append(what), quick())[1])
+        patched.setattr("ffedit.cli.apply.preset", lambda *what: (asked.append(what), SHORT)[1])
         assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
     assert asked == [("paper", "rome")]
     before = disk(here)
@@ -90,18 +122,15 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert written.pop("command").startswith("ffedit apply fact.json --json result.json --layer 1 ")
     assert result.pop("command").startswith("ffedit apply fact.json --json - --layer 1 ")
     assert all(seconds >= 0 for seconds in result.pop("seconds").values()) and written == result
-    assert set(result) == {
-        *("model", "method", "layer", "layers", "facts", "before", "after", "intervals", "left_out", "verdict", "edit"),
-        *("recipe", "saved", "warnings", "versions"),
-    }
+    SCHEMA.validate(loads((here / "result.json").read_text()))
+    assert result["verdict"]["outcome"] == "took with damage" and "same_subject" in result["verdict"]["damage"]
     assert (result["model"], result["method"], result["layers"]) == (str(model), method, [1])
-    assert set(result["edit"]) == {"rank", "norm_ratio", "size", "seed", "fingerprint", "base"}
     assert result["edit"]["rank"] == 1 and result["saved"] == {"edit": None, "checkpoint": None}
     assert set(result["before"]) == set(result["after"]) == set(METRICS) >= SCORES
     assert result["before"]["drift"] is None and result["after"]["drift"] > 0
     assert all(type(result["after"][name]) in (int, float) for name in SCORES)
     (fact,) = result["facts"]
-    assert set(fact) == {*FACT, "before", "after", "took", "asked", "trace"}
+    assert fact["after"]["says"].startswith("Rome") and fact["value"]["tokens"] == 1 and fact["took"]
     assert [one["score"] for one in fact["asked"]] == ["paraphrase", "specificity", "same_subject"]
     assert fact["asked"][0]["prompt"] == "Eiffel tower stands in" and fact["asked"][0]["answer"] == "Rome"
     assert fact["before"].keys() == fact["after"].keys() == {*result["after"], "says"}
@@ -109,6 +138,16 @@ def test_the_json_object_is_the_one_that_was_promised(apply: Command, here: Path
     assert {"layer", "token", "effects", "clean", "corrupted"} <= set(trace)
     assert trace["layer"] == 1 and trace["tokens"][trace["token"]].strip() == "tower"
     assert len(trace["effects"]) == 3 and {len(row) for row in trace["effects"]} == {len(trace["tokens"])}
+
+
+def test_the_results_of_evaluate_are_as_the_schema_says(apply: Command, run: Command, model: Path) -> None:
+    Draft202012Validator.check_schema(SCHEMA.schema)
+    assert apply("fact.json", "--out", "e", "--layer", "0").code == 0
+    for words, outcome in ((("--edit", "e"), "took with damage"), (("--model", model), "no edit")):
+        result = loads(run("evaluate", "fact.json", *words, "--json", "-").out)
+        SCHEMA.validate(result)
+        assert result["verdict"]["outcome"] == outcome
+        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 2})
 
 
 def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +187,7 @@ def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "chosen"),
-    [(["--layers", "2"], 2), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
+    [(["--layers", "1"], 1), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
 )
 def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
     result = loads(apply("bare.json", "--json", "-", *asked).out)
@@ -159,7 +198,7 @@ def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
 
 def test_a_seed_repeats_bit_for_bit(apply: Command, here: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        assert apply("fact.json", "--seed", str(seed), "--out", name, "--layer", "1").code == 0
+        assert apply("fact.json", "--seed", str(seed), "--out", name, "--layer", "0").code == 0
     a, b, c = (Edit.load(name).fingerprint() for name in "abc")
     assert a == b != c
     assert (here / "a" / "edit.safetensors").read_bytes() == (here / "b" / "edit.safetensors").read_bytes()

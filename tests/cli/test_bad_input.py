@@ -306,7 +306,7 @@ def test_ctrl_c_leaves_model_and_disk_as_before(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(import_module(f"ffedit.{module}"), name, interrupt)
-    apply("fact.json", code=130, loads=True)
+    apply("fact.json", "--layer", "1", code=130, loads=True)
 
 
 INTERRUPTED = """

@@ -37,7 +37,10 @@ def test_an_edit_is_asked_evaluated_and_exported_later(apply: Command, run: Comm
 
 def test_a_model_named_by_a_relative_path_is_found_again(run: Command, here: Path, model: Path) -> None:
     (here / "m").symlink_to(model)
-    assert run("apply", "bare.json", "-m", "m", "--corpus", model.parent / "corpus.txt", "--out", "e").code == 0
+    assert (
+        run("apply", "bare.json", "-m", "m", "--layer", "1", "--corpus", model.parent / "corpus.txt", "--out", "e").code
+        == 0
+    )
     for command in (["ask", "the tower"], ["evaluate", "bare.json"]):
         assert run(*command, "--edit", "e").code == 0
     assert run("export", "e", "--out", "x").code == 0
@@ -45,7 +48,10 @@ def test_a_model_named_by_a_relative_path_is_found_again(run: Command, here: Pat
 
 def test_a_base_that_is_elsewhere_is_named_with_model(run: Command, here: Path, model: Path) -> None:
     (here / "m").symlink_to(model)
-    assert run("apply", "bare.json", "-m", "m", "--corpus", model.parent / "corpus.txt", "--out", "e").code == 0
+    assert (
+        run("apply", "bare.json", "-m", "m", "--layer", "1", "--corpus", model.parent / "corpus.txt", "--out", "e").code
+        == 0
+    )
     (here / "m").rename(here / "moved")
     commands = (["ask", "the tower", "--edit", "e"], ["inspect", "edit", "e", "--tokens", "64"])
     for command in (*commands, ["export", "e", "--out", "x"]):

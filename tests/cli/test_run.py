@@ -31,7 +31,7 @@ def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], 
     assert saved["method"] == "emmet" and saved["set"]["value.steps"] == 3 and saved["out"] == "first"
     shown = shell(capsys, "show", "first", "--recipe")
     assert {**yaml.safe_load(shown.out), "out": "first"} == saved
-    Path("saved.yaml").write_text(yaml.safe_dump({**saved, "out": "second"}), encoding="utf-8")
+    Path("saved.yaml").write_text(yaml.safe_dump({**saved, "out": "second", "force": True}), encoding="utf-8")
     assert shell(capsys, "run", "saved.yaml", "-q").code == 0
     assert ffedit.Edit.load("second").fingerprint() == ffedit.Edit.load("first").fingerprint()
 

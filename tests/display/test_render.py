@@ -17,12 +17,12 @@ from ffedit.display.terminal.messages import Commands, error_line
 from ffedit.display.terminal.model_table import environment, memory_table, model_line, ranges
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.scores import before_after, sayings, what_it_says
+from ffedit.display.terminal.verdict import verdict_view
 from ffedit.evaluator import METRICS
 from ffedit.evaluator.scores import FactScores
 from ffedit.facts.text import number, token
 from ffedit.model.memory import KeyValueMemory, Memories
 from ffedit.progress import silent
-from ffedit.safety.verdict import verdict
 
 FACT = Fact("Eiffel Tower", "The {} is in", "Rome", "Paris")
 
@@ -89,51 +89,100 @@ def test_sayings() -> None:
 # The verdict ---------------------------------------------------------------------------------------
 
 
+def edited(layers: list[int], tokens: int, probability: float, steps: int = 25) -> Any:
+    """As much of an edit of one fact as the verdict looks at; fine-tuning may write to every layer."""
+    solved = {"subject": FACT.subject, "tokens": [tokens], "probabilities": [probability], "loss": [9.0] * (steps + 1)}
+    config = {"value": {"steps": 25, "target_probability": 0.6}}
+    return SimpleNamespace(
+        layers=layers, facts=(FACT,), provenance={"method": "ft", "config": config, "solved": [solved]}
+    )
+
+
+def verdict(measured: Report, edit: Any = None, layers: int = 6) -> str:
+    """What is said of an edit of a model of `layers` layers, on one line."""
+    return words(verdict_view(measured, edit, fake_editable(layers)))
+
+
 def test_done() -> None:
-    text = words(verdict(report()))
+    text = verdict(report())
     assert text.startswith("Done: the model now says “Rome” instead of “Paris”")
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
-    unmeasured = words(verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0))))
+    unmeasured = verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0)))
     assert "specificity and same_subject could not be measured" in unmeasured and "held" not in unmeasured
 
 
 def test_done_but_something_broke() -> None:
-    text = words(verdict(report(scored(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))))
+    broken = report(scored(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))
+    text = verdict(broken, edited([1], 1, 0.7))
     assert text.startswith("Done, but something else broke")
+    assert broken.verdict.outcome == "took with damage"
+    assert broken.verdict.to_dict()["damage"] == ["specificity", "same_subject", "drift"]
     assert "specificity fell from 1.00 to 0.90" in text and "same_subject fell from 1.00 to 0.50" in text
-    assert "drift on generic text is 0.20 nats per token" in text and "--layers N" in text
-    narrow = words(verdict(report(scored(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0))))
+    assert "drift on generic text is 0.20 nats per token" in text and "steps" not in text
+    assert text.endswith("Try another layer (--layers N, N of 0, 2-5).")
+    narrow = verdict(report(scored(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0)))
     assert narrow.startswith("Done, but narrowly") and "paraphrase 0.20" in narrow
 
 
 def test_an_edit_that_did_not_take_is_loud() -> None:
-    edit: Any = SimpleNamespace(layers=[2], provenance={"config": {"value": {"steps": 25}}})
-    text = words(verdict(report(Scores(efficacy=0.0, generation=0.0), "Paris [b]"), edit))
+    failed = report(Scores(efficacy=0.0, generation=0.0), "Paris [b]")
+    text = verdict(failed, edited([2], 3, 0.01))
     assert text.startswith("THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object")
-    assert "“Paris [b]”" in text and "another layer than 2" in text and "more than 25 steps" in text
-    unsaid = words(verdict(report(Scores(efficacy=1.0, generation=0.0), "Paris")))
+    assert "“Paris [b]”" in text and "another layer (--layers N, N of 0-1, 3-5)" in text
+    assert "“Rome” (3 tokens) reached the probability 0.01 after 25 of 25 steps; 0.60 was aimed at." in text
+    assert text.endswith("or from Python, more than 25 steps (EditConfig.value.steps).")
+    unsaid = verdict(report(Scores(efficacy=1.0, generation=0.0), "Paris"))
     assert unsaid.startswith("THE EDIT DID NOT TAKE") and "by itself the model says “Paris”" in unsaid
+
+
+def test_advice_names_only_what_is_possible() -> None:
+    failed = report(Scores(efficacy=0.0, generation=0.0), "Paris")
+    everywhere = verdict(failed, edited([0, 1, 2], 1, 0.7), 3)
+    assert "another layer" not in everywhere and everywhere.endswith("Try a single layer (--spread 1).")
+    assert "Try" not in verdict(failed, edited([0], 1, 0.7), 1), "one layer, and its value was found"
+    stopped = verdict(failed, edited([0], 1, 0.01, steps=4), 1)
+    assert "after 4 of 25 steps" in stopped and "more than" not in stopped, "it did not end for want of steps"
+    assert "Try" not in verdict(failed), "how it was edited is not known"
 
 
 def test_a_batch_that_took_in_part() -> None:
     whole, failed = report(count=9), report(Scores(efficacy=0.0, generation=0.0))
     assert failed.facts_after is not None and whole.facts_after is not None
     mixed = Report(BEFORE, AFTER, whole.facts_before + failed.facts_before, whole.facts_after + failed.facts_after)
-    text = words(verdict(mixed))
+    text = verdict(mixed)
     assert text.startswith("The edit took in part, for 9 of 10 facts: for 1 of 10 facts the new object")
-    assert "all 9 new objects" in words(verdict(whole))
-    none = words(verdict(report(Scores(efficacy=0.0, generation=0.0), count=4)))
+    assert "all 9 new objects" in verdict(whole)
+    none = verdict(report(Scores(efficacy=0.0, generation=0.0), count=4))
     assert none.startswith("THE EDIT DID NOT TAKE: for 4 of 4 facts")
+    assert (mixed.verdict.outcome, mixed.verdict.facts, mixed.verdict.took) == ("took in part", 10, 9)
+
+
+@pytest.mark.parametrize(("failures", "outcome"), [(0, "took"), (2, "took in part"), (3, "did not take")])
+def test_a_batch_takes_in_part_from_half_of_its_facts_on(failures: int, outcome: str) -> None:
+    whole = report(count=4)
+    (bad,) = report(Scores(efficacy=1.0, generation=0.0), "Paris").facts_after or ()
+    after = (bad,) * failures + (whole.facts_after or ())[failures:]
+    assert Report(BEFORE, AFTER, whole.facts_before, after).verdict.outcome == outcome
 
 
 def test_success_that_was_there_before_is_named() -> None:
-    before = Scores(efficacy=1.0, generation=1.0, knew=0.0)
+    before = Scores(efficacy=1.0, generation=0.0, knew=0.0)
     (new,) = report().facts_after or ()
-    text = words(verdict(Report(before, AFTER, (FactScores(FACT, before, "London"),), (new,))))
+    text = verdict(Report(before, AFTER, (FactScores(FACT, before, "London"),), (new,)))
     assert "Even before the edit the model found “Rome” more likely" in text
     assert "did not know the old object “Paris”: before the edit it said “London”" in text
     assert "instead of" not in text
-    assert "already gives 0 of 1 new objects" in words(verdict(report(None)))
+    assert "already gives 0 of 1 new objects" in verdict(report(None))
+
+
+def test_where_the_model_said_the_new_object_before_there_was_nothing_to_change() -> None:
+    before = Scores(efficacy=1.0, generation=1.0, paraphrase=0.5)
+    old = (FactScores(FACT, before, "Rome"),)
+    idle = Report(before, before, old, old)
+    assert verdict(idle) == "Nothing to change: the model said “Rome” before the edit, too."
+    assert idle.verdict.outcome == "nothing to change"
+    spread = Report(before, AFTER, old, report().facts_after)
+    assert spread.verdict.outcome == "took", "it says so in more wordings now"
 
 
 # The model, errors and commands --------------------------------------------------------------------

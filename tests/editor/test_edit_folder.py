@@ -13,9 +13,10 @@ import torch
 import zoo
 from safetensors.torch import load_file, save_file
 
-from ffedit import Address, Edit, EditError, Fact, LowRank, Probe
+from ffedit import Address, Edit, EditError, Fact, LowRank, Probe, Report, Scores
 from ffedit.algebra.low_rank import Dense
 from ffedit.editor import edit_folder
+from ffedit.evaluator import FactScores
 from ffedit.model.fingerprint import fingerprint
 
 FACT = Fact(
@@ -82,23 +83,17 @@ def test_a_dense_edit_that_solved_for_no_keys_is_saved_exactly(tmp_path: Path, d
     assert again.fingerprint() == edit.fingerprint() and again.rank == 32
 
 
-class Measured:
-    """A report as `Edit.scored` takes it."""
-
-    def __init__(self, efficacy: float) -> None:
-        self.efficacy = efficacy
-        self.before = self.after = self
-
-    def to_dict(self) -> dict[str, float | None]:
-        return {"efficacy": self.efficacy}
-
-
 def test_a_scored_edit_is_the_same_edit_and_its_scores_are_guarded(tmp_path: Path) -> None:
     edit = made()
-    scored = edit.scored(Measured(1.0))
+    old, new = (Scores(efficacy=rate, generation=rate) for rate in (0.0, 1.0))
+    before, after = ((FactScores(edit.facts[0], scores, says),) for scores, says in ((old, "Paris"), (new, "Rome .")))
+    scored = edit.scored(Report(old, new, before, after))
     assert scored.fingerprint() == edit.fingerprint()
     scored.save(tmp_path / "e")
-    assert Edit.load(tmp_path / "e").provenance["scores"]["after"] == {"efficacy": 1.0}
+    again = Edit.load(tmp_path / "e")
+    assert again.provenance["scores"]["after"] == new.to_dict() and again.provenance["verdict"]["outcome"] == "took"
+    assert again.says == [("Paris", "Rome ."), *[(None, None)] * (len(edit.facts) - 1)], "others were not measured"
+    assert edit.says == [(None, None)] * len(edit.facts)
     change_manifest(lambda m: m["provenance"]["scores"]["after"].update(efficacy=0.5))(tmp_path / "e")
     assert "manifest.json was changed" in refusal(tmp_path / "e")
 

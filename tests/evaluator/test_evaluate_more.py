@@ -20,7 +20,6 @@ from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.facts import formats
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
-from ffedit.safety.verdict import verdict
 
 KNOWN = Fact(
     "Eiffel tower",
@@ -123,7 +122,7 @@ def test_where_both_objects_are_one_there_is_nothing_to_compare() -> None:
     first, second = (one.scores for one in report.facts_before)
     assert first.efficacy is first.paraphrase is first.efficacy_magnitude is second.specificity is None
     assert first.generation == 1 and second.efficacy == 0
-    assert "already gives 1 of 2 new objects" in verdict(report).plain
+    assert "already gives 1 of 2 new objects" in report.verdict.text
 
 
 def test_an_unrelated_question_may_be_asked_for_another_reason_by_another_fact() -> None:

@@ -12,6 +12,7 @@ from shell import FACT, PROBES, Ran, shell
 from writing import quick
 
 Command = Callable[..., Ran]
+SHORT = quick(steps=20, step_size=0.2, penalty_decay=0.7)
 
 
 @pytest.fixture
@@ -35,8 +36,8 @@ def thorough_apply(run: Command, model: Path) -> Command:
 
 @pytest.fixture
 def apply(thorough_apply: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """With a short optimisation."""
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick())
+    """With a short optimisation, after which the edit of FACT took."""
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: SHORT)
     return thorough_apply
 
 

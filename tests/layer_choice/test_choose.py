@@ -16,7 +16,7 @@ from tracing import made
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit.errors import FactError
+from ffedit.errors import EditError, FactError
 from ffedit.evaluator import Scores
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import calibrate, choose
@@ -219,8 +219,34 @@ def test_auto_takes_the_models_layer_and_traces_the_first_fact_in_few_runs(
     assert (found.layer, found.by) == (1, "model") and seen == [(1, choose.SHOWN_SAMPLES)] and asked[0][1] == "rome"
     assert choose.layer_for(zoo.shared("gpt2"), [ASKED]) == 1 and len(seen) == 1
     assert found.to_dict()["choice"]["layer"] == 1
-    named = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], "2", range(2, 3))
-    assert (named.layer, named.by, named.choice) == (2, "request", None) and len(asked) == 2
+    named = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], "0", range(1))
+    assert (named.layer, named.by, named.choice) == (0, "request", None) and len(asked) == 2
+
+
+def test_a_layer_that_reaches_no_answer_is_never_chosen_and_refused_by_name(
+    traces: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing after the last layer carries what it writes at the subject to the prompt's end."""
+    traces([-0.1, 0.0, 0.5])
+    editable, depth = zoo.shared("gpt2"), 3
+    for model in (2, None):
+        chosen(monkeypatch, model)
+        for asked, allowed in (("auto", range(depth)), ("trace", range(depth)), ("1-2", range(1, depth))):
+            assert find_layer(editable, [ASKED], asked, allowed).layer < depth - 1
+        assert choose.layer_for(editable, [ASKED]) < depth - 1
+    only = find_layer(editable, [ASKED], "auto", range(1))
+    assert (only.layer, only.by, only.choice) == (0, "only", None)
+    at_end = Fact("Eiffel tower", "the city of {}", "Rome")
+    for facts, layers in (([ASKED], [2]), ([at_end, ASKED], [0, 2])):
+        with pytest.raises(EditError, match=r"layer 2 is the last of .*; name a layer from 0 to 1, or read the key"):
+            ffedit.edit(editable, facts, layers=layers, config=quick())
+        with pytest.raises(EditError, match="no layer after it carries what it writes at the token subject_last"):
+            find_layer(editable, facts, "2", range(2, 3))
+    before, last = zoo.snapshot(editable), {"layers": [2], "stats": CORPUS}
+    for facts, method, token in (([at_end], "memit", "subject_last"), ([ASKED], "rome", "last"), ([ASKED], "ft", None)):
+        config = quick(**({"fact_token": token} if token else {"ft_steps": 1}))
+        assert ffedit.edit(editable, facts, method, config=config, **last).layers == [2]
+    assert zoo.unchanged(editable, before)
 
 
 @pytest.mark.parametrize("asked", ["auto", "trace"])
@@ -245,26 +271,28 @@ def test_the_facts_own_trace_decides_where_asked_or_where_the_model_knows_too_li
 def test_noise_chooses_no_layer(effects: Any, others: Any, traces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little comes back at the subject's last token, or nothing was lost, or the model does not know the answer."""
     traces(effects, **others)
-    chosen(monkeypatch, 2)
+    chosen(monkeypatch, 1)
     found = find_layer(zoo.shared("gpt2"), [ASKED], "trace", range(3))
-    assert (found.layer, found.by) == (2, "model")
+    assert (found.layer, found.by) == (1, "model")
     chosen(monkeypatch, None)
     found = find_layer(zoo.shared("gpt2"), [ASKED], "auto", range(3))
     assert (found.layer, found.by) == (usual_layer(3), "depth") and choose.layer_for(zoo.shared("gpt2"), [ASKED]) == 0
-    found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3))
+    found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
     assert (found.layer, found.by) == (1, "depth")
 
 
 def test_among_some_layers(traces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     traces([0.5, 0.3, 0.2])
     chosen(monkeypatch, 0)
-    assert find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3)).layer == 1
+    assert find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft").layer == 1
     traces([0.5, 0.0, 0.0])
-    found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3))
+    found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
     assert (found.layer, found.by) == (1, "model"), "no site among these: the nearest to the model's"
     rows = tuple(LayerScore(i, None, 1.0, None, None, score) for i, score in enumerate((0.9, 0.5, 0.8)))
     chosen(monkeypatch, 0, rows=rows)
-    assert find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3)).layer == 2, "the best that was tried among these"
+    assert find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft").layer == 2, (
+        "the best that was tried among these"
+    )
 
 
 # Sweeps ----------------------------------------------------------------------------------------------
@@ -276,9 +304,9 @@ def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(monkeypatch: pyte
     write = calibrate.write
     monkeypatch.setattr(calibrate, "write", lambda *words, **more: methods.append(words[2]) or write(*words, **more))
     sweep = by_sweep(editable, [ASKED, SECOND], traces, "rome", quick(), CORPUS, lambda *step: seen.append(step))
-    assert methods == ["rome"] * 3 and (sweep.method, sweep.facts) == ("rome", 2)
-    assert [row.layer for row in sweep.rows] == [0, 1, 2]
-    np.testing.assert_array_equal([row.effect for row in sweep.rows], traces.at_subject)
+    assert methods == ["rome"] * 2 and (sweep.method, sweep.facts) == ("rome", 2)
+    assert [row.layer for row in sweep.rows] == [0, 1], "what the last layer writes reaches no answer"
+    np.testing.assert_array_equal([row.effect for row in sweep.rows], traces.at_subject[:2])
     for row in sweep.rows:
         edit = ffedit.editor.write(editable, [ASKED, SECOND], "rome", [row.layer], quick(), CORPUS)
         after = ffedit.evaluate(editable, [ASKED, SECOND], edit).after

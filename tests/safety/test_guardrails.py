@@ -13,7 +13,7 @@ import zoo
 from shell import FACT as ROW, disk, shell
 from writing import CORPUS, FACT, SECOND, collect_moments, quick
 
-from ffedit import Edit, Fact, LowRank, editor, evaluate
+from ffedit import Corpus, Edit, Fact, LowRank, editor, evaluate
 from ffedit.evaluator import FactScores, Report, Scores
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -52,7 +52,7 @@ def broken(editable: Editable, edit: Edit, measured: Report, **limits: float) ->
 def test_a_good_small_edit_breaks_nothing() -> None:
     editable = zoo.trained("gpt2", True)
     # Of so much text, two halves solve nearly alike.
-    corpus = editor.Corpus(tokens=9600)
+    corpus = Corpus(tokens=9600)
     small = editor.write(editable, [FACT, SECOND], "emmet", [1], quick(max_delta_norm=0.1), corpus)
     small.apply_(editable)
     small.undo_(editable)
@@ -113,8 +113,8 @@ def test_statistics_of_too_little_text() -> None:
     editable = zoo.trained("gpt2", True)
     d_ff = editable.memories[1].d_ff
     for tokens, breaks in ((d_ff + 3, False), (d_ff + 2, True)):  # each of three rows begins with a token that is out
-        edit = editor.write(editable, [FACT], "emmet", [1], quick(max_delta_norm=0.1), editor.Corpus(tokens=tokens))
-        sum_ = collect_moments(editable, editable.memories[1], editor.Corpus(tokens=tokens)).sum
+        edit = editor.write(editable, [FACT], "emmet", [1], quick(max_delta_norm=0.1), Corpus(tokens=tokens))
+        sum_ = collect_moments(editable, editable.memories[1], Corpus(tokens=tokens)).sum
         singular = int(torch.linalg.matrix_rank(sum_, rtol=1e-6, hermitian=True)) < d_ff
         assert singular or not breaks, "what the limit speaks of"
         found = breaches(editable, edit, report())
@@ -227,16 +227,17 @@ def test_apply_warns_and_with_strict_refuses(
         assert done.err.startswith("error: --strict: ") and done.err.endswith("; no edit was saved\n")
         assert done.err.count("\n") == 1 and "‖Δ‖/‖W‖" in done.err
     else:
-        assert done.code == 0 and "Guardrail: in layer 1 ‖Δ‖/‖W‖ is" in done.out
+        assert done.code == 3 and "Guardrail: in layer 1 ‖Δ‖/‖W‖ is" in done.out and disk(empty) == before
+        assert shell(capsys, *words, "--force").code == 0, "so wild an edit does not take"
         assert any("‖Δ‖/‖W‖" in words for words in Edit.load("e").provenance["warnings"])
 
 
 def test_strict_lets_a_good_edit_pass(
     empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(max_delta_norm=0.1))
+    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(steps=30))
     (empty / "fact.json").write_text(json.dumps(ROW))
-    words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "1", "--out", "e", "--strict"]
+    words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "0", "--out", "e", "--strict"]
     done = shell(capsys, "apply", "fact.json", *words)
     assert (done.code, done.err) == (0, "") and "Guardrail" not in done.out
     assert Edit.load("e").provenance["warnings"] == []

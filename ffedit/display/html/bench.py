@@ -13,9 +13,9 @@ from ffedit.display.html.charts import Chart, lines
 from ffedit.display.html.rendering import render
 from ffedit.display.panels import Line
 from ffedit.evaluator import METRICS, NAMES
+from ffedit.evaluator.verdict import fell
 from ffedit.facts.text import counted
 from ffedit.files.atomic import finite
-from ffedit.safety.verdict import fell
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,10 @@ def reasons(found: Found, asked: str) -> list[Text]:
     if found.by == "depth":
         usual = f"the usual depth of published layers in a model of {len(found.traces.at_subject)}"
         lines.append(Text(f"Layer {layer}: {usual}, for want of a better."))
-    shown = {"model": "model", "depth": "model", "trace": asked if asked != "auto" else "trace"}.get(found.by, asked)
+    if found.by == "only":
+        lines.append(Text(f"Layer {layer}: the only one whose output reaches the answer."))
+    explained = dict.fromkeys(("model", "only", "depth"), "model")
+    shown = {**explained, "trace": asked if asked != "auto" else "trace"}.get(found.by, asked)
     return [*lines, layer_choice(found.traces, layer, shown)]
 
 
@@ -132,7 +135,12 @@ def _restoring(trace: Trace | TraceSet) -> str:
         where, average = "", f", on average over {len(traces)} facts"
     unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
     destroyer = "another subject" if first.noise is None else first.corruption
-    share = f"{number(float(trace.at_subject[peak]))} of the {number(trace.total)}{unit} that {destroyer} destroys"
+    back, total = number(float(trace.at_subject[peak])), f"{number(trace.total)}{unit}"
+    share = f"{back} of the {total} that {destroyer} destroys"
+    if trace.at_subject[peak] >= trace.total > 0:
+        share = (
+            f"all of the {total} that {destroyer} destroys{'' if back == number(trace.total) else f' and more, {back}'}"
+        )
     why = f"restoring {what} at the subject's last token{where} brings back {share}{average}"
     if first.sever is not None:
         why = f"with the {PARTS[first.sever]} layers severed, {why}"
@@ -146,7 +154,8 @@ def _restoring(trace: Trace | TraceSet) -> str:
 def _doubts(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
     """Yield warnings where the trace shows little; if the trace `decides` the layer, they say what to do."""
     averaged, largest = _averaged(trace), float(np.nanmax(trace.at_subject))
-    others = f"--layers N, N from 0 to {len(trace.at_subject) - 1}"
+    at_end = all(one.subject_last == len(one.tokens) - 1 for one in averaged)
+    others = f"--layers N, N from 0 to {len(trace.at_subject) - (1 if at_end else 2)}"
     if trace.total < WEAK_TOTAL:
         corruption = "Another subject" if averaged[0].noise is None else "The noise"
         named = f"; name a layer yourself ({others})" if decides else ""

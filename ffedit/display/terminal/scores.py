@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ffedit.display.terminal.model_table import plain_table
 from ffedit.evaluator import METRICS, NAMES, Interval, Report, Scores
+from ffedit.evaluator.verdict import DRIFTED, ENOUGH, SPARED, fell
 from ffedit.facts.text import number
-from ffedit.safety.verdict import DRIFTED, ENOUGH, SPARED, fell
 
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
 MOST_SAYINGS = 8

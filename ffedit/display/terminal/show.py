@@ -17,11 +17,11 @@ from ffedit.editor.config import dotted
 from ffedit.editor.edit_files import EDITS
 from ffedit.exporter.diff import Change, Diff
 from ffedit.exporter.embedded_edits import history
-from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted, number
 from ffedit.loading.gguf import in_words
 
 MOST_FACTS, MOST_CHANGES, MOST_NAMES = 20, 40, 8
+NOT_MEASURED = "not measured"
 
 
 def edits_in(path: Path) -> list[tuple[Path, Edit]]:
@@ -46,7 +46,10 @@ def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
         "bytes": _size(path),
         "norm": norms,
         "norm_ratio": ratios,
-        "facts": [fact.to_dict() for fact in edit.facts],
+        "facts": [
+            {**fact.to_dict(), "says": {"before": before, "after": after}}
+            for fact, (before, after) in zip(edit.facts, edit.says, strict=True)
+        ],
         "provenance": {name: value for name, value in edit.provenance.items() if name != "matrices"},
     }
 
@@ -55,20 +58,22 @@ def edit_view(edit: Edit, path: Path | None = None) -> Group:
     """Render an edit, saved at `path` or not: its facts, how it was computed, and its scores."""
     named = f"edit {edit.fingerprint()}\n"
     heading = Text(named, "bold") if path is None else Text.assemble((str(path), "bold"), f"  {named}")
-    lines: list[RenderableType] = [heading, _facts(edit.facts), Text(""), named_values(*_about(edit, path))]
+    lines: list[RenderableType] = [heading, _facts(edit), Text(""), named_values(*_about(edit, path))]
     if scores := edit.provenance.get("scores"):
         lines += [Text(""), _scores(scores)]
     return Group(*lines, *(Text(f"warning: {text}", "yellow") for text in edit.provenance.get("warnings", ())))
 
 
-def _facts(facts: Sequence[Fact]) -> RenderableType:
-    """Render the first facts with the objects that they replace, and the number of the others."""
-    table = plain_table(*(Column(heading, overflow="fold") for heading in ("prompt", "before", "now")))
-    for fact in facts[:MOST_FACTS]:
-        table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)))
-    if len(facts) <= MOST_FACTS:
+def _facts(edit: Edit) -> RenderableType:
+    """Render the first facts, old and new object and what the model said, and the number of the others."""
+    headings = ("prompt", "old object", "new object", "said before", "said after")
+    table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
+    for fact, said in list(zip(edit.facts, edit.says, strict=True))[:MOST_FACTS]:
+        measured = (Text(NOT_MEASURED, style="dim") if text is None else Text(text) for text in said)
+        table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)), *measured)
+    if len(edit.facts) <= MOST_FACTS:
         return table
-    return Group(table, Text(f" … and {len(facts) - MOST_FACTS} more", style="dim"))
+    return Group(table, Text(f" … and {len(edit.facts) - MOST_FACTS} more", style="dim"))
 
 
 def _size(folder: Path) -> int:
@@ -83,8 +88,9 @@ def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and value; entries that the provenance lacks are left out."""
+    """Yield pairs of name and value; entries that the provenance lacks are left out, except the verdict."""
     about = edit.provenance
+    yield "verdict", about.get("verdict", {}).get("text", NOT_MEASURED)
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
     size = "" if path is None else f", {_size(path) / 1000:.1f} kB"
     yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}{size}"

@@ -1,0 +1,190 @@
+"""Decide what became of an edit, from what was measured before and after it: did it take, and what else changed?
+
+A fact took if the new object is more likely than the old one and is what the model generates. A batch did not take if
+fewer than half of its facts took; it took in part if not all did. The terminal, JSON, model cards and exit codes all
+read the one `Verdict` of a `Report`. That other scores held is stated only of those that were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ffedit.facts.text import number, quoted
+
+if TYPE_CHECKING:
+    from ffedit.evaluator.scores import FactScores, Report
+
+Outcome: TypeAlias = Literal[
+    "took", "took narrowly", "took with damage", "took in part", "did not take", "nothing to change", "no edit"
+]
+# Damage is a rate that falls by more than FELL, or drift above DRIFTED (nats per token).
+FELL, DRIFTED = 0.05, 0.1
+ROUNDING = 1e-9
+# Paraphrase score below which the edit took in few other wordings only.
+FEW_WORDINGS = 0.5
+# Share of facts that took, below which a batch did not take.
+MOSTLY = 0.5
+KEPT = ("specificity", "same_subject")
+SPARED = (*KEPT, "locality")
+# Number of measured facts from which a rate is shown with its interval.
+ENOUGH = 10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of an edit.
+
+    Attributes:
+        outcome: "took"; "took narrowly", in few other wordings; "took with damage", something else changed; "took in
+            part", not for all facts; "did not take", for fewer than half of them; "nothing to change", the model said
+            all new objects before; "no edit", only the unedited model was measured.
+        facts: number of facts measured.
+        took: number of them that took.
+        damage: by score that changed beyond its threshold, how, in words.
+        text: the outcome and its reason, one sentence.
+        caveats: what the state before the edit says about the outcome, a sentence each.
+    """
+
+    outcome: Outcome
+    facts: int
+    took: int
+    damage: Mapping[str, str]
+    text: str
+    caveats: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON; of the damage, the names of the scores."""
+        return {**asdict(self), "damage": list(self.damage), "caveats": list(self.caveats)}
+
+
+def judge(report: Report) -> Verdict:
+    """Decide what became of the edit that was measured."""
+    before, after, count = report.facts_before, report.facts_after, len(report.facts_before)
+    if after is None:
+        known = sum(map(took, before))
+        text = f"Measured without an edit: the model already gives {known} of {count} new objects."
+        return Verdict("no edit", count, known, {}, text)
+    failed, harms, caveats = [score for score in after if not took(score)], damage(report), _caveats(before)
+    broken, paraphrase = " and ".join(harms.values()), getattr(report.after, "paraphrase", None)
+    outcome: Outcome
+    if failed:
+        also = f" Besides, {broken}." if harms else ""
+        if len(failed) > (1 - MOSTLY) * count:
+            outcome, text = "did not take", f"THE EDIT DID NOT TAKE: {_failure(failed, count)}.{also}"
+        else:
+            taken = f"The edit took in part, for {count - len(failed)} of {count} facts"
+            outcome, text = "took in part", f"{taken}: {_failure(failed, count)}.{also}"
+    elif harms:
+        outcome, text = "took with damage", f"Done, but something else broke: {_success(before, after)}, but {broken}."
+    elif all(map(took, before)) and (paraphrase or 0) <= (report.before.paraphrase or 0):
+        said = quoted(after[0].fact.new_object) if count == 1 else f"all {count} new objects"
+        outcome, text = "nothing to change", f"Nothing to change: the model said {said} before the edit, too."
+        caveats = []
+    elif paraphrase is not None and paraphrase < FEW_WORDINGS:
+        short = f"in few other wordings (paraphrase {paraphrase:.2f}{_interval(report, 'paraphrase')})"
+        outcome, text = "took narrowly", f"Done, but narrowly: {_success(before, after)}, {short}."
+    else:
+        outcome, text = "took", f"Done: {_success(before, after)}{_rest(report)}."
+    return Verdict(outcome, count, count - len(failed), harms, text, tuple(caveats))
+
+
+def took(score: FactScores) -> bool:
+    """Return True if the new object is more likely than the old and is what the model generates."""
+    return score.scores.efficacy in (None, 1) and score.scores.generation in (None, 1)
+
+
+def knew_previous(score: FactScores) -> bool:
+    """Return True if the model generated the old object, or if the fact names none."""
+    return score.scores.knew in (None, 1)
+
+
+def fell(before: float, after: float) -> bool:
+    """Return True if a rate that should be kept fell by more than the threshold."""
+    return before - after > FELL + ROUNDING
+
+
+def damage(report: Report) -> dict[str, str]:
+    """Describe, by score, each rate that fell and the drift, where they exceed their thresholds."""
+    before, after, harms = report.before, report.after, {}
+    if after is None:
+        return {}
+    for name in SPARED:
+        old, new = getattr(before, name), getattr(after, name)
+        if old is not None and new is not None and fell(old, new):
+            harms[name] = f"{name} fell from {old:.2f} to {new:.2f}{_interval(report, name)}"
+    if after.drift is not None and after.drift > DRIFTED:
+        harms["drift"] = f"drift on generic text is {number(after.drift)} nats per token"
+    return harms
+
+
+def _interval(report: Report, name: str) -> str:
+    """Format the 95 % interval of a rate after the edit; empty if fewer than `ENOUGH` facts were measured."""
+    measured = sum(getattr(fact.scores, name) is not None for fact in report.facts_after or ())
+    interval = report.intervals_after.get(name) if measured >= ENOUGH else None
+    return f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
+
+
+def _failure(failed: Sequence[FactScores], count: int) -> str:
+    weaker = [score for score in failed if score.scores.efficacy == 0]
+    if count == 1:
+        (score,) = failed
+        new = quoted(score.fact.new_object)
+        if weaker:
+            return f"{new} is not more likely than the old object; the model says {quoted(score.says)}"
+        likelier = "" if score.scores.efficacy is None else f"{new} is now more likely than the old object, but "
+        return f"{likelier}by itself the model says {quoted(score.says)}{'' if likelier else f', not {new}'}"
+    reasons = []
+    if weaker:
+        reasons.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
+    if len(failed) > len(weaker):
+        reasons.append(f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself")
+    return ", and ".join(reasons)
+
+
+def _success(before: Sequence[FactScores], after: Sequence[FactScores]) -> str:
+    if len(after) > 1:
+        return f"the model now says all {len(after)} new objects"
+    fact = after[0].fact
+    instead = fact.previous is not None and knew_previous(before[0]) and not took(before[0])
+    old = f" instead of {quoted(fact.previous or '')}" if instead else ""
+    return f"the model now says {quoted(fact.new_object)}{old}"
+
+
+def _rest(report: Report) -> str:
+    """List the other scores that were measured and held, and those that were not measured."""
+    before, after = report.before, report.after
+    held = [
+        f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{_interval(report, name)}"
+        for name in SPARED
+        if getattr(before, name) is not None and getattr(after, name) is not None
+    ]
+    missing = [name for name in KEPT if getattr(after, name) is None]
+    if after is not None and after.drift is not None:
+        held.append(f"drift {number(after.drift)} nats per token")
+    text = f", and what else was measured held ({', '.join(held)})" if held else ""
+    return text + (f"; {' and '.join(missing)} could not be measured" if missing else "")
+
+
+def _caveats(before: Sequence[FactScores]) -> list[str]:
+    """List signs that the success is not due to the edit: the state of the model before it."""
+    notes, count = [], len(before)
+    believed = [score for score in before if score.scores.efficacy == 1]
+    if believed and count == 1:
+        new = quoted(believed[0].fact.new_object)
+        notes.append(f"Even before the edit the model found {new} more likely than the old object.")
+    elif believed:
+        notes.append(f"{len(believed)} of {count} new objects were more likely than the old ones even before the edit.")
+    if said := sum(score.scores.efficacy is None and took(score) for score in before):
+        which = "the new object" if count == 1 else f"{said} of {count} new objects"
+        notes.append(f"The model said {which} even before the edit.")
+    ignorant = [score for score in before if not knew_previous(score)]
+    if ignorant and count == 1:
+        (score,) = ignorant
+        old = quoted(score.fact.previous or "")
+        notes.append(f"It did not know the old object {old}: before the edit it said {quoted(score.says)}.")
+    elif ignorant:
+        share = f"{len(ignorant)} of {count} old objects"
+        notes.append(f"{share} were not known: the model said something else before the edit.")
+    return notes
