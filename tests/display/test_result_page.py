@@ -100,6 +100,12 @@ def test_undo_names_the_checkpoint(one: Record) -> None:
     assert "ffedit undo 'my model' --out as-before" in said(result_page(one))
 
 
+def test_an_edit_that_was_refused_has_a_page_that_says_so(apply: Command, here: Path) -> None:
+    done = apply("bare.json", "--require", "efficacy>1", "--out", "e", "--html", "r.html")
+    assert done.code == 3 and not Path("e").exists()
+    assert "neither the edit nor a checkpoint was saved" in said(Path("r.html").read_text(encoding="utf-8"))
+
+
 def test_facts_are_text_and_nothing_else(one: Record, several: Record) -> None:
     for record in (one, several):
         shows_text_only(result_page(hostile(record)), result_page(record))
