@@ -35,6 +35,7 @@ COMMANDS = {
     "harness": "Run general tasks of lm-evaluation-harness before and after an edit.",
     "ask": "Let a model complete prompts, with an edit side by side.",
     "chat": "Type prompts, and read the answers before and after an edit.",
+    "ui": "Edit by hand on a page in the browser, on this machine.",
     "export": "Write an edit into its base as a checkpoint, or as an adapter for it.",
     "undo": "Take an edit out of an exported checkpoint, bit for bit.",
     "show": "Show what an edit holds: facts, method, numbers, scores.",
