@@ -64,10 +64,13 @@ def test_the_cpu_is_always_there(device: str) -> None:
     assert spread_over(device, None, None, None) == {"device_map": None}
 
 
-def test_the_command_says_so_before_it_looks_for_the_model(
+def test_the_command_says_so_before_it_reads_the_model(
     empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding(monkeypatch, None, 0)
-    ran = shell(capsys, "apply", *ASKED, "--model", "./nowhere", "--device", MISSING, "--out", "e")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("not JSON")
+    before = disk(empty)
+    ran = shell(capsys, "apply", *ASKED, "--model", "./model", "--device", MISSING, "--out", "e")
     assert ran.code == 1 and "torch 2.9.9 was built for CPUs only" in ran.err
-    assert ran.err.count("\n") == 1 and disk(empty) == {}
+    assert ran.err.count("\n") == 1 and disk(empty) == before
