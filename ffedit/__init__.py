@@ -16,9 +16,17 @@ from importlib import import_module
 import lazy_loader
 
 from ffedit import notebook
+from ffedit.errors import meant
 
 # Results reach the display when one is first drawn.
 notebook.drawing = lambda: import_module("ffedit.display.notebook")
 
 # The public names stand in `__init__.pyi`, each is imported when it is first used: torch and transformers take seconds.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'ffedit' has no attribute {name!r}{meant(name, __all__)}")
+    return _import(name)

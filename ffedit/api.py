@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import Edit, EditConfig, collect, preset, write
+from ffedit.editor.edit import as_edits
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.conflicts import check_facts
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import FactLike, as_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import layer_for
 from ffedit.loading.device_map import DeviceMap
 from ffedit.loading.load import Source
-from ffedit.model.editable import Editable
-from ffedit.model.memory import Address
+from ffedit.model.editable import Editable, check_model
+from ffedit.model.memory import Address, as_layers
 from ffedit.progress import Progress, silent
 
 
@@ -77,13 +79,13 @@ def load(
 
 def edit(
     editable: Editable,
-    facts: Fact | Sequence[Fact],
+    facts: FactLike | Iterable[FactLike],
     method: str = "memit",
-    layers: Sequence[int] | None = None,
+    layers: int | Iterable[int] | None = None,
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
-    after: Sequence[Edit] = (),
-    progress: Progress | None = None,
+    after: Edit | Iterable[Edit] = (),
+    progress: Progress = silent,
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
@@ -104,17 +106,19 @@ def edit(
         EditError: an unknown method, facts that contradict each other, a layer that is not there, earlier edits that
             are not in the model, statistics that do not fit or cannot be collected, or no solution.
     """
-    config, progress = config or preset("default", method), progress or silent
-    facts = [facts] if isinstance(facts, Fact) else facts
+    check_model(editable, Editable)
+    config = config or preset("default", method)
+    EditError.unless(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
+    EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
+    facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
-    if layers is None:
-        layers = [layer_for(editable, facts, method, config, progress)]
+    layers = [layer_for(editable, facts, method, config, progress)] if layers is None else as_layers(layers)
     return write(editable, facts, method, layers, config, stats, after, progress)
 
 
 def stats(
     editable: Editable,
-    layers: Sequence[int] | None = None,
+    layers: int | Iterable[int] | None = None,
     corpus: Corpus | None = None,
     tolerance: float | None = None,
     progress: Progress = silent,
@@ -135,9 +139,10 @@ def stats(
     Raises:
         EditError: a layer that is not there, or a text that cannot be used.
     """
+    check_model(editable, Editable)
     depth = len(editable.layers)
-    wanted = range(depth) if layers is None else layers
+    wanted = list(range(depth)) if layers is None else as_layers(layers)
     if not wanted or not set(wanted) <= set(range(depth)):
-        raise EditError(f"layers {list(wanted)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
+        raise EditError(f"layers {wanted} were asked for, but {editable.name} has layers 0 to {depth - 1}")
     memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in wanted]
     return collect(editable, memories, corpus, progress, tolerance)

@@ -4,7 +4,21 @@ Every message is one line that says what was found, what was expected and what t
 an `FFEditError` as that line and never as a traceback.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from textwrap import shorten
+
+
+def meant(name: object, known: Iterable[object]) -> str:
+    """Return which of `known` is spelled like `name`, as a question in brackets; an empty string if none is."""
+    alike = get_close_matches(str(name), map(str, known), 1)
+    return f" (did you mean {alike[0]}?)" if alike else ""
+
+
+def choices(name: object, known: Iterable[object]) -> str:
+    """List `known` in the refusal of `name`, with the one that is `meant`."""
+    names = [str(one) for one in known]
+    return ", ".join(names) + meant(name, names)
 
 
 def brief(error: BaseException) -> str:
@@ -14,6 +28,13 @@ def brief(error: BaseException) -> str:
 
 class FFEditError(Exception):
     """A mistake in the input of ffedit; the base class of all errors that ffedit raises on purpose."""
+
+    @classmethod
+    def unless(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+        """Raise this error unless `value` is of one of `kinds`; `expected` says what would be."""
+        if not isinstance(value, kinds):
+            found = f"{shorten(repr(value), 60, placeholder=' …')} ({type(value).__name__})"
+            raise cls(f"found {found} where {expected}")
 
 
 class FactError(FFEditError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,24 @@ from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
 from ffedit.editor import EditConfig, config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.resuming import claimed
 from ffedit.inference.corpus import Corpus
 from ffedit.loading.distributed import ProcessGroup
-from ffedit.model.editable import Editable
-from ffedit.model.memory import Address
+from ffedit.model.editable import Editable, check_model
+from ffedit.model.memory import Address, as_layers
 from ffedit.progress import Progress, silent
 
 
 def bench(
     editable: Editable,
-    facts: Sequence[Fact],
-    methods: Sequence[str],
+    facts: FactLike | Iterable[FactLike],
+    methods: str | Iterable[str],
     mode: str,
     out: str | Path,
     *,
-    layers: Sequence[int] | None = None,
+    layers: int | Iterable[int] | None = None,
     spread: int = 1,
     config: EditConfig | Mapping[str, EditConfig] | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
@@ -79,8 +79,10 @@ def bench(
         ModelError: the unedited model's output is not finite.
         OSError: the results cannot be written to disk.
     """
+    check_model(editable, Editable)
+    facts, layers = as_facts(facts), None if layers is None else as_layers(layers)
     group, path, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
-    configs = settings.configured(methods, config)
+    configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)
     settings.check_facts(facts)
     generic_text = None if text is None else Path(text)
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ of each layer stays that of the edits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.config import EditConfig
-from ffedit.editor.edit import Edit
+from ffedit.editor.edit import Edit, as_edits
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import without_sinks
 from ffedit.editor.methods import METHODS
@@ -30,11 +30,11 @@ from ffedit.editor.set_numbers import config_from_dict
 from ffedit.editor.solve import Problem, note, read_all
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
-from ffedit.errors import EditError
+from ffedit.errors import EditError, choices
 from ffedit.facts.conflicts import check_facts
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.inference.corpus import Corpus
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
@@ -42,7 +42,7 @@ from ffedit.progress import Progress, silent
 
 def combine(
     editable: Editable,
-    edits: Sequence[Edit],
+    edits: Iterable[Edit],
     method: str = "memit",
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     config: EditConfig | None = None,
@@ -64,8 +64,9 @@ def combine(
     """
     solvers = {name: known.solver for name, known in METHODS.items() if known.solver is not None}
     if method not in solvers:
-        raise EditError(f"method {method!r} solves no batch from keys and values; there is {', '.join(solvers)}")
-    config = METHODS[method].complete(config or METHODS[method].preset("default"))
+        raise EditError(f"method {method!r} solves no batch from keys and values; there is {choices(method, solvers)}")
+    check_model(editable)
+    config, edits = METHODS[method].complete(config or METHODS[method].preset("default")), as_edits(edits)
     facts = [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     for edit in edits:

@@ -138,6 +138,10 @@ class EditConfig:
     value: ValueConfig = ValueConfig()
     methods: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        for name, kind in (("prompts", PromptConfig), ("key", KeyConfig), ("value", ValueConfig)):
+            EditError.unless(getattr(self, name), kind, f"{name} was expected to be a {kind.__name__}")
+
     def of(self, method: str, kind: type[Numbers]) -> Numbers:
         """Return the numbers of a method: those in `methods`, or the defaults of `kind`."""
         numbers = self.methods.get(method, kind())

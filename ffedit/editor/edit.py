@@ -7,7 +7,7 @@ The model is unchanged until an edit is applied, and undoing restores the origin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ffedit.editor import edit_folder
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import same_question, same_target
 from ffedit.facts.fact import Fact, show
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
@@ -60,10 +60,11 @@ class Edit(Displayed):
             object.__setattr__(self, name, whole)
 
     def __repr__(self) -> str:
-        about, layers = self.provenance, ", ".join(map(str, self.layers))
+        about = self.provenance
+        layers = f"layer{'' if len(self.layers) == 1 else 's'} {', '.join(map(str, self.layers))}"
         norm = f", ‖Δ‖ {about['norm_ratio']:.1%} of ‖W‖" if "norm_ratio" in about else ""
         lines = [
-            f"Edit {self.fingerprint()} of {about.get('model')}: {about.get('method')}, layers {layers}, "
+            f"Edit {self.fingerprint()} of {about.get('model')}: {about.get('method')}, {layers}, "
             f"rank {self.rank}{norm}",
             *(f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]),
         ]
@@ -144,6 +145,7 @@ class Edit(Displayed):
         Raises:
             EditError: they were computed on different weights, or write one fact twice.
         """
+        check_edit(other)
         if self.base != other.base:
             raise EditError(
                 f"edits of different weights cannot be added: one was computed on {self.base}, the other on "
@@ -188,6 +190,7 @@ class Edit(Displayed):
         Raises:
             EditError: the edit is not applied, or the originals of the matrices it changed are missing.
         """
+        check_model(editable)
         name = self.fingerprint()
         if name in editable.history.lasting:
             raise EditError(
@@ -210,6 +213,7 @@ class Edit(Displayed):
         Raises:
             EditError: as `apply_`.
         """
+        check_model(editable)
         if any(at in editable.memories and editable.memories[at].quantised for at in self.updates):
             self.check(editable)
             with ExitStack() as stack:
@@ -229,6 +233,7 @@ class Edit(Displayed):
         Returns:
             The fingerprint of its current weights.
         """
+        check_model(editable)
         history, name = editable.history, self.fingerprint()
         if name in history.known:
             raise EditError(f"the edit {name} is applied already to {editable.name}; undo it before applying it again")
@@ -270,6 +275,19 @@ class Edit(Displayed):
             EditError: there is no edit, or it is damaged, changed by hand, or of another format.
         """
         return edit_folder.load(cls, path)
+
+
+def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:
+    """Read one edit or several; EditError for anything else."""
+    listed = [edits] if isinstance(edits, Edit) or not isinstance(edits, Iterable) else list(edits)
+    for edit in listed:
+        check_edit(edit)
+    return listed
+
+
+def check_edit(edit: object) -> None:
+    """Refuse what is not an edit, such as its path; EditError."""
+    EditError.unless(edit, Edit, "an edit was expected; ffedit.edit computes one, ffedit.Edit.load reads one")
 
 
 def applied_edits(editable: Editable) -> tuple[Edit, ...]:

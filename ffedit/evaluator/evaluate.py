@@ -6,7 +6,7 @@ answer is used in its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ffedit.editor.edit import Edit
+from ffedit.editor.edit import Edit, check_edit
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
@@ -23,8 +23,8 @@ from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
 from ffedit.evaluator.prompts import Questions, questions
 from ffedit.evaluator.responses import BUDGET, Context, ask
 from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
-from ffedit.facts.fact import Fact
-from ffedit.model.editable import Editable
+from ffedit.facts.fact import Fact, FactLike, as_facts
+from ffedit.model.editable import Editable, check_model
 from ffedit.progress import Progress, silent
 
 # A text whose token ids are compared between the two tokenizers.
@@ -128,7 +128,7 @@ def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
 
 def evaluate(
     editable: Editable,
-    facts: Fact | Sequence[Fact],
+    facts: FactLike | Iterable[FactLike],
     edit: Edit | None = None,
     progress: Progress = silent,
     edited: Editable | None = None,
@@ -152,6 +152,11 @@ def evaluate(
             cannot be read.
         ModelError: the model's numbers are not finite.
     """
+    check_model(editable, Editable)
+    if edit is not None:
+        check_edit(edit)
+    if edited is not None:
+        check_model(edited, Editable)
     if edit is not None and edited is not None:
         raise EditError("an edit and an edited model were given; give one of them")
     if edited is not None:
@@ -160,7 +165,7 @@ def evaluate(
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     measured = edit is not None or edited is not None
     generic = GenericText(editable, text) if measured or text is not None else None
-    evaluation = Evaluation(editable, [facts] if isinstance(facts, Fact) else facts, progress, full)
+    evaluation = Evaluation(editable, as_facts(facts), progress, full)
     before = evaluation.before
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)
     if generic is None or not measured:

@@ -125,6 +125,8 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
     Raises:
         ModelError: one of them does not exist, has no safetensors, or is damaged.
     """
+    for checkpoint in (base, edited):
+        ModelError.unless(checkpoint, (str, Path), "a checkpoint's name or folder was expected")
     folders = _folder(base, progress), _folder(edited, progress)
     ours, theirs = (contents(folder) for folder in folders)
     changes: list[Change] = []

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import huggingface_hub
 
 from ffedit.editor import Edit
-from ffedit.editor.edit import refuse_shared
+from ffedit.editor.edit import check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
-from ffedit.errors import EditError, brief
+from ffedit.errors import EditError, ModelError, brief, choices
 from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.delta import write_delta
 from ffedit.exporter.embedded_edits import embed, history, read_originals
@@ -98,10 +98,12 @@ def export(
             logits are asked for that cannot be compared.
         CheckError: the verification failed; nothing is left then.
     """
+    check_edit(edit)
+    ModelError.unless(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
     check_how(verify)
     format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
     if format not in FORMATS:
-        raise EditError(f"format {format!r} is not known; give {', '.join(FORMATS)}")
+        raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
     check_free(Path(out), force)
     base = find_base(model, edit, revision)
     if format == "gguf":

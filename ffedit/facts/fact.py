@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ffedit.errors import FactError
+from ffedit.errors import FactError, choices
 from ffedit.facts.text import occurrences
 from ffedit.notebook import Displayed
 
@@ -247,10 +247,27 @@ class Fact(Displayed):
         """Read ffedit's own form. Raises FactError for an unknown field, so that a typo is not ignored."""
         names = [f.name for f in dataclasses.fields(cls)]
         if unknown := [str(name) for name in record if name not in names]:
-            raise FactError(f"unknown field {', '.join(unknown)}; a fact's fields are {', '.join(names)}")
+            raise FactError(f"unknown field {', '.join(unknown)}; a fact's fields are {choices(unknown[0], names)}")
         if missing := [name for name in ("subject", "prompt") if name not in record]:
             raise FactError(f"{' and '.join(missing)} missing; a fact needs subject, prompt and target")
         return cls(**record)
+
+
+FactLike: TypeAlias = "Fact | Mapping[str, Any]"
+
+
+def as_facts(facts: FactLike | Iterable[FactLike]) -> list[Fact]:
+    """Read one fact or several, each a Fact or a mapping of its fields.
+
+    Raises:
+        FactError: one is neither, or lacks a field, or has an unknown one.
+    """
+    listed = [facts] if isinstance(facts, (Fact, Mapping, str)) or not isinstance(facts, Iterable) else list(facts)
+    for fact in listed:
+        FactError.unless(
+            fact, (Fact, Mapping), "a Fact or a dict of its fields was expected (ffedit.read_facts reads a file)"
+        )
+    return [fact if isinstance(fact, Fact) else Fact.from_dict(fact) for fact in listed]
 
 
 def show(value: object) -> str:

@@ -32,14 +32,14 @@ from ffedit.evaluator.evaluate import Evaluation
 from ffedit.evaluator.formulas import exact_match
 from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.scores import Scores, mean_scores
-from ffedit.facts.fact import Fact, by_subject
+from ffedit.facts.fact import Fact, FactLike, as_facts, by_subject
 from ffedit.facts.reading import read_facts
 from ffedit.files import cache
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.layer_choice.published import published
 from ffedit.locator import TraceSet, locate_all
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
@@ -179,7 +179,7 @@ def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
 def choose_layer(
     editable: Editable,
     method: str = "memit",
-    facts: Sequence[Fact] | None = None,
+    facts: FactLike | Iterable[FactLike] | None = None,
     config: EditConfig | None = None,
     stats: Corpus | None = None,
     progress: Progress = silent,
@@ -197,8 +197,9 @@ def choose_layer(
     Raises:
         EditError: an unknown method, or statistics that cannot be collected.
     """
+    check_model(editable, Editable)
     config = config or preset("default", check_method(method).name)
-    asked = read_facts(FACTS) if facts is None else list(facts)
+    asked = read_facts(FACTS) if facts is None else as_facts(facts)
     path = _path(editable, method, asked, config, stats)
     if (cached := _read(path, len(editable.layers))) is not None:
         return cached

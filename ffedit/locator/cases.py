@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ffedit.errors import FactError, ModelError
+from ffedit.errors import FactError, ModelError, choices
 from ffedit.facts.fact import Fact, FactToken
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import batch_budget, grouped
@@ -61,7 +61,7 @@ class Run:
             ("token", self.token, (None, *get_args(FactToken))),
         ):
             if value not in known:
-                raise FactError(f"{name} {value!r} is not known; there is {', '.join(map(str, known))}")
+                raise FactError(f"{name} {value!r} is not known; there is {choices(value, known)}")
         if self.sever and not self.exact:
             raise FactError("severed parts have no first-order estimate; trace exactly, or without severing")
         if (self.layers is not None or self.token is not None) and not self.exact:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.errors import FactError
+from ffedit.errors import FactError, choices
 from ffedit.facts.fact import Fact
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
@@ -51,11 +51,11 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Name):
-            raise FactError(f"corruption {self.name!r} is not known; there is {', '.join(get_args(Name))}")
+            raise FactError(f"corruption {self.name!r} is not known; there is {choices(self.name, get_args(Name))}")
         if not 0 < self.scale < math.inf:
             raise FactError(f"noise of {self.scale} σ was asked for; give a number above 0")
         if self.sigma not in get_args(Sigma):
-            raise FactError(f"σ of {self.sigma!r} is not known; there is {', '.join(get_args(Sigma))}")
+            raise FactError(f"σ of {self.sigma!r} is not known; there is {choices(self.sigma, get_args(Sigma))}")
         if self.sigma == "subjects" and self.name not in ("gaussian", "uniform"):
             raise FactError(f"σ of the subjects is of gaussian and uniform noise, not of {self.name}; leave it out")
 

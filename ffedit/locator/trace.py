@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -30,15 +30,16 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError, FactError
-from ffedit.facts.fact import Fact, FactToken
+from ffedit.facts.fact import Fact, FactLike, FactToken, as_facts
 from ffedit.files import cache
 from ffedit.files.resuming import Journal
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
 from ffedit.locator.restore import Site, estimate, restore
 from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import as_layers
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
@@ -46,14 +47,19 @@ from ffedit.version import __version__
 Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def locate(editable: Editable, fact: Fact, kind: Kind = "feed_forward", **settings: Any) -> Trace:
-    """Trace the layers and tokens at which a model recalls one fact; `settings` are those of `locate_all`."""
+def locate(editable: Editable, fact: FactLike, kind: Kind = "feed_forward", **settings: Any) -> Trace:
+    """Trace the layers and tokens at which a model recalls one fact; `settings` are those of `locate_all`.
+
+    Raises:
+        FactError, ModelError: as `locate_all`.
+    """
+    FactError.unless(fact, (Fact, Mapping), "one fact was expected; locate_all takes several")
     return locate_all(editable, [fact], kind, **settings).traces[0]
 
 
 def locate_all(
     editable: Editable,
-    facts: Sequence[Fact],
+    facts: FactLike | Iterable[FactLike],
     kind: Kind = "feed_forward",
     *,
     corruption: Corruption | str = "gaussian",
@@ -63,7 +69,7 @@ def locate_all(
     metric: Metric = "probability",
     seed: int = 0,
     approximate: bool = False,
-    layers: Sequence[int] | None = None,
+    layers: int | Iterable[int] | None = None,
     token: FactToken | None = None,
     resume: bool = False,
     progress: Progress = silent,
@@ -76,7 +82,7 @@ def locate_all(
 
     Args:
         editable: the model.
-        facts: what to trace.
+        facts: what to trace, one or several.
         kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
         corruption: of the subject: a `Corruption`, or "gaussian", "covariance", "uniform" (each optionally with its
             scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is over the
@@ -102,6 +108,8 @@ def locate_all(
             corruption needs, or a setting is invalid.
         ModelError: a part of the model was not recognised, or its output is not finite.
     """
+    check_model(editable, Editable)
+    facts = as_facts(facts)
     if not facts:
         raise FactError("no facts to trace; give at least one")
     run = Run(
@@ -156,15 +164,15 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
     return window
 
 
-def resolve_layers(depth: int, layers: Sequence[int]) -> tuple[int, ...]:
+def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
     """Return the requested layers in ascending order.
 
     Raises:
         FactError: none is requested, or the model lacks one of them.
     """
-    wanted = tuple(sorted(set(layers)))
+    wanted = tuple(sorted(set(as_layers(layers))))
     if not wanted or not set(wanted) <= set(range(depth)):
-        raise FactError(f"layers {list(layers)} were asked for, but the model has layers 0 to {depth - 1}")
+        raise FactError(f"layers {list(wanted)} were asked for, but the model has layers 0 to {depth - 1}")
     return wanted
 
 

@@ -312,6 +312,11 @@ class Stack(Displayed):
         return nullcontext() if unembedding is None else replace_input(unembedding, lambda hidden: hidden[:1, :1])
 
 
+def check_model(model: object, kind: type[Stack] = Stack) -> None:
+    """Refuse what is not a loaded model, such as a model's name; ModelError."""
+    ModelError.unless(model, kind, "a loaded model was expected; load it first: editable = ffedit.load(name)")
+
+
 @dataclass(eq=False)
 class Editable(Stack):
     """Causal language model whose memories have been found and verified.

@@ -10,10 +10,11 @@ needs only to see its input (the key) and its output (the value).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -40,6 +41,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.layer}" if self.expert is None else f"{self.layer}.{self.expert}"
+
+
+def as_layers(layers: int | Iterable[int]) -> list[int]:
+    """Read one layer's number or several; EditError for anything else."""
+    listed = [layers] if isinstance(layers, (int, str)) or not isinstance(layers, Iterable) else list(layers)
+    for layer in listed:
+        EditError.unless(layer, Integral, "the number of a layer was expected; give a number or a list of numbers")
+    return [int(layer) for layer in listed]
 
 
 @dataclass(frozen=True, eq=False)

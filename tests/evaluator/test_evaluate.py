@@ -13,7 +13,7 @@ import pytest
 import torch
 import zoo
 
-from ffedit import Fact, FactError, Probe, evaluate
+from ffedit import Edit, Fact, FactError, Probe, evaluate
 from ffedit.evaluator import NAMES, Scores, mean_scores
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
 from ffedit.evaluator.prompts import Edited
@@ -45,19 +45,19 @@ FACTS = [
 ]
 
 
-class Shaken:
+class Shaken(Edit):
     """A change of one value matrix, as an edit is applied and taken back."""
 
     def __init__(self, size: float) -> None:
-        self.size = size
+        super().__init__({}, {}, {}, (), {"size": size})
 
     @contextmanager
-    def applied(self, editable: Editable) -> Iterator[None]:
+    def applied(self, editable: Editable) -> Iterator[Editable]:
         value = editable.memories[1].value
         kept = value.clone()
-        value.add_(self.size * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
+        value.add_(self.provenance["size"] * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
         try:
-            yield
+            yield editable
         finally:
             value.copy_(kept)
 

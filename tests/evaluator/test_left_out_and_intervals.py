@@ -15,7 +15,7 @@ from benching import facts, lines, run
 from changing import changed
 from shown import shown
 
-from ffedit import Fact, evaluate
+from ffedit import Edit, Fact, evaluate
 from ffedit.cli import result
 from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import (
@@ -146,7 +146,7 @@ def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         import_module("ffedit.evaluator.evaluate"), "GenericText", partial(GenericText, most=4 * 97 * 64 * 3)
     )
-    report = evaluate(editable, some, Nothing(), text=tmp_path / "text.txt", full=True)
+    report = evaluate(editable, some, Nothing({}, {}, {}, (), {}), text=tmp_path / "text.txt", full=True)
     rows = 80 * 8 // 64
     assert report.left_out == (
         LeftOut("neighbor_with_edit", 3, "neighbors of 2 facts", "too long for the model behind the edit's sentence"),
@@ -213,8 +213,8 @@ def test_a_benchmark_tells_what_it_left_out_and_what_weights_are_of(
     assert again.left_out == report.left_out, "from the journal alone"
 
 
-class Nothing:
+class Nothing(Edit):
     """An edit that changes nothing."""
 
-    def applied(self, editable: Editable) -> nullcontext[None]:
-        return nullcontext()
+    def applied(self, editable: Editable) -> nullcontext[Editable]:
+        return nullcontext(editable)

@@ -15,7 +15,7 @@ from ffedit.editor.methods.finetune import FT, FT_L
 from ffedit.editor.methods.memit import MEMIT
 from ffedit.editor.methods.method import Method, Solver
 from ffedit.editor.methods.rome import ROME
-from ffedit.errors import EditError
+from ffedit.errors import EditError, choices
 from ffedit.files.entry_points import Registry
 
 __all__ = ["METHODS", "Method", "Solver", "check_method", "preset", "preset_names"]
@@ -39,7 +39,7 @@ def check_method(name: str) -> Method:
     """
     if name not in METHODS:
         broken = "".join(f"; {point} could not be loaded: {why}" for point, why in METHODS.broken.items())
-        raise EditError(f"method {name!r} is not known; there is {', '.join(METHODS)}{broken}")
+        raise EditError(f"method {name!r} is not known; there is {choices(name, METHODS)}{broken}")
     return METHODS[name]
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ffedit.editor.edit import Edit
+from ffedit.editor.edit import Edit, check_edit
 from ffedit.facts.text import change
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector.distributions import Distribution, distribution, log_probabilities
 from ffedit.inspector.edit_as_memory import Passage, added_memories, reread
 from ffedit.inspector.slots import View
 from ffedit.inspector.views.prompt_view import PromptView, inspect_prompt
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
@@ -99,6 +99,8 @@ def inspect_edit(
     Raises:
         EditError: the edit does not fit the model or is applied already, or the corpus cannot be used.
     """
+    check_model(editable, Editable)
+    check_edit(edit)
     edit.check(editable)
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
     updates = {address: edit.updates[address].cpu() for address in sorted(edit.updates)}

@@ -31,7 +31,7 @@ from ffedit.inspector.distributions import (
     token_text,
 )
 from ffedit.inspector.slots import Slot, View, find
-from ffedit.model.editable import Stack
+from ffedit.model.editable import Stack, check_model
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory
 from ffedit.model.tokenization import decode
@@ -128,6 +128,7 @@ def inspect_memory(
         EditError: there is no such memory, or the corpus cannot be used.
         ModelError: the model has no unembedding.
     """
+    check_model(editable)
     slot, matrix = find(editable.memories, memory)
     feed_forward = editable.feed_forward[slot.address.layer].only([slot.address])
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer

@@ -23,7 +23,7 @@ from ffedit.inspector.distributions import Prefix
 from ffedit.inspector.slots import Slot
 from ffedit.inspector.views import report
 from ffedit.inspector.views.report import CountedInterval, Measure, ModelReport, Shift, Sureness, interval
-from ffedit.model.editable import Stack
+from ffedit.model.editable import Stack, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
@@ -68,6 +68,7 @@ def inspect_model(
             another process.
         ModelError: the model has no unembedding.
     """
+    check_model(editable)
     folder = Path(folder)
     about = {
         "model": editable.name,

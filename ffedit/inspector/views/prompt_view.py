@@ -40,7 +40,7 @@ from ffedit.inspector.distributions import (
     token_probability,
 )
 from ffedit.inspector.slots import Slot, View
-from ffedit.model.editable import Editable, Seen, Stack
+from ffedit.model.editable import Editable, Seen, Stack, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 from ffedit.model.tokenization import decode
@@ -152,6 +152,7 @@ def inspect_prompt(
         EditError: the prompt is empty, a memory does not exist, `promoted` is not one token, or the model overflows.
         FactError: the prompt is too long, or no text.
     """
+    check_model(editable, Editable)
     if not prompt.strip():
         raise EditError("the prompt is empty; give some words")
     turns = check_scalings(editable.memories, scaled or {})

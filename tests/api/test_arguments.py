@@ -1,0 +1,134 @@
+"""What a caller may give: facts as dicts, one layer as a number; and one line for what is of the wrong type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import zoo
+from making import FACT, SECOND, made
+from writing import quick
+
+import ffedit
+from ffedit import Edit, Editable, EditConfig, EditError, FactError, ModelError
+
+RECORD = {"subject": FACT.subject, "prompt": FACT.prompt, "target": "Rome", "previous": "Paris"}
+CORPUS = ffedit.Corpus(tokens=256)
+
+
+@pytest.fixture(scope="module")
+def editable() -> Editable:
+    return zoo.shared("llama")
+
+
+@pytest.fixture(scope="module")
+def edit(editable: Editable) -> Edit:
+    return made(editable, {1: 1})
+
+
+def test_facts_are_taken_as_dicts(editable: Editable) -> None:
+    assert np.array_equal(ffedit.locate(editable, RECORD).effects, ffedit.locate(editable, FACT).effects)
+    assert len(ffedit.locate_all(editable, RECORD, samples=1).traces) == 1
+    assert ffedit.evaluate(editable, [RECORD, FACT]).before == ffedit.evaluate(editable, [FACT, FACT]).before
+    written = ffedit.edit(editable, RECORD, "rome", layers=1, config=quick(), stats=CORPUS)
+    assert written.facts == (FACT,) and written.layers == [1]
+
+
+def test_one_layer_and_one_edit_need_no_list(editable: Editable, edit: Edit) -> None:
+    assert list(ffedit.stats(editable, layers=np.int64(1), corpus=CORPUS)) == [ffedit.Address(1)]
+    trace = ffedit.locate(editable, FACT, samples=1, layers=1)
+    assert np.isnan(trace.effects[0]).all() and not np.isnan(trace.effects[1]).any()
+    with edit.applied(editable):
+        later = ffedit.edit(editable, SECOND, "rome", layers=1, config=quick(), stats=CORPUS, after=edit)
+    assert later.provenance["after"] == [edit.fingerprint()]
+
+
+Call: TypeAlias = Callable[[Any, Any], object]
+MODEL, EDIT = "load it first: editable = ffedit.load", "where an edit was expected"
+WRONG: dict[tuple[type[Exception], str], list[Call]] = {
+    (ModelError, "found 'atlas' (str) where a loaded model was expected"): [lambda m, e: ffedit.edit("atlas", FACT)],
+    (ModelError, MODEL): [
+        lambda m, e: ffedit.locate("atlas", FACT),
+        lambda m, e: ffedit.evaluate("atlas", FACT),
+        lambda m, e: ffedit.evaluate(m, FACT, edited="folder"),
+        lambda m, e: ffedit.stats("atlas"),
+        lambda m, e: ffedit.choose_layer("atlas"),
+        lambda m, e: ffedit.combine("atlas", [e]),
+        lambda m, e: ffedit.bench("atlas", FACT, "rome", "single", "out"),
+        lambda m, e: ffedit.inspect_prompt("atlas", "a"),
+        lambda m, e: ffedit.inspect_memory("atlas", "1.1"),
+        lambda m, e: ffedit.inspect_edit("atlas", e),
+        lambda m, e: ffedit.inspect_model("atlas", CORPUS, "out"),
+        lambda m, e: e.apply_("atlas"),
+        lambda m, e: e.undo_("atlas"),
+        lambda m, e: e.applied("atlas").__enter__(),
+    ],
+    (ModelError, "a loaded model, or its name or folder"): [lambda m, e: ffedit.export(e, e, "out")],
+    (ModelError, "a checkpoint's name or folder was expected"): [lambda m, e: ffedit.diff(m, "atlas")],
+    (FactError, "found 'Eiffel' (str) where one fact was expected"): [lambda m, e: ffedit.locate(m, "Eiffel")],
+    (FactError, "where one fact was expected; locate_all takes several"): [lambda m, e: ffedit.locate(m, [FACT])],
+    (FactError, "where a Fact or a dict of its fields was expected"): [
+        lambda m, e: ffedit.evaluate(m, "facts.json"),
+        lambda m, e: ffedit.locate_all(m, [FACT, 3]),
+        lambda m, e: ffedit.edit(m, None),
+    ],
+    (FactError, "unknown field promt; a fact's fields are subject, prompt, "): [
+        lambda m, e: ffedit.edit(m, {"subject": "a", "promt": "{} b"})
+    ],
+    (FactError, "(did you mean prompt?)"): [lambda m, e: ffedit.locate(m, {"subject": "a", "promt": "{} b"})],
+    (FactError, "kind 'stat' is not known; there is state, feed_forward, attention (did you mean state?)"): [
+        lambda m, e: ffedit.locate(m, FACT, "stat")
+    ],
+    (EditError, "alphaedit, ft, ft-l (did you mean memit?)"): [lambda m, e: ffedit.edit(m, FACT, "memt")],
+    (EditError, "where the number of a layer was expected"): [
+        lambda m, e: ffedit.edit(m, FACT, layers="1"),
+        lambda m, e: ffedit.stats(m, layers=[1.0]),
+    ],
+    (EditError, "where an EditConfig was expected"): [lambda m, e: ffedit.edit(m, FACT, config={"seed": 1})],
+    (EditError, "value was expected to be a ValueConfig"): [lambda m, e: EditConfig(value={"steps": 9})],
+    (EditError, "where a text or its statistics were expected"): [
+        lambda m, e: ffedit.edit(m, FACT, layers=1, stats="wiki.txt")
+    ],
+    (EditError, EDIT): [
+        lambda m, e: ffedit.evaluate(m, FACT, "rome.edit"),
+        lambda m, e: ffedit.export(e, m, "out"),
+        lambda m, e: ffedit.inspect_edit(m, FACT),
+        lambda m, e: ffedit.combine(m, [e, FACT]),
+        lambda m, e: ffedit.edit(m, FACT, after="rome.edit"),
+        lambda m, e: e + FACT,
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "call"), [(*refusal, call) for refusal, calls in WRONG.items() for call in calls]
+)
+def test_a_wrong_argument_is_one_line(
+    kind: type[Exception],
+    words: str,
+    call: Call,
+    editable: Editable,
+    edit: Edit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as refused:
+        call(editable, edit)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_in_place_of_an_edit_is_one_line(editable: Editable) -> None:
+    with pytest.raises(EditError, match=r"^found Report on 1 fact .* \(Report\) where an edit was expected"):
+        ffedit.evaluate(editable, FACT, ffedit.evaluate(editable, FACT))
+
+
+def test_a_misspelled_name_of_the_module_is_answered_with_the_right_one() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'evalute' \(did you mean evaluate\?\)"):
+        _ = ffedit.evalute
+    with pytest.raises(AttributeError, match=r"no attribute 'foo'$"):
+        _ = ffedit.foo
