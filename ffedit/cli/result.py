@@ -136,6 +136,7 @@ def written(done: Exported) -> dict[str, Any]:
         "exact": done.exact,
         "bytes": done.moved and asdict(done.moved),
         "verified": {name: getattr(done.checked, name) for name in ("tensors", "logits", "peft")},
+        **({"gguf": [matrix.to_dict() for matrix in done.packed]} if done.packed else {}),
     }
 
 

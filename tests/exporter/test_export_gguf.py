@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import gguf_making
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -186,10 +187,11 @@ def test_the_command_exports_and_says_what_was_lost(tmp_path: Path, capsys: pyte
     file = write(tmp_path / "base.gguf", Kind.Q4_1)
     editable = ffedit.load(file)
     made(editable, {0: 1}, size=0.05).save(tmp_path / "edit")
-    done = shell(capsys, "export", tmp_path / "edit", "--out", tmp_path / "out.gguf")
+    done = shell(capsys, "export", tmp_path / "edit", "--out", tmp_path / "out.gguf", "--json", tmp_path / "done.json")
     said = " ".join(done.out.split())
     assert (done.code, done.err) == (0, "")
     assert "blk.0.ffn_down.weight is stored as Q8_0 (was Q4_1), which loses" in said and "Next:" in said
+    assert json.loads((tmp_path / "done.json").read_text())["gguf"][0]["was"] == "Q4_1"
     assert shell(capsys, "ask", "the tower", "--model", tmp_path / "out.gguf").code == 0
 
 
@@ -197,10 +199,23 @@ def test_the_command_exports_and_says_what_was_lost(tmp_path: Path, capsys: pyte
 def test_apply_measures_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "base.gguf", Kind.Q4_1)
     fact = ["--subject", "Eiffel tower", "--prompt", "the {} is", "--target", " Rome", "--previous", " Paris"]
-    how = ["--layer", "0", "--method", "ft", "--quiet", "--out", tmp_path / "edit", "--json", tmp_path / "result.json"]
+    how = [
+        "--layer",
+        "0",
+        "--method",
+        "ft",
+        "--quiet",
+        "--force",
+        "--out",
+        tmp_path / "edit",
+        "--json",
+        tmp_path / "result.json",
+    ]
     out = tmp_path / "out.gguf"
     assert shell(capsys, "apply", *fact, *how, "--model", file, "--export", out).code == 0
     result = json.loads((tmp_path / "result.json").read_text())
+    schema = Path(ffedit.__file__).parent / "cli" / "result.schema.json"
+    jsonschema.validate(result, json.loads(schema.read_text()))
     report = ffedit.evaluate(ffedit.load(out), [ffedit.Edit.load(tmp_path / "edit").facts[0]])
     assert result["after"]["efficacy_magnitude"] == pytest.approx(report.before.efficacy_magnitude, abs=1e-6)
     assert result["edit"]["gguf"][0]["name"] == "blk.0.ffn_down.weight"
