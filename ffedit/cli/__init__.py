@@ -106,7 +106,8 @@ def run(arguments: list[str] | None = None) -> int:
         return 0
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "ffedit"
-        _show(f"{error.format_message()} See `{path} --help`.")
+        message = error.format_message()
+        _show(f"{message}{'' if message.endswith(('.', '?', ')')) else '.'} See `{path} --help`.")
         return error.exit_code
     except click.ClickException as error:
         _show(error.format_message())

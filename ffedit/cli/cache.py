@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
+import rich_click as click
+from rich.text import Text
+
+from ffedit.cli.options import Surface, output_options
 from ffedit.files import cache as store
 
 
-@click.group()
-def cache() -> None:
-    """List or clear what ffedit keeps between runs (key statistics, converted models)."""
+def _parsed(parse: Any) -> Any:
+    """Return a callback that parses the value of an option, and refuses a wrong one as click does."""
+
+    def callback(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+        try:
+            return None if text is None else float(parse(text))
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return callback
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def cache(context: click.Context) -> None:
+    """List, bound or clear what ffedit keeps between runs (key statistics, texts, traces, converted models)."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_entries)
 
 
 @cache.command("list")
-def list_entries() -> None:
-    """Show every entry with its size."""
+@output_options
+def list_entries(surface: Surface) -> None:
+    """Show every entry with its size, the least recently used first."""
     sizes = store.sizes()
-    for entry, size in sizes.items():
-        click.echo(f"{size / 1e6:8.2f} MB  {entry.relative_to(store.folder())}")
-    click.echo(f"{len(sizes)} files in {store.folder()}")
+    entries = [{"entry": str(entry.relative_to(store.folder())), "bytes": sizes[entry]} for entry in sizes]
+    total, limits = sum(sizes.values()), store.Limits.set()
+    lines = [f"{entry['bytes'] / 1e6:8.2f} MB  {entry['entry']}" for entry in entries]
+    summary = f"{len(sizes)} files, {total / 1e6:.2f} MB in {store.folder()} ({limits})"
+    surface.show(Text("\n".join([*lines, summary]), no_wrap=True, overflow="ignore"))
+    about = {"folder": str(store.folder()), "bytes": total, "max_bytes": limits.size, "max_days": limits.age}
+    surface.write_json({**about, "entries": entries})
 
 
 @cache.command()
-def clear() -> None:
+@click.option("--max-size", callback=_parsed(store.parse_size), metavar="SIZE", help="Of all entries, such as 2GB.")
+@click.option("--max-age", callback=_parsed(store.parse_days), metavar="DAYS", help="Since an entry was last used.")
+@output_options
+def prune(max_size: float | None, max_age: float | None, surface: Surface) -> None:
+    """Delete what is beyond the limits, the least recently used first; what was used within a day stays."""
+    usual = store.Limits.set()
+    limits = store.Limits(usual.size if max_size is None else max_size, usual.age if max_age is None else max_age)
+    _freed(store.prune(limits), surface)
+
+
+@cache.command()
+@output_options
+def clear(surface: Surface) -> None:
     """Delete every entry."""
-    click.echo(f"{store.clear() / 1e6:.2f} MB set free in {store.folder()}")
+    _freed(store.clear(), surface)
+
+
+def _freed(freed: int, surface: Surface) -> None:
+    surface.show(f"{freed / 1e6:.2f} MB set free in {store.folder()}")
+    surface.write_json({"folder": str(store.folder()), "freed": freed})

@@ -1,20 +1,75 @@
 """The cache of what is kept between runs: files and converted models, by the fingerprint of what they were made from.
 
 An entry is written to a temporary path and moved in one step, so that two processes never see half of one.
+
+The cache is bounded (`Limits`): after a write, entries that were not used for long are deleted, and then the least
+recently used ones until the rest fits. Its time of modification says when an entry was used. One that was used within
+`IN_USE` stays, since a process may still read it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
+
+DAY = 24 * 60 * 60
+IN_USE = DAY  # seconds
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the cache.
+
+    Attributes:
+        size: bytes of all entries; 20 GB.
+        age: days since an entry was last used; 90.
+    """
+
+    size: float = 20e9
+    age: float = 90
+
+    @classmethod
+    def set(cls) -> Limits:
+        """Return the limits that `FFEDIT_CACHE_MAX_SIZE` (such as 20GB) and `FFEDIT_CACHE_MAX_AGE` (days) set.
+
+        Raises:
+            EditError: one of them is no size, or no number of days.
+        """
+        size, age = (os.environ.get(f"FFEDIT_CACHE_MAX_{name}") for name in ("SIZE", "AGE"))
+        try:
+            return cls(parse_size(size) if size else cls.size, parse_days(age) if age else cls.age)
+        except ValueError as error:
+            raise EditError(f"FFEDIT_CACHE_MAX_SIZE and FFEDIT_CACHE_MAX_AGE: {error}") from error
+
+    def __str__(self) -> str:
+        return f"at most {self.size / 1e9:g} GB, unused for {self.age:g} days at most"
+
+
+def parse_size(text: str) -> float:
+    """Parse a number of bytes such as 500MB or 20GB; ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; 500MB or 20GB, say, was expected")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def parse_days(text: str) -> float:
+    """Parse a number of days that is not negative; ValueError for anything else."""
+    if re.fullmatch(r"\d+(\.\d+)?", text) is None:
+        raise ValueError(f"{text!r} is no number of days; 30, say, was expected")
+    return float(text)
 
 
 def folder() -> Path:
@@ -23,8 +78,17 @@ def folder() -> Path:
 
 
 def path(kind: str, key: str, suffix: str) -> Path:
-    """Return the path of an entry of some kind, whether it exists or not."""
-    return folder() / kind / f"{key}{suffix}"
+    """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
+    entry = folder() / kind / f"{key}{suffix}"
+    _mark_used(entry)
+    return entry
+
+
+def _mark_used(entry: Path) -> None:
+    try:
+        os.utime(entry)
+    except OSError:  # there is none, or it is another user's
+        return
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -35,6 +99,7 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, save)
+        prune(Limits.set())
     except (EditError, OSError):
         return
 
@@ -45,30 +110,44 @@ def entries() -> list[Path]:
 
 
 def sizes() -> dict[Path, int]:
-    """Return the bytes of every entry; leave out one that another process deletes meanwhile."""
-    bytes_of = {}
+    """Return the bytes of every entry, the least recently used first; leave out one that is deleted meanwhile."""
+    found = []
     for entry in entries():
         try:
             files = entry.rglob("*") if entry.is_dir() else [entry]
-            bytes_of[entry] = sum(file.stat().st_size for file in files if not file.is_dir())
+            size = sum(file.stat().st_size for file in files if not file.is_dir())
+            found.append((entry.stat().st_mtime, entry, size))
         except FileNotFoundError:
             continue
-    return bytes_of
+    return {entry: size for _, entry, size in sorted(found)}
+
+
+def prune(limits: Limits) -> int:
+    """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed."""
+    bytes_of, freed = sizes(), 0
+    total, now = sum(bytes_of.values()), time.time()
+    for entry, size in bytes_of.items():
+        idle = now - (entry.stat().st_mtime if entry.exists() else 0)
+        if idle > IN_USE and (total - freed > limits.size or idle > limits.age * DAY):
+            freed += _delete(entry, size)
+    return freed
 
 
 def clear() -> int:
     """Delete all entries; return the number of bytes freed, without those that other processes delete meanwhile."""
-    freed = 0
-    for entry, size in sizes().items():
-        try:
-            if entry.is_dir():
-                # Moved away first, so that no other process sees it half deleted.
-                away = Path(tempfile.mkdtemp(dir=entry.parent, prefix="."))
-                os.replace(entry, away / entry.name)
-                shutil.rmtree(away)
-            else:
-                entry.unlink()
-        except FileNotFoundError:
-            continue
-        freed += size
-    return freed
+    return sum(_delete(entry, size) for entry, size in sizes().items())
+
+
+def _delete(entry: Path, size: int) -> int:
+    """Delete an entry; return its size, or 0 if another process deleted it."""
+    try:
+        if entry.is_dir():
+            # Moved away first, so that no other process sees it half deleted.
+            away = Path(tempfile.mkdtemp(dir=entry.parent, prefix="."))
+            os.replace(entry, away / entry.name)
+            shutil.rmtree(away)
+        else:
+            entry.unlink()
+    except FileNotFoundError:
+        return 0
+    return size

@@ -252,13 +252,18 @@ def test_numbers_and_tokens() -> None:
 # Progress ------------------------------------------------------------------------------------------
 
 
-def test_progress_shows_on_a_terminal_only() -> None:
+def test_progress_is_a_bar_on_a_terminal_and_elsewhere_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     for quiet, terminal in ((False, True), (True, True), (False, False)):
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=80)
         with progress_bars(quiet, console) as progress:
-            assert (progress is silent) == (quiet or not terminal)
+            assert (progress is silent) == quiet
             for stage in ("tracing", "measuring"):
                 for done in range(3):
                     progress(stage, done, 2)
         assert ("tracing" in file.getvalue()) == (not quiet and terminal)
+    monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", iter([0, 9, 10, 10, 19]).__next__)
+    with progress_bars(console=Console(file=(file := io.StringIO()))) as progress:
+        for done in range(3):
+            progress("tracing", done, 3)
+    assert file.getvalue() == "tracing 1/3\n"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,6 +170,45 @@ def test_a_damaged_entry_is_collected_anew() -> None:
     assert collects(editable) and not collects(editable)
     # Tensors, not bytes: the header tells how many seconds the pass took.
     torch.testing.assert_close(load(entry.read_bytes()), load(whole), rtol=0, atol=0)
+
+
+# Limits -------------------------------------------------------------------------------------------
+
+
+def entry(key: str, size: int, days: float, kind: str = "kind") -> Path:
+    """An entry of so many bytes that was last used so many days ago; of the kind gguf, a folder."""
+    path = cache.path(kind, key, "")
+    (path if kind == "gguf" else path.parent).mkdir(parents=True)
+    (path / "model" if kind == "gguf" else path).write_bytes(b"x" * size)
+    os.utime(path, (0, time.time() - days * cache.DAY))
+    return path
+
+
+def test_the_least_recently_used_entries_go_first_and_one_in_use_never() -> None:
+    sizes = {"a": (100, 9), "b": (500, 8), "c": (100, 7), "d": (400, 0.5), "e": (400, 200)}
+    paths = {key: entry(key, *about, kind="gguf" if key == "b" else key) for key, about in sizes.items()}
+    assert list(cache.sizes()) == [paths[key] for key in "eabcd"]
+    assert cache.prune(cache.Limits(2000)) == 400, "too old, however much room there is"
+    assert cache.prune(cache.Limits(500)) == 600 and set(cache.sizes()) == {paths["c"], paths["d"]}
+    assert cache.prune(cache.Limits(0, 0)) == 100 and list(cache.sizes()) == [paths["d"]], "in use"
+
+
+def test_what_is_looked_up_counts_as_used_and_every_write_keeps_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, asked = entry("old", 900, 8, "old"), entry("asked", 900, 9, "gguf")
+    monkeypatch.setenv("FFEDIT_CACHE_MAX_SIZE", "1kB")
+    assert cache.path("gguf", "asked", "") == asked
+    cache.write(cache.path("kind", "new", ".bin"), lambda path: path.write_bytes(b"x" * 50))
+    assert not old.exists() and {path.name for path in cache.entries()} == {"asked", "new.bin"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("SIZE", "much"), ("SIZE", "-1GB"), ("AGE", "old"), ("AGE", "nan")])
+def test_a_limit_that_is_none_is_one_line(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"FFEDIT_CACHE_MAX_{name}", value)
+    ran = shell(capsys, "cache")
+    assert ran.code == 1 and repr(value) in ran.err and ran.err.count("\n") == 1
+    assert shell(capsys, "cache", "prune", f"--max-{name.lower()}", value).code == 2
 
 
 # Statistics ---------------------------------------------------------------------------------------

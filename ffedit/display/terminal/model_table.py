@@ -93,7 +93,10 @@ def environment() -> Table:
     return named_values(
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
         ("devices", ", ".join(devices)),
-        ("cache", f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, {size}, in {cache.folder()}"),
+        (
+            "cache",
+            f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, {size}, in {cache.folder()}; {cache.Limits.set()}",
+        ),
     )
 
 

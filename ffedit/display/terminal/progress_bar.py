@@ -1,10 +1,8 @@
-"""The progress callback as bars on standard error that disappear at the end.
-
-Nothing is written when quiet or when standard error is not a terminal, to keep bars out of log files.
-"""
+"""The progress callback as bars on standard error that disappear at the end; as lines where it is no terminal."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 
 from ffedit.progress import Progress, silent
+
+INTERVAL = 10.0  # seconds, at least, before and between lines
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
     """
     console = console or Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield silent
+        yield silent if quiet else _lines(console)
         return
     bars = Bars(
         TextColumn("{task.description:<12}", style="dim"),
@@ -47,3 +47,16 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
             bars.update(tasks[name], description=stage, completed=done, total=total)
 
         yield advance
+
+
+def _lines(console: Console) -> Progress:
+    """Return a callback that prints the progress as a line, at most one every `INTERVAL`; none of short work."""
+    last = time.monotonic()
+
+    def advance(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= INTERVAL:
+            console.print(f"{stage} {done}/{total}", soft_wrap=True, markup=False, highlight=False)
+            last = time.monotonic()
+
+    return advance
