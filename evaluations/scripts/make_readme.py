@@ -177,6 +177,11 @@ ROWS = (
         "python evaluations/benchmarks/key_statistics.py --tokens 16384 --rounds 1 --out FILE.json",
     ),
     (
+        "reports/benchmarks/waiting_threads.json",
+        "`ffedit apply` alone and beside a busy process, with threads that spin and that wait passively",
+        "python evaluations/benchmarks/waiting_threads.py --out FILE.json",
+    ),
+    (
         "reports/benchmarks/export.json",
         "memory and time of exporting an edit of a 1.5B-shaped checkpoint",
         "python evaluations/benchmarks/export.py",

@@ -43,6 +43,23 @@ COMMANDS = {
     "doctor": "Show versions, devices, and what can be edited in a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }
+# The headings of `--help`; what is named nowhere here stands under "Options".
+PANELS = {
+    "The fact, instead of FACTS": ("--subject", "--prompt", "--target", "--previous"),
+    "The edit": (
+        *("--layers", "--fact-token", "--method", "--methods", "--spread", "--preset", "--set", "--corpus", "--stats"),
+        *("--tokens", "--seed"),
+    ),
+    "The model": (
+        *("--model", "--chat", "--device", "--dtype", "--revision", "--trust-remote-code", "--value-matrix", "--stack"),
+        *("--device-map", "--offload", "--max-memory"),
+    ),
+    "Output": (
+        *("--out", "--export", "--save-recipe", "--save", "--plot", "--html", "--push-to-hub", "--force"),
+        *("--json", "--quiet"),
+    ),
+}
+HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -82,6 +99,7 @@ class Lazy(click.RichGroup):
 
 
 @click.command(cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings=SETTINGS)
+@click.rich_config(HELP)
 @click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:
     """Find where a language model holds a fact, change it, measure what else moved, ship the model."""

@@ -20,6 +20,7 @@ import rich_click as click
 from click import get_current_context
 from rich.console import Console, RenderableType
 from rich.status import Status
+from rich.text import Text
 
 import ffedit
 from ffedit.display.terminal.messages import Commands
@@ -62,7 +63,7 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
 
 LOADING = {
     "device": click.option("--device", default="auto", help="auto, cpu, or any torch device."),
-    "dtype": click.option("--dtype", default="auto", help="auto, float32, float16 or bfloat16."),
+    "dtype": click.option("--dtype", default="auto", type=click.Choice(["auto", "float32", "float16", "bfloat16"])),
     "revision": click.option("--revision", help="Branch, tag or commit of a hub id."),
     "trust_remote_code": click.option(
         "--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint."
@@ -301,7 +302,8 @@ class Surface:
         self._stop()
         for part in parts:
             if part is not None:
-                self._console.print(part, soft_wrap=isinstance(part, Commands))
+                whole = isinstance(part, Commands) or (isinstance(part, Text) and bool(part.no_wrap))
+                self._console.print(part, soft_wrap=whole)
                 self._console.print()
 
     def note(self, text: str) -> None:
