@@ -36,12 +36,13 @@ def cache(context: click.Context) -> None:
 def list_entries(surface: Surface) -> None:
     """Show every entry with its size, the least recently used first."""
     sizes = store.sizes()
-    entries = [{"entry": str(entry.relative_to(store.folder())), "bytes": sizes[entry]} for entry in sizes]
+    names = {entry: str(entry.relative_to(store.folder())) for entry in sizes}
     total, limits = sum(sizes.values()), store.Limits.set()
-    lines = [f"{entry['bytes'] / 1e6:8.2f} MB  {entry['entry']}" for entry in entries]
+    lines = [f"{size / 1e6:8.2f} MB  {names[entry]}" for entry, size in sizes.items()]
     summary = f"{len(sizes)} files, {total / 1e6:.2f} MB in {store.folder()} ({limits})"
     surface.show(Text("\n".join([*lines, summary]), no_wrap=True, overflow="ignore"))
     about = {"folder": str(store.folder()), "bytes": total, "max_bytes": limits.size, "max_days": limits.age}
+    entries = [{"entry": names[entry], "bytes": size} for entry, size in sizes.items()]
     surface.write_json({**about, "entries": entries})
 
 
