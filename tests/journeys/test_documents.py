@@ -1,0 +1,54 @@
+"""Commands of the README and the documentation are known, with valid options, and name files that are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import rich_click as click
+
+from ffedit.cli import cli
+from ffedit.errors import FFEditError
+
+ROOT = Path(__file__).parents[2]
+# The packages of these pages are installed and their commands run in `test_added_packages`.
+ADDED = ("add-a-method.md", "add-a-metric.md")
+PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.name not in ADDED]
+BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of each command of ffedit in a page, without the redirected input."""
+    found = []
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["ffedit"]:
+                found.append(words[1 : words.index("<") if "<" in words else None])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """Refuse unknown commands, options and choices; files that an earlier command would have made may be missing."""
+    command: click.Command = cli
+    context = click.Context(cli)
+    while isinstance(command, click.Group):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, name
+        command = found
+    try:
+        command.make_context("ffedit", words)
+    except FFEditError as error:
+        assert "--" not in str(error), error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_have_valid_options_and_name_real_files(page: Path) -> None:
+    for words in commands(page):
+        parse(words)
+        for word in words:
+            assert not re.fullmatch(r"[A-Z]+|\S*\w\|\w\S*", word) or word == "DIR", words
+            assert not word.startswith(("edits/", "evaluations/")) or (ROOT / word).exists(), word
