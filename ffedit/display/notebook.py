@@ -54,8 +54,15 @@ FORMAT = (
 def html(result: object) -> str:
     """Render a result as a fragment of HTML: the terminal's text, escaped."""
     view = next(VIEWS[kind] for kind in type(result).__mro__ if kind in VIEWS)
+    # force_jupyter: otherwise rich would also show it in the notebook by itself.
     console = Console(
-        record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor", no_color=False
+        record=True,
+        file=io.StringIO(),
+        width=WIDTH,
+        force_terminal=True,
+        force_jupyter=False,
+        color_system="truecolor",
+        no_color=False,
     )
     console.print(view(result))
     return console.export_html(theme=THEME, code_format=FORMAT, inline_styles=True)
