@@ -24,7 +24,7 @@ def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool
         check_free(out, force)
     surface.announce(f"comparing {base} and {edited}")
 
-    from ffedit.display.terminal.show import diff_view
+    from ffedit.display.terminal.diff import diff_view
 
     with surface.progress() as progress:
         found = ffedit.diff(base, edited, rank, progress)

@@ -7,7 +7,8 @@ from pathlib import Path
 import rich_click as click
 
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.editor.edit_files import EDITS, check_edit
+from ffedit.display.terminal.show import edit_json, edit_view, edits_in
+from ffedit.editor.recipe import recipe_of, to_yaml
 
 
 @click.command()
@@ -16,13 +17,6 @@ from ffedit.editor.edit_files import EDITS, check_edit
 @click.option("--recipe", is_flag=True, help="Show the YAML that `ffedit run` makes it again from, and nothing else.")
 def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
     """Show what EDIT_DIR writes and how it was found; of a checkpoint, each of its edits in order."""
-    if not (edit_from / EDITS).is_dir():
-        check_edit(edit_from)
-    surface.announce(f"reading {edit_from}")
-
-    from ffedit.display.terminal.show import edit_json, edit_view, edits_in
-    from ffedit.editor.recipe import recipe_of, to_yaml
-
     edits = edits_in(edit_from)
     if recipe:
         click.echo("---\n".join(to_yaml(recipe_of(edit), edit) for _, edit in edits), nl=False)

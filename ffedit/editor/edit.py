@@ -20,6 +20,7 @@ from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import edit_folder
+from ffedit.editor.edit_files import Described
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import same_question, same_target
 from ffedit.facts.fact import Fact, show
@@ -33,7 +34,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Edit(Displayed):
+class Edit(Described, Displayed):
     """Changes of value matrices that store facts.
 
     Attributes:
@@ -86,24 +87,13 @@ class Edit(Displayed):
         """Bytes of its numbers: factors, keys and values."""
         return edit_folder.size(self)
 
-    @property
-    def base(self) -> str:
-        """Fingerprint of the model that the edit was computed on."""
-        return str(self.provenance["base"])
-
     def fingerprint(self) -> str:
         """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, whatever was measured."""
-        return edit_folder.digest(self)
+        return edit_folder.fingerprint(self)
 
     def subjects(self, at: Address) -> list[str]:
         """Return the subject of each column of `keys[at]`."""
         return list(self.provenance.get("subjects", {}).get(str(at), []))
-
-    @property
-    def in_chat(self) -> bool:
-        """True if all of the edit was computed inside the model's chat template."""
-        parts = self.provenance.get("parts", [self.provenance])
-        return all(part.get("chat", False) for part in parts)
 
     @property
     def computed_in(self) -> torch.dtype | None:
@@ -113,13 +103,6 @@ class Edit(Displayed):
     def norms(self) -> dict[Address, float]:
         """Compute ‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
-
-    @property
-    def says(self) -> list[tuple[str | None, str | None]]:
-        """By fact, what the model said to its prompt without the edit and with it; None where it was not measured."""
-        said = self.provenance.get("says", {})
-        before, after = (said.get(side) or [None] * len(self.facts) for side in ("before", "after"))
-        return list(zip(before, after, strict=True))
 
     def scored(self, report: Any) -> Edit:
         """Return the same edit with what a `Report` measured in its provenance: scores, answers, and the verdict."""

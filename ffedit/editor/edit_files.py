@@ -1,20 +1,186 @@
-"""The files of an edit's folder, by which it is recognised before torch is imported."""
+"""The files of an edit's folder, read and checked without torch.
+
+Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts, but not the
+provenance. The *checksum* covers the whole manifest, provenance included, so that any change by hand is detected. An
+edit that was scored is the same edit, with the same fingerprint and, once saved, another checksum.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ffedit.errors import EditError
+import numpy as np
+from safetensors import SafetensorError, deserialize
 
+from ffedit.errors import EditError, FactError
+from ffedit.facts.fact import Fact
+
+FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
 EDITS = "ffedit_edits"  # in a checkpoint: the folder of the edits that are in its weights
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class Numbers(NamedTuple):
+    """A tensor of an edit: the name of its dtype, its shape, and its bytes."""
+
+    dtype: str
+    shape: list[int]
+    content: bytes
+
+    def array(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the numbers in float64."""
+        if self.dtype == "bfloat16":  # the upper half of a float32, which numpy has not
+            upper = np.frombuffer(self.content, np.uint16).astype(np.uint32) << 16
+            return upper.view(np.float32).astype(np.float64).reshape(self.shape)
+        return np.frombuffer(self.content, self.dtype).astype(np.float64).reshape(self.shape)
+
+
+class Described:
+    """What an edit says of itself, in memory and on disk."""
+
+    facts: tuple[Fact, ...]
+    provenance: Mapping[str, Any]
+
+    @property
+    def base(self) -> str:
+        """Fingerprint of the model that the edit was computed on."""
+        return str(self.provenance["base"])
+
+    @property
+    def in_chat(self) -> bool:
+        """True if all of the edit was computed inside the model's chat template."""
+        parts = self.provenance.get("parts", [self.provenance])
+        return all(part.get("chat", False) for part in parts)
+
+    @property
+    def says(self) -> list[tuple[str | None, str | None]]:
+        """By fact, what the model said to its prompt without the edit and with it; None where it was not measured."""
+        said = self.provenance.get("says", {})
+        before, after = (said.get(side) or [None] * len(self.facts) for side in ("before", "after"))
+        return list(zip(before, after, strict=True))
+
+
+@dataclass(frozen=True)
+class SavedEdit(Described):
+    """An edit on disk, without its tensors.
+
+    Attributes:
+        facts: what was written, in order.
+        provenance: as of `Edit`.
+        numbers: the tensors by name, such as "4/left" or "4.7/keys" for expert 7 of layer 4.
+    """
+
+    facts: tuple[Fact, ...]
+    provenance: Mapping[str, Any]
+    numbers: Mapping[str, Numbers]
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedEdit:
+        """Read and check the files of an edit.
+
+        Raises:
+            EditError: there is no edit, or it is damaged, changed by hand, or of another format.
+        """
+        check_edit(folder)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if manifest["format"] != FORMAT:
+                raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads {FORMAT}")
+            raw = dict(deserialize((folder / TENSORS).read_bytes()))  # type: ignore[no-untyped-call]
+            numbers = {name: Numbers(DTYPES[at["dtype"]], at["shape"], bytes(at["data"])) for name, at in raw.items()}
+            edit = cls(tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"], numbers)
+            if missing := [name for name in edit.expected() if name not in numbers]:
+                raise KeyError(missing[0])
+            if "base" not in edit.provenance:
+                raise KeyError("base")
+            same_numbers = manifest["fingerprint"] == edit.fingerprint()
+            same_manifest = manifest.pop("checksum") == checksum(manifest)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError) as error:
+            raise EditError(f"{folder}: the edit is damaged or foreign ({error}); make it anew") from error
+        if not same_numbers:
+            raise EditError(f"{folder}: numbers or facts were changed after the edit was saved; make it anew")
+        if not same_manifest:
+            raise EditError(f"{folder}: {MANIFEST} was changed after the edit was saved; make the edit anew")
+        return edit
+
+    def fingerprint(self) -> str:
+        """Return the edit's identity: see `digest`."""
+        return digest(self.facts, self.numbers.items())
+
+    @property
+    def addresses(self) -> list[str]:
+        """Layer, or layer and expert, of each memory that changes, in ascending order."""
+        names = {name.partition("/")[0] for name in self.numbers}
+        return sorted(names, key=lambda address: [int(number) for number in address.split(".")])
+
+    def expected(self) -> Iterator[str]:
+        """Yield the names of the tensors that each memory's change consists of."""
+        for address in self.addresses:
+            factors = ("matrix",) if f"{address}/matrix" in self.numbers else ("left", "right")
+            yield from (f"{address}/{name}" for name in (*factors, "keys", "values"))
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that change."""
+        return sorted({int(address.partition(".")[0]) for address in self.addresses})
+
+    @property
+    def rank(self) -> int:
+        """Rank of the largest update, as of `Edit`."""
+        left = [entry.shape[1] for name, entry in self.numbers.items() if name.endswith("/left")]
+        dense = [min(entry.shape) for name, entry in self.numbers.items() if name.endswith("/matrix")]
+        return max(left + dense, default=0)
+
+    def norms(self) -> dict[str, float]:
+        """Compute ‖Δ‖ (Frobenius) by address."""
+        return {address: self._norm(address) for address in self.addresses}
+
+    def _norm(self, address: str) -> float:
+        if (matrix := self.numbers.get(f"{address}/matrix")) is not None:
+            return float(np.linalg.norm(matrix.array()))
+        left, right = (self.numbers[f"{address}/{side}"].array() for side in ("left", "right"))
+        return float(np.sqrt(max(0.0, ((left.T @ left) * (right @ right.T)).sum())))
 
 
 def check_edit(folder: Path) -> None:
-    """Refuse a folder that holds no edit; `edit_folder.load` checks what is in the files.
+    """Refuse a folder that holds no edit; `SavedEdit.read` checks what is in the files.
 
     Raises:
         EditError: it has no manifest.
     """
     if not (folder / MANIFEST).is_file():
         raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
+
+
+def embedded(checkpoint: Path) -> list[Path]:
+    """Return the folders of the edits in the weights of a checkpoint, oldest first.
+
+    Raises:
+        EditError: one is missing.
+    """
+    inside = checkpoint / EDITS
+    names = sorted((path.name for path in inside.glob("*") if path.is_dir()), key=lambda name: (len(name), name))
+    if names != [f"{i:03}" for i in range(len(names))]:
+        raise EditError(f"{inside}: edits 000 to {len(names) - 1:03} were expected, found {', '.join(names)}")
+    return [inside / name for name in names]
+
+
+def digest(facts: Sequence[Fact], numbers: Iterable[tuple[str, Numbers]]) -> str:
+    """Hash facts, changes as they are factored, keys and values to 16 hexadecimal digits."""
+    hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in facts]).encode())
+    for name, tensor in sorted(numbers):
+        hashed.update(f"{name}{list(tensor.shape)}torch.{tensor.dtype}".encode())
+        hashed.update(tensor.content)
+    return hashed.hexdigest()[:16]
+
+
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """Hash the manifest as it will be read back: JSON has no tuples, and only strings as keys."""
+    plain = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

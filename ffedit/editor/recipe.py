@@ -12,11 +12,12 @@ from ffedit.errors import EditError
 
 if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
+    from ffedit.editor.edit_files import SavedEdit
 
 WIDTH = 110
 
 
-def recipe_of(edit: Edit) -> dict[str, Any]:
+def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
     """Return the recipe of an edit as plain YAML, which `ffedit run` takes.
 
     Defaults are spelled out, so that it makes the same edit when they change. The layer is the one that was chosen.
@@ -49,7 +50,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def to_yaml(recipe: dict[str, Any], edit: Edit) -> str:
+def to_yaml(recipe: dict[str, Any], edit: Edit | SavedEdit) -> str:
     """Write a recipe as YAML, headed by what it makes."""
     versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
     heading = f"# Makes edit {edit.fingerprint()} of base {edit.base} again: ffedit run FILE\n# {versions}\n"

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ffedit.editor import Edit
-from ffedit.editor.edit_files import EDITS
-from ffedit.errors import EditError
+from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.exporter.rewrite_shards import file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
@@ -33,11 +32,7 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
     Raises:
         EditError: one of them is damaged, changed by hand, or missing.
     """
-    inside = Path(folder) / EDITS
-    names = sorted((path.name for path in inside.glob("*") if path.is_dir()), key=lambda name: (len(name), name))
-    if names != [f"{i:03}" for i in range(len(names))]:
-        raise EditError(f"{inside}: edits 000 to {len(names) - 1:03} were expected, found {', '.join(names)}")
-    return tuple(Edit.load(inside / name) for name in names)
+    return tuple(Edit.load(path) for path in embedded(Path(folder)))
 
 
 def read_originals(folder: Path) -> dict[str, Stored]:

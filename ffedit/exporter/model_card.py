@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData
 from ffedit.editor import Edit
 from ffedit.exporter.origin import Origin
 from ffedit.facts.text import counted
-from ffedit.loading.gguf import in_words
+from ffedit.loading.names import in_words
 
 ROWS = 20
 # Code that finds a parameter by its name in a delta, and one expert's slice of it.

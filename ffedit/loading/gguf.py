@@ -90,13 +90,6 @@ def source_of(name: str, folder: Path) -> dict[str, Any] | None:
     return (source | _origin(name, file) if file is not None else source) or None
 
 
-def in_words(source: Mapping[str, Any]) -> str:
-    """Describe in words the source of a checkpoint."""
-    package = f" of the package {source['package']}" if source.get("package") else ""
-    kinds = ", ".join(source.get("quantisation", ())) or "unknown"
-    return f"{source['file']}{package} (GGUF, {kinds}; sha256 {source['sha256']}), decoded to float32"
-
-
 def _origin(name: str, file: Path) -> dict[str, Any]:
     """Return the name of a file, and the package that contains it."""
     package = None

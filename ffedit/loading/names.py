@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import huggingface_hub
 
@@ -110,3 +111,10 @@ def _connection_fault(url: str) -> str | None:
     except Exception as error:  # huggingface_hub's versions use several libraries, whose errors have no common class
         return brief(error)
     return None
+
+
+def in_words(source: Mapping[str, Any]) -> str:
+    """Describe in words the source of a checkpoint."""
+    package = f" of the package {source['package']}" if source.get("package") else ""
+    kinds = ", ".join(source.get("quantisation", ())) or "unknown"
+    return f"{source['file']}{package} (GGUF, {kinds}; sha256 {source['sha256']}), decoded to float32"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import zoo
+from making import made
 from shell import process
 
 from ffedit.cli import COMMANDS
@@ -44,6 +47,18 @@ REFUSED = [
 def test_what_computes_nothing_is_answered_without_torch(words: list[str]) -> None:
     done = process("-c", CODE, *words)
     assert (done.code, done.err) == (0, "imported:\n") and done.out
+
+
+@pytest.mark.usefixtures("empty")
+def test_an_edit_is_shown_without_torch() -> None:
+    edit = made(zoo.shared("llama"), {0: 1, 2: 2})
+    edit.save("edit")
+    for words in (["show", "edit"], ["show", "edit", "--json", "-"]):
+        done = process("-c", CODE, *words)
+        assert (done.code, done.err) == (0, "imported:\n") and edit.fingerprint() in done.out
+    (shown,) = json.loads(done.out)["edits"]
+    assert (shown["layers"], shown["rank"], shown["fingerprint"]) == ([0, 2], 2, edit.fingerprint())
+    assert shown["norm"] == pytest.approx({str(at): norm for at, norm in edit.norms().items()})
 
 
 @pytest.mark.usefixtures("empty")

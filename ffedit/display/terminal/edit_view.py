@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import plain_table
 from ffedit.display.terminal.prompt_view import compared, ends, named, placed, prefixed, share, title
+from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import counted, number
 from ffedit.inspector.edit_as_memory import Passage
 from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange

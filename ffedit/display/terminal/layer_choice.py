@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.display.picture import PARTS, UNITS, restored
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import counted, number, quoted
 from ffedit.layer_choice.calibrate import TIE, Choice, LayerScore
 from ffedit.layer_choice.choose import Found, Sweep

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.benchmark.lm_harness import Figure, Measured
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.files.atomic import finite, written
 
 HEADINGS = ("task", "metric", "before", "after", "change", "stderr", "examples")

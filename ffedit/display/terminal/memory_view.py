@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import named_values, plain_table
 from ffedit.display.terminal.prompt_view import ROUTED, Bar, ends, named, notes, placed, prefixed, share, title
+from ffedit.display.terminal.tables import named_values, plain_table
 from ffedit.facts.text import number, quoted
 from ffedit.inspector.views.memory_view import MemoryView
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
+from ffedit.display.terminal.tables import named_values, plain_table, ranges
 from ffedit.editor.provenance import versions
 from ffedit.files import cache
-from ffedit.loading.gguf import in_words
+from ffedit.loading.names import in_words
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.memory import KeyValueMemory
 
 MOST_NAME = 24
-
-
-def plain_table(*columns: Column | str) -> Table:
-    """Create a table without rows in ffedit's style: a rule under the headings and no other lines."""
-    return Table(
-        *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False
-    )
 
 
 def model_line(model: Stack) -> Text:
@@ -100,16 +92,6 @@ def environment() -> Table:
     )
 
 
-def named_values(*lines: tuple[str, str]) -> Table:
-    """Render pairs of name and value in two columns."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(Text(name), Text(value))
-    return table
-
-
 def _resumes(editable: Editable) -> str:
     if editable.resumable:
         return "resumable, from the layer and token where something changed"
@@ -161,13 +143,3 @@ def _bytes(size: float) -> str:
         size /= 1024
         units.pop(0)
     return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:.0f} {units[0]}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Format integers as ranges: `0-2, 5` for 0, 1, 2, 5."""
-    some = sorted(set(numbers))
-    runs = [[n, n] for n in some if n - 1 not in some]
-    for run in runs:
-        while run[1] + 1 in some:
-            run[1] += 1
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import quoted
 from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
 

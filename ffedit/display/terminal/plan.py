@@ -7,7 +7,7 @@ from rich.table import Column
 from rich.text import Text
 
 from ffedit.benchmark.estimate import Estimate
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 
 
 def plan(estimate: Estimate, written: str) -> RenderableType:

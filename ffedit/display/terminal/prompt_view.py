@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import number, quoted, token
 from ffedit.inspector.analyses.activity import ACTIVE
 from ffedit.inspector.coefficient_scaling import OFF, UP, Promotion

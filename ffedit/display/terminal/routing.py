@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Column
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.fact import Fact, show
 from ffedit.inference.routing import Routes
 

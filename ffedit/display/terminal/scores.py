@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.evaluator import METRICS, NAMES, Interval, Report, Scores
 from ffedit.evaluator.verdict import DRIFTED, ENOUGH, SPARED, fell
 from ffedit.facts.text import number

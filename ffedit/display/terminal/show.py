@@ -1,41 +1,39 @@
-"""The contents of an edit, and the differences between two checkpoints, as tables in a terminal."""
+"""The contents of an edit as tables in a terminal; read without torch, so that `ffedit show` need not wait for it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import named_values, plain_table, ranges
-from ffedit.editor import Edit
+from ffedit.display.terminal.tables import first_names, named_values, plain_table, ranges
 from ffedit.editor.config import dotted
-from ffedit.editor.edit_files import EDITS
-from ffedit.exporter.diff import Change, Diff
-from ffedit.exporter.embedded_edits import history
+from ffedit.editor.edit_files import EDITS, SavedEdit, embedded
 from ffedit.facts.text import counted, number
-from ffedit.loading.gguf import in_words
+from ffedit.loading.names import in_words
 
-MOST_FACTS, MOST_CHANGES, MOST_NAMES = 20, 40, 8
+if TYPE_CHECKING:
+    from ffedit.editor import Edit
+
+MOST_FACTS = 20
 NOT_MEASURED = "not measured"
 
 
-def edits_in(path: Path) -> list[tuple[Path, Edit]]:
-    """Load the edit in a folder, or the edits in a checkpoint's weights, oldest first.
+def edits_in(path: Path) -> list[tuple[Path, SavedEdit]]:
+    """Read the edit in a folder, or the edits in a checkpoint's weights, oldest first.
 
     Raises:
         EditError: there is none, or one is damaged.
     """
-    if (path / EDITS).is_dir():
-        return [(path / EDITS / f"{i:03}", edit) for i, edit in enumerate(history(path))]
-    return [(path, Edit.load(path))]
+    folders = embedded(path) if (path / EDITS).is_dir() else [path]
+    return [(folder, SavedEdit.read(folder)) for folder in folders]
 
 
-def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
+def edit_json(edit: SavedEdit, path: Path) -> dict[str, Any]:
     """Describe an edit as plain JSON: all facts, and the provenance without `matrices`, which identifies W."""
     norms, ratios = _norms(edit)
     return {
@@ -54,7 +52,7 @@ def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
     }
 
 
-def edit_view(edit: Edit, path: Path | None = None) -> Group:
+def edit_view(edit: Edit | SavedEdit, path: Path | None = None) -> Group:
     """Render an edit, saved at `path` or not: its facts, how it was computed, and its scores."""
     named = f"edit {edit.fingerprint()}\n"
     heading = Text(named, "bold") if path is None else Text.assemble((str(path), "bold"), f"  {named}")
@@ -64,7 +62,7 @@ def edit_view(edit: Edit, path: Path | None = None) -> Group:
     return Group(*lines, *(Text(f"warning: {text}", "yellow") for text in edit.provenance.get("warnings", ())))
 
 
-def _facts(edit: Edit) -> RenderableType:
+def _facts(edit: Edit | SavedEdit) -> RenderableType:
     """Render the first facts, old and new object and what the model said, and the number of the others."""
     headings = ("prompt", "old object", "new object", "said before", "said after")
     table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
@@ -80,14 +78,14 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
+def _norms(edit: Edit | SavedEdit) -> tuple[dict[str, float], dict[str, float]]:
     """Return by memory ‖Δ‖, and ‖Δ‖ / ‖W‖ where the provenance has ‖W‖."""
     norms = {str(address): norm for address, norm in edit.norms().items()}
     weights = edit.provenance.get("norms", {})
     return norms, {at: norm / weights[at] for at, norm in norms.items() if weights.get(at)}
 
 
-def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
+def _about(edit: Edit | SavedEdit, path: Path | None) -> Iterator[tuple[str, str]]:
     """Yield pairs of name and value; entries that the provenance lacks are left out, except the verdict."""
     about = edit.provenance
     yield "verdict", about.get("verdict", {}).get("text", NOT_MEASURED)
@@ -99,7 +97,7 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
         yield "", f"{summand['fingerprint']}: {method}, layers {layers}"
     norms, ratios = _norms(edit)
     shares = {at: f" ({ratio:.2%} of ‖W‖)" for at, ratio in ratios.items()}
-    yield "‖Δ‖ by layer", _most([f"{at}: {number(norm)}{shares.get(at, '')}" for at, norm in norms.items()])
+    yield "‖Δ‖ by layer", first_names([f"{at}: {number(norm)}{shares.get(at, '')}" for at, norm in norms.items()])
     if not ratios and "norm_ratio" in about:
         yield "‖Δ‖ / ‖W‖", f"{about['norm_ratio']:.2%} at most"
     dtype, computed = about.get("dtype"), about.get("computed_in")
@@ -109,9 +107,9 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     if source := about.get("source"):
         yield "converted from", in_words(source)
     if guarantees := about.get("guarantee"):
-        yield "null space", _most([f"layer {at}: {_guarantee(layer)}" for at, layer in guarantees.items()])
+        yield "null space", first_names([f"layer {at}: {_guarantee(layer)}" for at, layer in guarantees.items()])
     if about.get("after"):
-        yield "computed upon", _most([f"edit {name}" for name in about["after"]])
+        yield "computed upon", first_names([f"edit {name}" for name in about["after"]])
     if config := about.get("config"):
         yield "config", ", ".join(f"{name} {_short(value)}" for name, value in dotted(config).items())
     if (solved := about.get("solved")) and (prefixes := solved[0].get("contexts")):
@@ -127,8 +125,8 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
     layers = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer['corpus']}" for layer in layers)
     apart = [number(layer["convergence"]) for layer in layers if layer.get("convergence") is not None]
-    halves = f"; halves solve {_most(apart)} apart" if apart else ""
-    return f"{', '.join(texts)}{halves}; fingerprint {_most([str(layer['fingerprint']) for layer in layers])}"
+    halves = f"; halves solve {first_names(apart)} apart" if apart else ""
+    return f"{', '.join(texts)}{halves}; fingerprint {first_names([str(layer['fingerprint']) for layer in layers])}"
 
 
 def _guarantee(layer: Mapping[str, Any]) -> str:
@@ -152,61 +150,6 @@ def _scores(scores: Mapping[str, Any]) -> Table:
         if any(value is not None for value in values):
             table.add_row(Text(name), *("" if value is None else number(value) for value in values))
     return table
-
-
-# Two checkpoints -----------------------------------------------------------------------------------
-
-
-def diff_view(found: Diff) -> Group:
-    """Render the differences between two checkpoints, or say that there are none."""
-    heading = Text(f"{found.base} → {found.edited}\n", style="bold")
-    recast = f", {len(found.retyped)} the same but for the dtype" if found.retyped else ""
-    summary = f"{counted(len(found.changes), 'tensor')} changed{recast}, {found.same} the same."
-    if found.identical:
-        summary = f"No difference: all {counted(found.same, 'tensor')} are the same."
-    lines: list[RenderableType] = [heading, Text(summary)]
-    if found.changes:
-        lines += [Text(""), _changes(found.changes)]
-    kinds = Counter(name.rpartition(": ")[2] for name in found.retyped)
-    lists = {
-        "missing": found.missing,
-        "added": found.added,
-        "other shape": found.reshaped,
-        "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
-        "other files": found.files,
-    }
-    if differences := [(name, _most(names)) for name, names in lists.items() if names]:
-        lines += [Text(""), named_values(*differences)]
-    return Group(*lines)
-
-
-def _changes(changes: Sequence[Change]) -> RenderableType:
-    headings = ("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
-    numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
-    table = plain_table(Column("tensor", overflow="fold", min_width=16), *numbers)
-    shown = sorted(changes, key=lambda change: -change.norm_ratio)[:MOST_CHANGES]
-    for change in shown:
-        sign = "≥ " if change.more else "" if change.exact else "~ "
-        rank = "" if change.rank is None else f"{sign}{change.rank}"
-        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, rank]
-        table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", _share(change.share)]))
-    notes = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
-    if any(change.rank is not None and not change.exact and not change.more for change in shown):
-        notes.append("~: many entries rounded back to what they were, so the rank is an estimate")
-    if any(change.more for change in shown):
-        notes.append("≥: larger ranks were not looked for")
-    if len(changes) > len(shown):
-        notes.insert(0, f"… and {len(changes) - len(shown)} more, which changed less")
-    return Group(table, Text("\n".join(notes), style="dim"))
-
-
-def _share(share: float) -> str:
-    return f"{share:.1%}" if 0.001 <= share < 0.9995 or share == 1 else "< 0.1%" if share < 0.5 else "> 99.9%"
-
-
-def _most(names: Sequence[str]) -> str:
-    more = f", … and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _short(value: object) -> str:

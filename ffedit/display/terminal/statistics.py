@@ -10,7 +10,7 @@ from rich.table import Column
 from rich.text import Text
 
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
-from ffedit.display.terminal.model_table import plain_table
+from ffedit.display.terminal.tables import plain_table
 from ffedit.editor.statistics import file_name
 from ffedit.facts.text import number
 from ffedit.files import cache

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from ffedit.display.terminal.model_table import ranges
+from ffedit.display.terminal.tables import ranges
 from ffedit.editor import METHODS, Edit, in_reach
 from ffedit.editor.provenance import ValueSearch, value_searches
 from ffedit.evaluator import Report

@@ -1,0 +1,63 @@
+"""The differences between two checkpoints, as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Column
+from rich.text import Text
+
+from ffedit.display.terminal.tables import first_names, named_values, plain_table
+from ffedit.exporter.diff import Change, Diff
+from ffedit.facts.text import counted
+
+MOST_CHANGES = 40
+
+
+def diff_view(found: Diff) -> Group:
+    """Render the differences between two checkpoints, or say that there are none."""
+    heading = Text(f"{found.base} → {found.edited}\n", style="bold")
+    recast = f", {len(found.retyped)} the same but for the dtype" if found.retyped else ""
+    summary = f"{counted(len(found.changes), 'tensor')} changed{recast}, {found.same} the same."
+    if found.identical:
+        summary = f"No difference: all {counted(found.same, 'tensor')} are the same."
+    lines: list[RenderableType] = [heading, Text(summary)]
+    if found.changes:
+        lines += [Text(""), _changes(found.changes)]
+    kinds = Counter(name.rpartition(": ")[2] for name in found.retyped)
+    lists = {
+        "missing": found.missing,
+        "added": found.added,
+        "other shape": found.reshaped,
+        "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
+        "other files": found.files,
+    }
+    if differences := [(name, first_names(names)) for name, names in lists.items() if names]:
+        lines += [Text(""), named_values(*differences)]
+    return Group(*lines)
+
+
+def _changes(changes: Sequence[Change]) -> RenderableType:
+    headings = ("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
+    numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    table = plain_table(Column("tensor", overflow="fold", min_width=16), *numbers)
+    shown = sorted(changes, key=lambda change: -change.norm_ratio)[:MOST_CHANGES]
+    for change in shown:
+        sign = "≥ " if change.more else "" if change.exact else "~ "
+        rank = "" if change.rank is None else f"{sign}{change.rank}"
+        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, rank]
+        table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", _share(change.share)]))
+    notes = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
+    if any(change.rank is not None and not change.exact and not change.more for change in shown):
+        notes.append("~: many entries rounded back to what they were, so the rank is an estimate")
+    if any(change.more for change in shown):
+        notes.append("≥: larger ranks were not looked for")
+    if len(changes) > len(shown):
+        notes.insert(0, f"… and {len(changes) - len(shown)} more, which changed less")
+    return Group(table, Text("\n".join(notes), style="dim"))
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if 0.001 <= share < 0.9995 or share == 1 else "< 0.1%" if share < 0.5 else "> 99.9%"
