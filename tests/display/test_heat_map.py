@@ -194,7 +194,7 @@ def test_a_weak_trace_says_so() -> None:
     effects = np.zeros((6, 5))
     effects[5, 4] = 0.8
     weak = words(layer_choice(trace(effects), 0))
-    assert "no clear site at the subject: at most 0.00" in weak and "--layers N, N from 0 to 5" in weak
+    assert "no clear site at the subject: at most 0.00" in weak and "--layers N, N from 0 to 4" in weak
     deaf = words(layer_choice(trace(effects, corrupted=0.92), 0))
     assert "hardly changes the answer (total effect 0.01)" in deaf and "no clear site" not in deaf
     assert "no clear site" not in words(layer_choice(peaked(), 2))
