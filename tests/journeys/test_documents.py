@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 import rich_click as click
+from shell import shell
 
 from ffedit.cli import cli
 from ffedit.errors import FFEditError
@@ -16,18 +18,18 @@ ROOT = Path(__file__).parents[2]
 # The packages of these pages are installed and their commands run in `test_added_packages`.
 ADDED = ("add-a-method.md", "add-a-metric.md")
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.name not in ADDED]
-BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+# A block of commands that take minutes, or what a test has not, is marked as `<!-- parsed only: REASON -->`.
+BLOCK = re.compile(r"(?:<!-- parsed only: ([^>]+) -->\n)?```bash\n(.*?)```", re.DOTALL)
 
 
-def commands(page: Path) -> list[list[str]]:
-    """The words of each command of ffedit in a page, without the redirected input."""
-    found = []
-    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["ffedit"]:
-                found.append(words[1 : words.index("<") if "<" in words else None])
-    return found
+def commands(page: Path, to_run: bool = False) -> list[list[str]]:
+    """The words of each command of ffedit in a page, without the redirected input; or only of those to run."""
+    lines = []
+    for reason, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if not (to_run and reason):
+            lines += [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
+    ours = [words[1 : words.index("<") if "<" in words else None] for words in lines if words[:1] == ["ffedit"]]
+    return [words for words in ours if not (to_run and "smollm2" in words)]  # `test_smollm2` runs what that model does
 
 
 def parse(words: list[str]) -> None:
@@ -52,3 +54,14 @@ def test_commands_have_valid_options_and_name_real_files(page: Path) -> None:
         for word in words:
             assert not re.fullmatch(r"[A-Z]+|\S*\w\|\w\S*", word) or word == "DIR", words
             assert not word.startswith(("edits/", "evaluations/")) or (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "guide.md"], ids=lambda page: page.name)
+def test_commands_run_as_pasted(
+    page: Path, capsys: pytest.CaptureFixture[str], empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty / "edits").symlink_to(ROOT / "edits")
+    for words in commands(page, to_run=True):
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+        ran = shell(capsys, *words)
+        assert ran.code == 0, (words, ran.err)
