@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
@@ -9,6 +10,7 @@ from types import NoneType
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import Edit, EditConfig, collect, preset, write
 from ffedit.editor.edit import as_edits
+from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.conflicts import check_facts
@@ -18,8 +20,11 @@ from ffedit.layer_choice.choose import layer_for
 from ffedit.loading.device_map import DeviceMap
 from ffedit.loading.load import Source
 from ffedit.model.editable import Editable, check_model
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, as_layers
 from ffedit.progress import Progress, silent
+
+logger = logging.getLogger(__name__)
 
 
 def load(
@@ -62,7 +67,7 @@ def load(
         ModelError: it cannot be found, read, recognised or spread, has no chat template, or is a pair that options of
             loading were given for; one line says why.
     """
-    return load_with_edits(
+    editable = load_with_edits(
         name_or_path,
         device=device,
         dtype=dtype,
@@ -75,6 +80,10 @@ def load(
         chat=chat,
         progress=progress,
     )
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("loaded %s: fingerprint %s, on %s", editable.name, fingerprint(editable), editable.device)
+        logger.info("with %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    return editable
 
 
 def edit(

@@ -56,7 +56,7 @@ PANELS = {
     ),
     "Output": (
         *("--out", "--export", "--save-recipe", "--save", "--plot", "--html", "--push-to-hub", "--force"),
-        *("--json", "--quiet"),
+        *("--json", "--quiet", "--verbose", "--log"),
     ),
 }
 HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
@@ -33,6 +35,7 @@ from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.loading.names import NAMED, check_name
 from ffedit.progress import Progress
+from ffedit.version import __version__
 
 if TYPE_CHECKING:
     from ffedit.editor import Edit
@@ -257,15 +260,43 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "tr
 
 
 def output_options(command: Command) -> Command:
-    """Add `--json` and `--quiet`; the command, and the options above it, receive a `surface`."""
+    """Add `--json`, `--quiet`, `--verbose` and `--log`; the command, and the options above it, receive a `surface`."""
 
     @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
+    @click.option("--verbose", "-v", is_flag=True, help="Log on standard error what is done, and in which seconds.")
+    @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append that to a file, with the time.")
     @functools.wraps(command)
-    def wrapped(json_to: str | None, quiet: bool, **kwargs: Any) -> Any:
-        return command(surface=Surface(json_to, quiet), **kwargs)
+    def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
+        with logged(verbose, log):
+            return command(surface=Surface(json_to, quiet), **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def logged(verbose: bool, file: Path | None) -> Iterator[None]:
+    """Log what ffedit does within the block, on standard error or to a file or both."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()] if verbose else []
+    handlers += [logging.FileHandler(file, encoding="utf-8")] if file is not None else []
+    logger, started = logging.getLogger("ffedit"), perf_counter()
+    level = logger.level
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        logger.info("ffedit %s: %s", __version__, shlex.join(map(str, get_current_context().obj or [])))
+        yield
+        logger.info("done in %.1f s", perf_counter() - started)
+    except BaseException as error:
+        logger.info("%s after %.1f s: %s", type(error).__name__, perf_counter() - started, error)
+        raise
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(level)
 
 
 def html_option(command: Command) -> Command:

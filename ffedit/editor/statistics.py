@@ -22,6 +22,7 @@ precision for the error about a mismatch.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -47,6 +48,8 @@ from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.progress import Progress, silent
+
+logger = logging.getLogger(__name__)
 
 # A few thousand keys: enough for fast matrix products, few enough for float32 sums.
 ROWS_PER_BATCH = 64
@@ -99,6 +102,9 @@ def collect(
         about = f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{[marks[memory.address] for memory in missing]}"
         unfinished = _entry("passes", about)
         fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
+        logger.info(
+            "keys of %s over %d tokens of %s in %.1f s", [str(m.address) for m in missing], len(ids), words, seconds
+        )
         for memory in missing:
             at = memory.address
             with refuse_out_of_memory(_no_room(missing)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ from ffedit.model.hooks import eval_mode
 from ffedit.model.memory import Address
 from ffedit.model.storage import device_of, gives_gradient
 from ffedit.progress import Progress, silent
+
+logger = logging.getLogger(__name__)
 
 
 def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedForward]) -> None:
@@ -125,7 +128,9 @@ def write(
     )
     with refuse_out_of_memory(refusal):
         job = Job(editable, facts, where, config, moments, after, progress)
-        return routed(job, chosen.run(job), prompt_sets)
+        edit = routed(job, chosen.run(job), prompt_sets)
+    logger.info("edit %s by %s, layers %s", edit.fingerprint(), method, edit.layers)
+    return edit
 
 
 def check_after(editable: Editable, after: Sequence[Edit]) -> None:

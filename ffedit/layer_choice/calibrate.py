@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
+
+logger = logging.getLogger(__name__)
 
 FACTS = Path(__file__).with_name("calibration.json")
 # A model that knows fewer of the facts cannot be calibrated on them.
@@ -202,11 +205,13 @@ def choose_layer(
     asked = read_facts(FACTS) if facts is None else as_facts(facts)
     path = _path(editable, method, asked, config, stats)
     if (cached := _read(path, len(editable.layers))) is not None:
+        logger.info("layer %s by %s, chosen earlier: %s", cached.layer, method, path)
         return cached
     started = time.perf_counter()
     choice = _calibrate(editable, method, asked, config, stats, progress)
     choice = replace(choice, seconds=round(time.perf_counter() - started, 1), made=date.today().isoformat())
     write_json(path, choice.to_dict())
+    logger.info("layer %s by %s, chosen in %.1f s", choice.layer, method, choice.seconds)
     return choice
 
 

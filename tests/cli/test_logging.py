@@ -1,0 +1,32 @@
+"""What a command does is logged where it was asked for, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from shell import ASKED, shell
+
+EDIT = [*ASKED, "--layer", "1", "--set", "value.steps=2", "--force", "--out", "edit"]
+
+
+def test_a_log_says_what_was_done_and_how_it_ended(
+    capsys: pytest.CaptureFixture[str], model: Path, empty: Path
+) -> None:
+    plain = shell(capsys, "apply", "--model", model, *EDIT)
+    logged = shell(capsys, "apply", "--model", model, *EDIT, "--verbose", "--log", "log.txt")
+    assert logged.out == plain.out and not plain.err
+    text = Path("log.txt").read_text(encoding="utf-8")
+    assert text == logged.err[: len(text)]
+    lines = text.splitlines()
+    for line, words in zip(lines, (": apply --model ", "loaded ", "with ffedit ", "edit "), strict=False):
+        assert words in line
+    assert shell(capsys, "apply", "--model", "./nowhere", *EDIT, "--log", "log.txt").code == 1
+    assert "ModelError after " in Path("log.txt").read_text().splitlines()[-1]
+    assert not logging.getLogger("ffedit").handlers
+
+
+def test_a_log_that_cannot_be_written_is_refused_first(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
+    ran = shell(capsys, "methods", "--log", "nowhere/log.txt")
+    assert ran.code == 1 and "nowhere" in ran.err and len(ran.err.splitlines()) == 1
