@@ -187,8 +187,9 @@ def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]
 
 
 def command_line() -> str:
-    """Return the running command as it was typed."""
-    return shlex.join(["ffedit", *get_current_context().obj])
+    """Return the running command as it was typed; `ffedit` alone if a result is made by no command."""
+    context = get_current_context(silent=True)
+    return shlex.join(["ffedit", *map(str, context.obj if context is not None and context.obj else ())])
 
 
 def _model(editable: Editable) -> dict[str, Any]:

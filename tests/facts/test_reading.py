@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, ZSRE, message, samples, write
 
-from ffedit.cli.options import fact_options
+from ffedit.cli.options import Surface, fact_options, output_options
 from ffedit.facts.fact import Fact
 from ffedit.facts.formats import FORMATS, parse
 from ffedit.facts.reading import read_facts, sift_facts
@@ -116,9 +116,9 @@ def test_a_source_of_nothing_usable_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quiet", [True, False])
 def test_the_command_line_shows_the_notes(tmp_path: Path, quiet: bool) -> None:
     @click.command()
+    @output_options
     @fact_options
-    @click.option("--quiet", is_flag=True)
-    def count(facts: list[Fact], quiet: bool) -> None:
+    def count(facts: list[Fact], surface: Surface) -> None:
         click.echo(len(facts))
 
     path = write(tmp_path / "f.json", SAMPLES["mquake, two edits"][1])
