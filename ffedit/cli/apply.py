@@ -94,7 +94,7 @@ def apply(
     from ffedit.display.terminal.plan import plan
     from ffedit.display.terminal.scores import before_after, what_it_says
     from ffedit.display.terminal.verdict import verdict_view
-    from ffedit.editor import applied_edits
+    from ffedit.editor import applied_edits, in_reach
     from ffedit.evaluator import METRICS
     from ffedit.evaluator.prompts import questions
     from ffedit.layer_choice import choose
@@ -112,6 +112,7 @@ def apply(
     ends["load"] = perf_counter()
     surface.show(model_line(editable))
     if dry_run:
+        allowed = in_reach(editable, facts, METHODS[method], allowed, fact_token)
         kept = remembered(editable, method) if layers == "auto" else None
         layer = allowed[0] if len(allowed) == 1 else kept.layer if kept is not None else None
         text_of = text if stats_from is None else None

@@ -62,3 +62,9 @@ def test_a_dry_run_writes_nothing_but_its_plan(capsys: pytest.CaptureFixture[str
     assert [path.name for path in empty.iterdir()] == ["plan.json"]
     plan = json.loads(Path("plan.json").read_text())["estimate"]
     assert plan["seconds"] == pytest.approx(sum(stage["seconds"] for stage in plan["stages"]))
+
+
+def test_a_layer_that_cannot_be_edited_has_no_plan(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    last = len(ffedit.load(model).layers) - 1
+    ran = shell(capsys, "apply", *ASKED, "--model", model, "--layer", str(last), "--dry-run")
+    assert ran.code == 1 and f"layer {last} is the last" in ran.err
