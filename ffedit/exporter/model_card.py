@@ -83,7 +83,8 @@ def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: s
 {_scores(edits[-1].provenance.get("scores"))}
 ## Recipe
 
-{recipes}"""
+{recipes}
+`ffedit show . --recipe` writes it as YAML, with all numbers and facts; `ffedit run` makes the edit again from that."""
 
 
 def _front(base: Origin, library: str = "transformers") -> str:
