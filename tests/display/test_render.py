@@ -120,7 +120,7 @@ def test_done_but_something_broke() -> None:
     assert broken.verdict.to_dict()["damage"] == ["specificity", "same_subject", "drift"]
     assert "specificity fell from 1.00 to 0.90" in text and "same_subject fell from 1.00 to 0.50" in text
     assert "drift on generic text is 0.20 nats per token" in text and "steps" not in text
-    assert text.endswith("Try another layer (--layers N, N of 0, 2-5).")
+    assert text.endswith("Try another layer (--layers N, one of 0, 2-5).")
     narrow = verdict(report(scored(1.0, 0.2, 1.0, 1.0, 1.0, 1.0, 0.0)))
     assert narrow.startswith("Done, but narrowly") and "paraphrase 0.20" in narrow
 
@@ -129,9 +129,9 @@ def test_an_edit_that_did_not_take_is_loud() -> None:
     failed = report(Scores(efficacy=0.0, generation=0.0), "Paris [b]")
     text = verdict(failed, edited([2], 3, 0.01))
     assert text.startswith("THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object")
-    assert "“Paris [b]”" in text and "another layer (--layers N, N of 0-1, 3-5)" in text
+    assert "“Paris [b]”" in text and "another layer (--layers N, one of 0-1, 3-5)" in text
     assert "“Rome” (3 tokens) reached the probability 0.01 after 25 of 25 steps; 0.60 was aimed at." in text
-    assert text.endswith("or from Python, more than 25 steps (EditConfig.value.steps).")
+    assert text.endswith("or more than 25 steps (--set value.steps=50).")
     unsaid = verdict(report(Scores(efficacy=1.0, generation=0.0), "Paris"))
     assert unsaid.startswith("THE EDIT DID NOT TAKE") and "by itself the model says “Paris”" in unsaid
 

@@ -69,10 +69,11 @@ def _advice(editable: Editable, report: Report, edit: Edit, missed: list[tuple[s
     reach = in_reach(editable, facts, method, range(depth), token) if depth > 1 else range(0)
     others, options = [layer for layer in reach if layer not in edit.layers], []
     if others:
-        options.append(f"another layer (--layers N, N of {ranges(others)})")
+        which = f"{others[0]})" if len(others) == 1 else f"N, one of {ranges(others)})"
+        options.append(f"another layer (--layers {which}")
     if len(edit.layers) > 1:
         options.append("a single layer (--spread 1)")
     if steps := [search.steps for _, search in missed if search.steps == search.most_steps]:
-        options.append(f"from Python, more than {steps[0]} steps (EditConfig.value.steps)")
+        options.append(f"more than {steps[0]} steps (--set value.steps={2 * steps[0]})")
     if options:
         yield f"Try {', or '.join(options)}."
