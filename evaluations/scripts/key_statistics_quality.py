@@ -91,7 +91,7 @@ def _keys(editable: Editable, layers: list[int], rows: list[list[int]]) -> dict[
         same = [i for i, row in enumerate(rows) if len(row) == length]
         for first in range(0, len(same), 32):
             some = same[first : first + 32]
-            with capture({place.layer: place.parts[0].module for place in places}, inputs=True) as seen:
+            with capture({place.layer: place.memories[0].module for place in places}, inputs=True) as seen:
                 replay.run_to(editable, torch.tensor([rows[i] for i in some]), max(layers))
             for layer in layers:
                 for i, keys in zip(some, seen[layer].reshape(len(some), length, -1), strict=True):

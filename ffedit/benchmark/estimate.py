@@ -209,7 +209,7 @@ class _Costs:
         return SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
 
     def _memories(self, layers: Sequence[int]) -> list[KeyValueMemory]:
-        return [memory for layer in layers for memory in self.editable.feed_forward[layer].parts]
+        return [memory for layer in layers for memory in self.editable.feed_forward[layer].memories]
 
     def _stage(self, name: str, words: str, tokens: float, generated: int = 0, more: float = 0.0) -> Stage:
         return Stage(name, words, round(tokens), tokens * self.per_token + generated * self.generated + more)

@@ -44,7 +44,7 @@ def edit_in_sequence(task: Task) -> None:
     chunks = [chunk for chunk in chunks if chunk]
     for method in task.methods if chunks else ():
         if not task.journal.done(method, "end", len(chunks) - 1):
-            memories = [memory for at in task.layers_of(method) for memory in task.editable.feed_forward[at].parts]
+            memories = [memory for at in task.layers_of(method) for memory in task.editable.feed_forward[at].memories]
             with _temporarily_edited(task.editable, memories) as weights:
                 Run(task, scorer, chunks, method, weights).resume()
 

@@ -180,7 +180,7 @@ def moments_of(
         raise EditError(f"layers {list(layers)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
     if not seeds:
         return {}
-    memories = [memory for layer in layers for memory in editable.feed_forward[layer].parts]
+    memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
     most, collected = most_subjects(facts, mode), []
 
     def collect() -> None:

@@ -62,7 +62,7 @@ def combine(
         EditError: the edits have other bases, share a subject, contain contradicting facts or no keys, or there is no
             solution.
     """
-    solvers = {name: known.solver for name, known in METHODS.items() if known.solver is not None}
+    solvers = {name: known.solve for name, known in METHODS.items() if known.solve is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} solves no batch from keys and values; there is {choices(method, solvers)}")
     check_model(editable)
@@ -80,7 +80,7 @@ def combine(
             raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
     prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
-    memories = [part for ff in ff_layers for part in ff.parts]
+    memories = [memory for ff in ff_layers for memory in ff.memories]
     stats = moments_for(editable, memories, stats, len(prompt_sets), config.seed, progress)
     record = Record(method, Job(editable, facts, ff_layers, config, stats))
     with restored(memories):
@@ -95,20 +95,20 @@ def combine(
                 )
             K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
             V = torch.cat([values for _, _, values in parts], 1).to(W)
-            some = [without_sinks(editable, ff, prompt_sets[subject]) for subject in subjects]
-            check_routes(editable, ff, subjects, some)
-            again, own, _ = read_all(editable, ff, some, config.key.context_weight)
+            prompted = [without_sinks(editable, ff, prompt_sets[subject]) for subject in subjects]
+            check_routes(editable, ff, subjects, prompted)
+            again, own, _ = read_all(editable, ff, prompted, config.key.context_weight)
             if i:
                 V, K = W @ again + V - W @ K, again
-            moments = [stats[part.address] for part in ff.parts]
+            moments = [stats[memory.address] for memory in ff.memories]
             problem = Problem(W, K, V, moments, own, record.kept[ff.layer].to(W.device), config)
-            delta = solvers[method].solve(problem)
-            note(record, ff, subjects, solvers[method], problem, delta)
+            delta = solvers[method](problem)
+            note(record, ff, subjects, METHODS[method], problem, delta)
             write_(ff, delta)
             progress("solving", i + 1, len(ff_layers))
-    found = [one for edit in edits for one in _solutions(edit)]
-    configs = {solved["from"]: numbers for solved, numbers in found}
-    return record.edit([solved for solved, _ in found]).noted(configs=configs)
+    solutions = [solution for edit in edits for solution in _solutions(edit)]
+    configs = {solved["from"]: numbers for solved, numbers in solutions}
+    return record.edit([solved for solved, _ in solutions]).noted(configs=configs)
 
 
 def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
@@ -116,12 +116,14 @@ def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
 
     The outputs of experts that it did not write to are unchanged and not part of the values; keys are 0 there.
     """
-    at = next((part.address for part in ff.parts if edit.subjects(part.address)), None)
+    at = next((memory.address for memory in ff.memories if edit.subjects(memory.address)), None)
     if at is None:
         return [], torch.empty(ff.shape[1], 0), torch.empty(ff.shape[0], 0)
     n = edit.keys[at].shape[1]
-    K = torch.cat([edit.keys.get(part.address, torch.zeros(part.d_ff, n)).double() for part in ff.parts])
-    V = torch.stack([edit.values[part.address].double() for part in ff.parts if part.address in edit.values]).sum(0)
+    K = torch.cat([edit.keys.get(memory.address, torch.zeros(memory.d_ff, n)).double() for memory in ff.memories])
+    V = torch.stack(
+        [edit.values[memory.address].double() for memory in ff.memories if memory.address in edit.values]
+    ).sum(0)
     return edit.subjects(at), K, V
 
 
@@ -133,10 +135,10 @@ def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptS
         for solved, numbers in _solutions(edit):
             subject = solved["subject"]
             alike.setdefault(config_from_dict(numbers), {})[subject] = groups[subject]
-    found: dict[str, PromptSet] = {}
-    for config, some in alike.items():
-        found.update(zip(some, build_prompts(editable, list(some.values()), config), strict=True))
-    return found
+    prompt_sets: dict[str, PromptSet] = {}
+    for config, by_name in alike.items():
+        prompt_sets.update(zip(by_name, build_prompts(editable, list(by_name.values()), config), strict=True))
+    return prompt_sets
 
 
 def _solutions(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:

@@ -160,10 +160,10 @@ class Edit(Described, Displayed):
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
                 edited weights would not be finite; nothing is changed then.
         """
-        found = self.check(editable)
+        weights = self.check(editable)
         for address in self.updates:
             editable.memories[address].check_writable()
-        editable.history.apply_(editable.memories, self.fingerprint(), self, found)
+        editable.history.apply_(editable.memories, self.fingerprint(), self, weights)
 
     def undo_(self, editable: Editable) -> None:
         """Remove the edit from the model, in place and in any order, bit for bit as if it had never been applied.
@@ -231,16 +231,16 @@ class Edit(Described, Displayed):
             total = total + delta.dense.to(total.device)
             for dtype in (memory.saved_dtype, memory.dtype):
                 rounded(total, dtype)
-        found = fingerprint(editable)
-        if self.base == found:
-            return found
+        current = fingerprint(editable)
+        if self.base == current:
+            return current
         if self.base != history.base:
             raise EditError(
-                f"the edit was computed on weights {self.base}, but {editable.name} has {found} (another model, "
+                f"the edit was computed on weights {self.base}, but {editable.name} has {current} (another model, "
                 "another dtype, or edited already); load the model it was made for"
             )
         refuse_shared([fact for edit in history.edits.values() for fact in edit.facts], self.facts)
-        return found
+        return current
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a folder of `edit.safetensors` and `manifest.json`, whole or not at all.
@@ -299,12 +299,12 @@ def _parts(edit: Edit) -> list[dict[str, Any]]:
     return [{"fingerprint": edit.fingerprint(), **edit.provenance}]
 
 
-def refuse_shared(some: Sequence[Fact], others: Sequence[Fact]) -> None:
-    """Refuse facts of `others` that are also in `some`, with the same object or another."""
-    facts = [*some, *others]
-    for i, j in same_question(facts):
-        a, b = facts[i], facts[j]
-        if not i < len(some) <= j:
+def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
+    """Refuse facts of `others` that are also in `facts`, with the same object or another."""
+    both = [*facts, *others]
+    for i, j in same_question(both):
+        a, b = both[i], both[j]
+        if not i < len(facts) <= j:
             continue
         if same_target(a, b):
             raise EditError(

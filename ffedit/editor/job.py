@@ -42,7 +42,7 @@ class Job:
     @property
     def memories(self) -> list[KeyValueMemory]:
         """All memories that may change."""
-        return [part for ff in self.ff_layers for part in ff.parts]
+        return [memory for ff in self.ff_layers for memory in ff.memories]
 
     @property
     def groups(self) -> list[list[Fact]]:
@@ -52,8 +52,8 @@ class Job:
 
 def write_(ff: FeedForward, delta: LowRank) -> None:
     """Add `delta` [d_model, Σ d_ff] to the value matrices of a layer's memories, W ← W + Δ, in place."""
-    for part, right in zip(ff.parts, ff.split(delta.right, 1).values(), strict=True):
-        part.write_(LowRank(delta.left, right))
+    for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
+        memory.write_(LowRank(delta.left, right))
 
 
 @contextmanager

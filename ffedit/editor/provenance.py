@@ -36,14 +36,14 @@ class ValueSearch:
         steps: number of steps done.
         most_steps: number of steps allowed.
         probability: of the new object in the bare prompt, with the value in place of the layer's output.
-        wanted: the probability at which the optimisation ends; None where only its loss ends it.
+        target: the probability at which the optimisation ends; None where only its loss ends it.
     """
 
     tokens: int
     steps: int
     most_steps: int
     probability: float
-    wanted: float | None
+    target: float | None
 
 
 class Record:
@@ -105,22 +105,22 @@ class Record:
         """
         delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
         rights, own = ff.split(delta.right, 1), ff.split(keys, 0)
-        for part in ff.parts:
-            at = part.address
+        for memory in ff.memories:
+            at = memory.address
             self._about["subjects"][str(at)] = list(subjects)
             self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
             self._about["division"][str(at)] = list(division)
             if guarantee:
                 self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
-        if len(ff.parts) == 1:
-            self._values[ff.parts[0].address] = values
+        if len(ff.memories) == 1:
+            self._values[ff.memories[0].address] = values
             return
-        found = {
+        outputs = {
             p.address: double(p.value).cpu() @ own[p.address] + self._updates[p.address] @ own[p.address]
-            for p in ff.parts
+            for p in ff.memories
         }
-        missing = (values - sum(found.values())) / len(found)
-        self._values |= {at: given + missing for at, given in found.items()}
+        missing = (values - sum(outputs.values())) / len(outputs)
+        self._values |= {at: output + missing for at, output in outputs.items()}
 
     def add_dense(self, memory: KeyValueMemory, delta: Tensor) -> None:
         """Record a change, [d_model, d_ff], that was not solved for."""
@@ -139,8 +139,8 @@ def divisions(delta: LowRank, C: Moment) -> list[float]:
 
     With several facts, the part of this division factor that no other key shares. Tiny factors make huge updates.
     """
-    found: list[float] = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
-    return found
+    factors: list[float] = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
+    return factors
 
 
 def how_solved(
@@ -165,16 +165,16 @@ def how_solved(
 def value_searches(edit: Edit) -> list[ValueSearch | None]:
     """Return by fact how far the search for its value came; None where the edit does not record it."""
     about = edit.provenance
-    found: dict[str, list[ValueSearch]] = {}
+    searches: dict[str, list[ValueSearch]] = {}
     for solved in about.get("solved", ()):
         if "tokens" in solved:
             numbers = about.get("configs", {}).get(solved.get("from"), about.get("config", {}))["value"]
-            wanted = numbers["target_probability"] if numbers["target_probability"] <= 1 else None
-            found[solved["subject"]] = [
-                ValueSearch(tokens, len(solved["loss"]) - 1, numbers["steps"], probability, wanted)
+            target = numbers["target_probability"] if numbers["target_probability"] <= 1 else None
+            searches[solved["subject"]] = [
+                ValueSearch(tokens, len(solved["loss"]) - 1, numbers["steps"], probability, target)
                 for tokens, probability in zip(solved["tokens"], solved["probabilities"], strict=True)
             ]
-    left = {subject: iter(searches) for subject, searches in found.items()}
+    left = {subject: iter(own) for subject, own in searches.items()}
     return [next(left.get(fact.subject, iter(())), None) for fact in edit.facts]
 
 
@@ -191,17 +191,17 @@ def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Ten
     """
     columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
     for number, edit in enumerate(after):
-        for part in ff.parts:
+        for memory in ff.memories:
             times: Counter[str] = Counter()
-            for i, subject in enumerate(edit.subjects(part.address)):
+            for i, subject in enumerate(edit.subjects(memory.address)):
                 if subject not in again:
                     name = number, subject, times[subject]
-                    columns.setdefault(name, {})[part.address] = double(edit.keys[part.address][:, i])
+                    columns.setdefault(name, {})[memory.address] = double(edit.keys[memory.address][:, i])
                 times[subject] += 1
     if not columns:
         return torch.empty(ff.shape[1], 0, dtype=torch.float64)
-    silent = {part.address: torch.zeros(part.d_ff, dtype=torch.float64) for part in ff.parts}
-    return torch.stack([torch.cat(list((silent | found).values())) for found in columns.values()], 1)
+    silent = {memory.address: torch.zeros(memory.d_ff, dtype=torch.float64) for memory in ff.memories}
+    return torch.stack([torch.cat(list((silent | column).values())) for column in columns.values()], 1)
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:
@@ -219,8 +219,8 @@ def _statistics(moments: KeyMoments) -> dict[str, Any]:
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:
     """Return the dtype of the base's checkpoint, and the dtype computed in."""
-    found = {"dtype": memory.saved_dtype, "computed_in": memory.dtype}
-    return {name: str(dtype).removeprefix("torch.") for name, dtype in found.items()}
+    both = {"dtype": memory.saved_dtype, "computed_in": memory.dtype}
+    return {name: str(dtype).removeprefix("torch.") for name, dtype in both.items()}
 
 
 def versions() -> dict[str, str]:

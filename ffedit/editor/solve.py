@@ -22,7 +22,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
 from ffedit.editor.key import nothing, read, without_sinks
-from ffedit.editor.methods.method import Solver
+from ffedit.editor.methods.method import Method
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.target_layers import check_routes
@@ -68,26 +68,27 @@ class Problem:
         return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is a new tensor each time
 
 
-def write_batch(solver: Solver, job: Job) -> Edit:
+def write_batch(method: Method, job: Job) -> Edit:
     """Solve for the edit that stores the facts of `job` in the value matrices of its layers.
 
     Args:
-        solver: solves each layer.
+        method: solves each layer.
         job: what to write; the values are chosen at the highest layer.
     """
+    assert method.solve is not None
     editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
-    record, subjects = Record(solver.name, job), [group[0].subject for group in groups]
+    record, subjects = Record(method.name, job), [group[0].subject for group in groups]
     last, spread = ff_layers[-1], len(ff_layers) > 1
     prompt_sets = [without_sinks(editable, last, prompt_set) for prompt_set in build_prompts(editable, groups, config)]
     # A single layer needs its keys read only once, since nothing below it changes.
     K, own, lengths = read_all(editable, last, prompt_sets, 0.0 if spread else config.key.context_weight)
     gain = _gain(editable, last, prompt_sets[0], last.matrix @ K[:, 0]) if spread else 1.0
-    for ff in ff_layers if solver.exact else ():
+    for ff in ff_layers if method.exact else ():
         keys = K if ff is last else read_all(editable, ff, prompt_sets, 0.0)[0]
         check_exact(keys, record.kept[ff.layer].to(keys.device))
     values = choose_values(editable, last, prompt_sets, K, lengths, config.value, job.progress)
     before = _streams(editable, last, prompt_sets) if spread else None
-    V, deltas = (torch.stack(found, 1) for found in ([v.v for v in values], [v.delta for v in values]))
+    V, deltas = (torch.stack(columns, 1) for columns in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, ff in enumerate(ff_layers):
             W = ff.matrix
@@ -97,10 +98,10 @@ def write_batch(solver: Solver, job: Job) -> Edit:
                 reached = (_streams(editable, last, prompt_sets) - before) / gain
                 V = W @ K + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(W)
             kept = record.kept[ff.layer].to(W.device)
-            moments = [job.stats[part.address] for part in ff.parts]
+            moments = [job.stats[memory.address] for memory in ff.memories]
             problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
-            delta = solver.solve(problem)
-            note(record, ff, subjects, solver, problem, delta)
+            delta = method.solve(problem)
+            note(record, ff, subjects, method, problem, delta)
             if ff is not last:
                 write_(ff, delta)
             job.progress("solving", i + 1, len(ff_layers))
@@ -108,11 +109,11 @@ def write_batch(solver: Solver, job: Job) -> Edit:
 
 
 def note(
-    record: Record, ff: FeedForward, subjects: Sequence[str], solver: Solver, problem: Problem, delta: LowRank
+    record: Record, ff: FeedForward, subjects: Sequence[str], method: Method, problem: Problem, delta: LowRank
 ) -> None:
     """Add the solution of one layer to the record; it is not written."""
     denominators = divisions(delta, problem.C)
-    record.add(ff, delta, subjects, problem.K, problem.V, denominators, solver.guarantee(problem, delta))
+    record.add(ff, delta, subjects, problem.K, problem.V, denominators, method.guarantee(problem, delta))
 
 
 def read_all(

@@ -92,10 +92,10 @@ def collect(
     text, beginning = identity(editable, corpus, ids)
     marks, whole = _whole(editable, memories, text, corpus)
     # Moments of the whole text also satisfy a tolerance.
-    part = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
-    kept = {a: whole[a] if tolerance is None or whole[a].exists() else part[a] for a in marks}
-    found = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
-    missing = sorted((m for m in memories if m.address not in found), key=lambda memory: memory.address)
+    partial_text = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
+    kept = {a: whole[a] if tolerance is None or whole[a].exists() else partial_text[a] for a in marks}
+    collected = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
+    missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begun(editable, ids)
@@ -108,7 +108,7 @@ def collect(
         for memory in missing:
             at = memory.address
             with refuse_out_of_memory(_no_room(missing)):
-                found[at] = fitters.pop(at).moments(
+                collected[at] = fitters.pop(at).moments(
                     f"{words}, weighted by {corpus.weighting}",
                     marks[at],
                     texts=(beginning,),
@@ -118,10 +118,10 @@ def collect(
                     weighting=corpus.weighting,
                     seconds=seconds,
                 )
-            cache.write(whole[at] if found[at].count == len(ids) else part[at], found[at].save)
+            cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
         if unfinished.exists():
             unfinished.unlink()
-    return {memory.address: found[memory.address] for memory in memories}
+    return {memory.address: collected[memory.address] for memory in memories}
 
 
 def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
@@ -174,10 +174,9 @@ def moments_for(
     if stats is None:
         stats = Corpus(tokens=tokens_for(subjects), seed=seed)
     if isinstance(stats, Corpus):
-        found = collect(editable, memories, stats, progress)
-        check_reached(memories, found)
-        return found
-    check_stats(editable, memories, stats)
+        stats = collect(editable, memories, stats, progress)
+    else:
+        check_stats(editable, memories, stats)
     check_reached(memories, stats)
     return stats
 
@@ -203,9 +202,9 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
     if missing is not None:
         raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
     for memory in unlike(editable, memories, stats):
-        found = stats[memory.address]
-        what = mismatch(found, memory, editable) or EDITED
-        raise EditError(f"statistics of {found.of}, but {what}; collect them anew with `ffedit stats`")
+        moments = stats[memory.address]
+        what = mismatch(moments, memory, editable) or EDITED
+        raise EditError(f"statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
 
 
 def unlike(
@@ -213,14 +212,14 @@ def unlike(
 ) -> list[KeyValueMemory]:
     """List the memories whose statistics were collected neither on the current nor on the unedited weights."""
 
-    def odd(some: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
-        return [memory for memory in some if stats[memory.address].fingerprint != mark(editable, memory)]
+    def differing(among: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
+        return [memory for memory in among if stats[memory.address].fingerprint != mark(editable, memory)]
 
-    found = odd(memories)
-    if found and editable.history.originals:
+    differ = differing(memories)
+    if differ and editable.history.originals:
         with unedited(editable):
-            found = odd(found)
-    return found
+            differ = differing(differ)
+    return differ
 
 
 def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:
@@ -252,20 +251,20 @@ def _pass(
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: KeyMomentsFitter() for memory in memories}
     started = time.perf_counter() - _resume(unfinished, fitters)
-    one = fitters[memories[0].address]
+    first = fitters[memories[0].address]
     try:
-        while one.count < len(ids) and not _converged(fitters.values(), tolerance):
-            now = slice(one.batches * size, (one.batches + 1) * size)
+        while first.count < len(ids) and not _converged(fitters.values(), tolerance):
+            now = slice(first.batches * size, (first.batches + 1) * size)
             with delay_interrupt():
                 _batch(editable, memories, fitters, ids[now], weights[now], length)
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
                         f"the keys of layer {address} over {corpus} are not finite (tokens {now.start} to "
-                        f"{one.count}): the model overflows on this text; use another, or --dtype float32"
+                        f"{first.count}): the model overflows on this text; use another, or --dtype float32"
                     )
-            progress("collecting key statistics", one.count, len(ids))
-            if one.batches % SAVED_EVERY == 0:
+            progress("collecting key statistics", first.count, len(ids))
+            if first.batches % SAVED_EVERY == 0:
                 _save(unfinished, fitters, time.perf_counter() - started)
     except KeyboardInterrupt:
         _save(unfinished, fitters, time.perf_counter() - started)
@@ -314,26 +313,26 @@ def _batch(
     taken = dict.fromkeys(fitters, 0)
     ff_layers = by_layer(editable, fitters)
 
-    def take(some: Sequence[int], memory: KeyValueMemory, found: Keys) -> None:
-        now = slice(taken[memory.address], min((some[-1] + 1) * length, len(ids)))
+    def take(batch: Sequence[int], memory: KeyValueMemory, seen: Keys) -> None:
+        now = slice(taken[memory.address], min((batch[-1] + 1) * length, len(ids)))
         if now.start >= now.stop:
             return
-        first, last = now.start - some[0] * length, now.stop - some[0] * length
+        first, last = now.start - batch[0] * length, now.stop - batch[0] * length
         fitter, ends = fitters[memory.address], now.stop == len(ids)
-        if found.rows is None:
-            fitter.update(found.keys[first:last], weights[now], ends)
+        if seen.rows is None:
+            fitter.update(seen.keys[first:last], weights[now], ends)
         else:
-            inside = (found.rows >= first) & (found.rows < last)
-            at = found.rows[inside].cpu() + some[0] * length
-            fitter.update(found.keys[inside], weights[at], ends, last - first)
+            inside = (seen.rows >= first) & (seen.rows < last)
+            at = seen.rows[inside].cpu() + batch[0] * length
+            fitter.update(seen.keys[inside], weights[at], ends, last - first)
         taken[memory.address] = now.stop
 
-    def run(some: Sequence[int]) -> None:
+    def run(batch: Sequence[int]) -> None:
         with ExitStack() as stack:
             for ff in ff_layers:
-                stack.enter_context(ff.watched(partial(take, some)))
+                stack.enter_context(ff.watched(partial(take, batch)))
             stack.enter_context(ff_layers[-1].idle())
-            replay.run_to(editable, rows[list(some)], ff_layers[-1].layer)
+            replay.run_to(editable, rows[list(batch)], ff_layers[-1].layer)
 
     for _ in split_on_oom(run, range(len(rows)), _no_room(memories)):
         pass
@@ -341,10 +340,10 @@ def _batch(
 
 def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForward]:
     """Group memories by layer: each layer restricted to its addresses among `addresses`, in ascending order."""
-    wanted: dict[int, list[Address]] = {}
+    by_number: dict[int, list[Address]] = {}
     for at in sorted(addresses):
-        wanted.setdefault(at.layer, []).append(at)
-    return [editable.feed_forward[layer].only(some) for layer, some in wanted.items()]
+        by_number.setdefault(at.layer, []).append(at)
+    return [editable.feed_forward[layer].only(own) for layer, own in by_number.items()]
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
@@ -360,7 +359,7 @@ def _converged(fitters: Iterable[KeyMomentsFitter], tolerance: float | None) -> 
     if tolerance is None:
         return False
     return all(
-        fitter.batches.bit_count() == 1 and (found := fitter.convergence()) is not None and found <= tolerance
+        fitter.batches.bit_count() == 1 and (difference := fitter.convergence()) is not None and difference <= tolerance
         for fitter in fitters
     )
 
@@ -425,9 +424,9 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
     """
     memories = {str(address): memory for address, memory in editable.memories.items()}
     read = _read(Path(folder))
-    found = {memories[one.address].address: one for one in read.values() if one.address in memories}
-    odd = {memory.address for memory in unlike(editable, [editable.memories[at] for at in found], found)}
-    stats = {at: moments for at, moments in found.items() if at not in odd}
+    fitting = {memories[each.address].address: each for each in read.values() if each.address in memories}
+    differ = {memory.address for memory in unlike(editable, [editable.memories[at] for at in fitting], fitting)}
+    stats = {at: moments for at, moments in fitting.items() if at not in differ}
     if not stats:
         path, moments = next(reversed(read.items()))
         memory = memories.get(moments.address)
@@ -463,7 +462,7 @@ def _read(folder: Path) -> dict[Path, KeyMoments]:
     """Read all statistics in a folder, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
-    found = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
-    if not found:
+    read = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
+    if not read:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    return dict(sorted(found.items(), key=lambda item: _address(item[1].address)))
+    return dict(sorted(read.items(), key=lambda item: _address(item[1].address)))

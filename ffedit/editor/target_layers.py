@@ -29,23 +29,23 @@ OFTEN = 0.5
 def find_ff_layers(editable: Editable, layers: Sequence[int], prompt_sets: Sequence[PromptSet]) -> list[FeedForward]:
     """Return the memories of `layers` that the facts' keys are routed to, by layer; a dense layer needs no prompts."""
     mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
-    found = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], mixed)
+    by_layer = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], mixed)
     return [
-        editable.feed_forward[layer].only(_written(editable.feed_forward[layer], found[layer], prompt_sets))
-        if layer in found
+        editable.feed_forward[layer].only(_written(editable.feed_forward[layer], by_layer[layer], prompt_sets))
+        if layer in by_layer
         else editable.feed_forward[layer]
         for layer in layers
     ]
 
 
-def _written(layer: FeedForward, found: Routes, prompt_sets: Sequence[PromptSet]) -> list[Address]:
+def _written(layer: FeedForward, routes_of: Routes, prompt_sets: Sequence[PromptSet]) -> list[Address]:
     """Return the addresses of the experts that any subject is routed to, and of the shared experts."""
-    routed = found.weights.shape[1]
-    chosen = {part.address.expert for part in layer.parts if (part.address.expert or 0) >= routed}
-    for rows in torch.arange(len(found.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
-        shares = found.some(rows).shares
+    routed = routes_of.weights.shape[1]
+    chosen = {memory.address.expert for memory in layer.memories if (memory.address.expert or 0) >= routed}
+    for rows in torch.arange(len(routes_of.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
+        shares = routes_of.some(rows).shares
         chosen |= set((shares >= min(OFTEN, float(shares.max()))).nonzero()[:, 0].tolist())
-    return [part.address for part in layer.parts if part.address.expert in chosen]
+    return [memory.address for memory in layer.memories if memory.address.expert in chosen]
 
 
 def check_routes(
@@ -54,11 +54,12 @@ def check_routes(
     """Check that the subjects are still routed to the experts of `ff`, with the layers below it edited."""
     if ff.mixture is None:
         return
-    found = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], [ff.layer])[ff.layer]
-    written = {part.address.expert for part in ff.parts}
+    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
+    routes_of = routes(editable, texts, [ff.layer])[ff.layer]
+    written = {memory.address.expert for memory in ff.memories}
     counts = [len(prompt_set.prompts) for prompt_set in prompt_sets]
-    for subject, rows in zip(subjects, torch.arange(len(found.weights)).split(counts), strict=True):
-        shares = found.some(rows).shares
+    for subject, rows in zip(subjects, torch.arange(len(routes_of.weights)).split(counts), strict=True):
+        shares = routes_of.some(rows).shares
         flipped = [e for e in (shares > OFTEN).nonzero()[:, 0].tolist() if e not in written]
         if flipped:
             raise EditError(
@@ -68,7 +69,7 @@ def check_routes(
 
 
 def _named(ff: FeedForward) -> str:
-    return ", ".join(str(part.address) for part in ff.parts)
+    return ", ".join(str(memory.address) for memory in ff.memories)
 
 
 def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
@@ -88,9 +89,9 @@ def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
         for at, delta in edit.updates.items():
             editable.memories[at].write_(delta)
         after = routes(editable, texts, mixtures(editable))
-    about = {str(layer): _described(found, after[layer]) for layer, found in before.items()}
+    about = {str(layer): _described(routes_before, after[layer]) for layer, routes_before in before.items()}
     for ff in mixed:
-        written, count = [part.address.expert or 0 for part in ff.parts], before[ff.layer].weights.shape[1]
+        written, count = [memory.address.expert or 0 for memory in ff.memories], before[ff.layer].weights.shape[1]
         covered = before[ff.layer].covered([e for e in written if e < count])
         about[str(ff.layer)] |= {"written": written, "covered": covered}
     return edit.noted(routing=about)

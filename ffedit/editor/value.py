@@ -99,11 +99,11 @@ def choose_values(
             def advance(stage: str, done: int, total: int, first: int = group[0], count: int = len(group)) -> None:
                 progress(stage, first * total + done * count, len(prompt_sets) * total)
 
-            def choose(some: Sequence[int], advance: Progress = advance) -> list[Value]:
-                one = Objective(editable, ff, [prompt_sets[i] for i in some], config.kl_weight)
-                return _optimise(one, current[list(some)], units[list(some)], config, advance)
+            def choose(batch: Sequence[int], advance: Progress = advance) -> list[Value]:
+                objective = Objective(editable, ff, [prompt_sets[i] for i in batch], config.kl_weight)
+                return _optimise(objective, current[list(batch)], units[list(batch)], config, advance)
 
-            values += [value for part in split_on_oom(choose, group, refusal) for value in part]
+            values += [value for chosen in split_on_oom(choose, group, refusal) for value in chosen]
     return values
 
 
@@ -124,11 +124,11 @@ def _optimise(
     aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
-        loss, gradient, found = objective.loss_and_gradient(z * unit, going, penalty)
+        loss, gradient, answered = objective.loss_and_gradient(z * unit, going, penalty)
         loss += penalty * config.weight_decay * z.square().sum(1)
         gradient = unit * gradient + 2 * penalty * config.weight_decay * z
         for i in going.nonzero()[:, 0].tolist():
-            said[i] = found[i]
+            said[i] = answered[i]
             losses[i].append(float(loss[i]))
             least, enough = min(map(min, said[i])), config.target_probability
             if step == 0 and enough <= 1:

@@ -84,7 +84,7 @@ class Objective:
         self._end = torch.tensor([_end(text) for text in self._texts])
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
         self._answers, self._kept = self._weights(kl_weight)
-        self._buckets = [self._record(part) for rows in self._cut() for part in self._fitting(rows)]
+        self._buckets = [self._record(rows) for bucket in self._cut() for rows in self._fitting(bucket)]
 
     def _cut(self) -> Iterator[Tensor]:
         """Partition the texts into buckets of least total cost, rows × positions that are run + `BATCH_COST` for each.
@@ -96,7 +96,7 @@ class Objective:
         at, end = self._at.tolist(), self._end.tolist()
         key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
         keys = sorted(set(key))
-        of = [[row for row in range(len(key)) if key[row] == one] for one in keys]
+        of = [[row for row in range(len(key)) if key[row] == length] for length in keys]
         # best[j]: least cost of all texts whose key is below keys[j], and the index where its last bucket begins.
         best: list[tuple[float, int]] = [(0.0, 0)]
         for j in range(1, len(keys) + 1):
@@ -164,18 +164,18 @@ class Objective:
         """
         answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
         loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
-        found = torch.zeros(len(self._texts))
-        for bucket, some in self._batches(going[self._owner]):
+        answered = torch.zeros(len(self._texts))
+        for bucket, indices in self._batches(going[self._owner]):
             leaf = delta.detach().clone().requires_grad_()
-            said, moved = self._run(bucket, some, leaf)
-            rows = bucket.rows[some]
+            said, moved = self._run(bucket, indices, leaf)
+            rows = bucket.rows[indices]
             terms = kept[rows] * moved - answers[rows] * said
             gradient += torch.autograd.grad(terms.sum(), leaf)[0]
             loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
-            found[rows] = said.detach().float().cpu()
+            answered[rows] = said.detach().float().cpu()
         by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
         for owner, fact, row in self._prompts:
-            by_fact[owner][fact].append(float(found[row]))
+            by_fact[owner][fact].append(float(answered[row]))
         return loss, gradient, by_fact
 
     def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
@@ -183,34 +183,34 @@ class Objective:
         most = batch_budget(self.editable, ROOM, SHARES)
         layers = len(self.editable.layers) - self.ff.layer
         for bucket in self._buckets:
-            some = taking[bucket.rows].nonzero()[:, 0]
-            if not len(some):
+            indices = taking[bucket.rows].nonzero()[:, 0]
+            if not len(indices):
                 continue
             reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
             width = int((self._end[bucket.rows] - bucket.starts).max())
             each = width * layers * ACTIVATIONS * self.ff.shape[0] + 3 * reads * bucket.before.shape[1]
-            yield from ((bucket, part) for part in _parts(some, int(most // each)))
+            yield from ((bucket, batch) for batch in _parts(indices, int(most // each)))
 
-    def _run(self, bucket: _Bucket, some: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Run texts `some` of a bucket with δ in place.
+    def _run(self, bucket: _Bucket, indices: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Run texts `indices` of a bucket with δ in place.
 
         Returns:
             log-probability of each text's answer (0 without one) and the KL divergence summed along it, [texts], nats.
         """
         editable, layer = self.editable, self.ff.layer
-        rows, starts = bucket.rows[some], bucket.starts[some]
+        rows, starts = bucket.rows[indices], bucket.starts[indices]
         width = int((self._end[rows] - starts).max())
-        each, at = torch.arange(len(some)), self._at[rows]
+        each, at = torch.arange(len(indices)), self._at[rows]
         owner = self._owner[rows].to(delta.device)
 
         def add(output: Tensor) -> Tensor:
-            moved = output.reshape(len(some), -1, output.shape[-1]).clone()
+            moved = output.reshape(len(indices), -1, output.shape[-1]).clone()
             # A model that cannot be resumed runs whole rows, so positions count from the row's beginning.
             moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
             return moved.reshape(output.shape)
 
         ff = torch.full((len(bucket.rows),), -1)
-        ff[some] = each
+        ff[indices] = each
         said = bucket.said[ff[bucket.said[:, 0]] >= 0]
         which = ff[bucket.kept[:, 0]] >= 0
         kept = bucket.kept[which]
@@ -225,18 +225,18 @@ class Objective:
         ):
             states = bucket.recording.states[layer]
             inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
-            given = editable, bucket.recording, layer, states[some[:, None], inside], some
+            rerun = editable, bucket.recording, layer, states[indices[:, None], inside], indices
             if int(starts.min()) < int(starts.max()):
-                logits = replay.resume_each(*given, starts, reads)
+                logits = replay.resume_each(*rerun, starts, reads)
             else:
-                logits = replay.resume(*given, int(starts[0]), reads)
+                logits = replay.resume(*rerun, int(starts[0]), reads)
         log_probs = log_softmax(logits)
         of_answers, of_kept = log_probs.split([len(said), len(kept)])
         answers = of_answers.gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
         which = which.to(log_probs.device)
         divergence = -bucket.entropy[which] - (bucket.before[which] * of_kept).sum(-1)
         of = reads[:, 0].to(log_probs.device)
-        zero = log_probs.new_zeros(len(some))
+        zero = log_probs.new_zeros(len(indices))
         return zero.index_add(0, of[: len(said)], answers), zero.index_add(0, of[len(said) :], divergence)
 
 

@@ -39,7 +39,9 @@ def _check_quantised(editable: Editable, method: Method, where: Sequence[FeedFor
             f"{[ff.layer for ff in where]}; give one layer, and a method with key statistics (memit)"
         )
     with eval_mode(editable.model):
-        if not all(gives_gradient(part.module, device_of(part.module)) for part in where[0].parts if part.quantised):
+        if not all(
+            gives_gradient(memory.module, device_of(memory.module)) for memory in where[0].memories if memory.quantised
+        ):
             raise EditError(
                 f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
                 "a value needs; use another --device, or edit the model in 16 or 32 bits and export an adapter"
@@ -115,11 +117,11 @@ def write(
     prompt_sets = build_prompts(editable, groups, config) if mixed else []
     where = find_ff_layers(editable, sorted(layers), prompt_sets)
     check_after(editable, after)
-    if any(part.quantised for ff in where for part in ff.parts):
+    if any(memory.quantised for ff in where for memory in ff.memories):
         _check_quantised(editable, chosen, where)
     moments: Mapping[Address, KeyMoments] = {}
     if chosen.statistics:
-        memories = [part for ff in where for part in ff.parts]
+        memories = [memory for ff in where for memory in ff.memories]
         moments = moments_for(editable, memories, stats, len(groups), config.seed, progress)
     counted = f"{len(facts)} fact{'' if len(facts) == 1 else 's'}"
     refusal = EditError(

@@ -282,7 +282,7 @@ def recovered(editable: Editable, difference: Diff) -> Edit:
         **({"source": editable.source} if editable.source else {}),
         "edited": difference.edited,
         "base": fingerprint(editable),
-        **dtypes(editable.feed_forward[0].parts[0]),
+        **dtypes(editable.feed_forward[0].memories[0]),
         "layers": sorted(at.layer for at in updates),
         "matrices": {str(at): identity(memory) for at, memory in changed.items()},
         "norms": norms,

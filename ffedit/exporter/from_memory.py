@@ -127,7 +127,7 @@ def is_on_disk(editable: Editable, folder: Path) -> bool:
     model = editable.model
     if not all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model)):
         return False
-    memories = [layer.parts[0] for layer in editable.feed_forward]
+    memories = [layer.memories[0] for layer in editable.feed_forward]
     names = [file_name(tensors, memory.parameter, memory.saved_as) for memory in memories]
     return all(n is None or tensors[n].dtype == memory.saved_dtype for n, memory in zip(names, memories, strict=True))
 

@@ -308,7 +308,7 @@ def edit_at(
     """Write all `facts` into each of `layers` in turn, and measure; the key statistics are collected in one pass."""
     evaluation, effects = Evaluation(editable, facts, progress), traces.at_subject
     if METHODS[method].statistics and (stats is None or isinstance(stats, Corpus)):
-        memories = [part for layer in layers for part in editable.feed_forward[layer].parts]
+        memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
         text = stats or Corpus(tokens=tokens_for(len(by_subject(facts))), seed=config.seed)
         stats = collect(editable, memories, text, progress)
     rows = []

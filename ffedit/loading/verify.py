@@ -143,7 +143,7 @@ def _verify(editable: Editable) -> None:
     """Check in one forward pass that the model is causal, its numbers finite, and W k + b each layer's output."""
     model, name = editable.model, editable.name
     ids = editable.probe_ids().to(editable.device)
-    dense = {ff.parts[0].address: ff.parts[0] for ff in editable.feed_forward if ff.mixture is None}
+    dense = {ff.memories[0].address: ff.memories[0] for ff in editable.feed_forward if ff.mixture is None}
     modules = {address: memory.module for address, memory in dense.items()}
     blocks = {id(module) for layer in editable.layers for module in layer.modules()}
     outside = {

@@ -136,7 +136,7 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
     done, total = 0, sum(map(len, by_layer.values()))
-    most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].parts[0].d_ff)
+    most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
     for first in sorted(by_layer):
 
         def run_group(group: Sequence[Restoration], first: int = first) -> Final:

@@ -258,7 +258,7 @@ def find_residual_adds(
         ]
         probe()
     residual_adds = [_residual_add(ff.module, steps) for ff, steps in zip(feed_forward, seen, strict=True)]
-    factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].parts[-1].name, probe)
+    factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].memories[-1].name, probe)
     return [replace(add, factor=factor) for add in residual_adds]
 
 

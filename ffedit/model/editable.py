@@ -124,7 +124,7 @@ class Stack(Displayed):
     @cached_property
     def memories(self) -> Memories:
         """Value matrices, by `Address`, or by layer number where a layer has only one."""
-        return Memories([memory for layer in self.feed_forward for memory in layer.parts])
+        return Memories([memory for layer in self.feed_forward for memory in layer.memories])
 
     @property
     def d_model(self) -> int:
@@ -350,7 +350,7 @@ class Editable(Stack):
         last = self.feed_forward[-1]
         if last.mixture is not None:
             return last.module
-        module = self.model.get_submodule(last.parts[0].name.rsplit(".", 1)[0])
+        module = self.model.get_submodule(last.memories[0].name.rsplit(".", 1)[0])
         return None if module is self.layers[-1] else module
 
     def outputs_of(self, part: str) -> list[nn.Module]:

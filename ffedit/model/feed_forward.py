@@ -2,7 +2,7 @@
 
     FF(x) = W_1 k_1 + … + W_p k_p + b = W k        W = [W_1 … W_p],  k = [k_1; …; k_p]
 
-A dense layer has one part. The parts of a mixture are its experts, whose keys carry the router's weight (`experts`), so
+A dense layer has one memory. Those of a mixture are its experts, whose keys carry the router's weight (`experts`), so
 that an edit of any layer is one problem: find Δ = [Δ_1 … Δ_p] with (W + Δ) k* = v*.
 """
 
@@ -53,24 +53,24 @@ class FeedForward:
     Attributes:
         layer: its number.
         module: its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture.
-        parts: the memories, by address.
+        memories: in the order of their addresses.
         mixture: router and experts, where the layer has them.
     """
 
     layer: int
     module: nn.Module
-    parts: tuple[KeyValueMemory, ...]
+    memories: tuple[KeyValueMemory, ...]
     mixture: Mixture | None = None
 
     @property
     def sizes(self) -> list[int]:
         """d_ff of each part."""
-        return [part.d_ff for part in self.parts]
+        return [memory.d_ff for memory in self.memories]
 
     @property
     def shape(self) -> tuple[int, int]:
         """(d_model, Σ d_ff)."""
-        return self.parts[0].shape[0], self.d_ff
+        return self.memories[0].shape[0], self.d_ff
 
     @property
     def d_ff(self) -> int:
@@ -80,12 +80,12 @@ class FeedForward:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights."""
-        return self.parts[0].dtype
+        return self.memories[0].dtype
 
     @property
     def value(self) -> Tensor:
         """W = [W_1 … W_p], [d_model, Σ d_ff]; read-only."""
-        values = [part.value for part in self.parts]
+        values = [memory.value for memory in self.memories]
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
     @cached_property
@@ -93,7 +93,7 @@ class FeedForward:
         """Device on which the layer's equations are solved: the second moment may not fit beside a model on its GPU."""
         d_model, _ = self.shape
         matrices = sum(4 * size**2 + 3 * d_model * size for size in self.sizes)
-        return storage.solve_device(storage.device_of(self.parts[0].module), matrices)
+        return storage.solve_device(storage.device_of(self.memories[0].module), matrices)
 
     @property
     def matrix(self) -> Tensor:
@@ -103,30 +103,30 @@ class FeedForward:
     def only(self, addresses: Iterable[Address]) -> FeedForward:
         """Return the layer restricted to the memories at `addresses`."""
         kept = set(addresses)
-        return replace(self, parts=tuple(part for part in self.parts if part.address in kept))
+        return replace(self, memories=tuple(memory for memory in self.memories if memory.address in kept))
 
     def split(self, joined: Tensor, dim: int) -> dict[Address, Tensor]:
         """Split a tensor that runs over Σ d_ff in dimension `dim`, by part."""
         pieces = joined.split(self.sizes, dim)
-        return {part.address: piece for part, piece in zip(self.parts, pieces, strict=True)}
+        return {memory.address: piece for memory, piece in zip(self.memories, pieces, strict=True)}
 
     def at(self, index: int) -> tuple[Address, int]:
         """Return the part that column `index` of W belongs to, and the index in that part."""
-        for part in self.parts:
-            if index < part.d_ff:
-                return part.address, index
-            index -= part.d_ff
+        for memory in self.memories:
+            if index < memory.d_ff:
+                return memory.address, index
+            index -= memory.d_ff
         raise IndexError(index)
 
     def column(self, address: Address, index: int) -> int:
         """Return the column of W of memory `index` of a part; the inverse of `at`."""
-        before = [part.address for part in self.parts].index(address)
+        before = [memory.address for memory in self.memories].index(address)
         return sum(self.sizes[:before]) + index
 
     def bias(self, routed: Routed | None = None) -> Tensor | None:
         """Return b [n, d_model] for a mixture's routing; [1, d_model] of a dense layer; None without biases."""
         if self.mixture is None or routed is None:
-            bias = self.parts[0].bias
+            bias = self.memories[0].bias
             return None if bias is None else bias[None]
         return self.mixture.experts.bias(routed)
 
@@ -134,7 +134,7 @@ class FeedForward:
     def watched(self, take: Callable[[KeyValueMemory, Keys], None]) -> Iterator[None]:
         """Pass what each part receives to `take`, in every pass inside the block."""
         if self.mixture is None:
-            (memory,) = self.parts
+            (memory,) = self.memories
 
             def see(key: Tensor) -> Tensor:
                 flat = key.detach().reshape(-1, key.shape[-1])
@@ -144,7 +144,7 @@ class FeedForward:
             with replace_input(memory.module, see):
                 yield
             return
-        by_number = {part.address.expert or 0: part for part in self.parts}
+        by_number = {memory.address.expert or 0: memory for memory in self.memories}
 
         def shown(expert: int, rows: Tensor | None, keys: Tensor, tokens: int) -> None:
             take(by_number[expert], Keys(rows, keys, tokens))
@@ -163,7 +163,7 @@ class FeedForward:
 
         def joined() -> Tensor:
             # Popped, so that a caller that reads many layers does not hold the keys of all.
-            wide = [seen.pop(part.address) for part in self.parts]
+            wide = [seen.pop(memory.address) for memory in self.memories]
             return wide[0] if len(wide) == 1 else torch.cat([keys.float() for keys in wide], -1)
 
         with self.watched(take):

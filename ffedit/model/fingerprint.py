@@ -49,7 +49,7 @@ def fingerprint(editable: Stack, below: int | None = None) -> str:
     if below is not None:
         above = editable.layers[below + 1 :]
         left_out = {id(p) for layer in above for p in layer.parameters()}
-        left_out |= {id(tensor) for memory in editable.feed_forward[below].parts for tensor in memory.held}
+        left_out |= {id(tensor) for memory in editable.feed_forward[below].memories for tensor in memory.held}
     for name, weight in sorted(storage.parameters(editable.model)):
         if id(weight) not in left_out:
             flat = storage.fetched_from(editable.model, name).reshape(-1)

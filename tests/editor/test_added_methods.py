@@ -12,14 +12,14 @@ from ffedit.errors import EditError
 
 MODULE = """
 from ffedit.algebra.updates import equality
-from ffedit.editor.methods import Method, Solver
+from ffedit.editor.methods import Method
 
 IDENTITY = Method(
     "identity",
     solves="(W+D)K = V, D of smallest Frobenius norm",
     choose="a test",
     source="nowhere",
-    solver=Solver("identity", lambda p: equality(p.W, p.K, p.V, p.C * 0 + __import__("torch").eye(len(p.C)).to(p.C))),
+    solve=lambda p: equality(p.W, p.K, p.V, p.C * 0 + __import__("torch").eye(len(p.C)).to(p.C)),
 )
 """
 POINTS = """[ffedit.methods]

@@ -97,8 +97,8 @@ def test_keys_carry_the_routers_weight() -> None:
     assert block is not None
     with capture({0: block.block}, inputs=True) as x:
         run_to(editable, pad([text.ids]), 1)
-    for part, key in zip(place.parts, k.split(place.sizes), strict=True):
-        expert = part.address.expert
+    for memory, key in zip(place.memories, k.split(place.sizes), strict=True):
+        expert = memory.address.expert
         assert expert is not None
         m = block.experts.coefficients(expert, x[0][0, text.subject_last])
         torch.testing.assert_close(key, (weights[expert] * m).double(), rtol=1e-5, atol=1e-6)
@@ -117,7 +117,7 @@ def test_routes_are_those_of_the_router_in_any_company() -> None:
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4", "qwen2_moe"])
 def test_statistics_of_an_expert_are_those_of_its_part_of_all_tokens_keys(family: str) -> None:
     editable = zoo.build(family)
-    place, memories = editable.feed_forward[1], list(editable.feed_forward[1].parts)
+    place, memories = editable.feed_forward[1], list(editable.feed_forward[1].memories)
     found = collect(editable, memories, dataclasses.replace(TEXT, weighting="tokens"))
     assert {moments.count for moments in found.values()} == {1024}
     routed = [found[m.address].keys for m in memories if m.slot is not None]
@@ -131,7 +131,7 @@ def test_statistics_of_an_expert_are_those_of_its_part_of_all_tokens_keys(family
 
 def test_an_expert_that_the_text_never_reached_is_refused() -> None:
     editable = zoo.build("mixtral")
-    stats = collect(editable, list(editable.feed_forward[1].parts), TEXT)
+    stats = collect(editable, list(editable.feed_forward[1].memories), TEXT)
     at = next(iter(edited(editable).updates))
     nothing = dataclasses.replace(stats[at], sum=torch.zeros_like(stats[at].sum), reached=0)
     before = zoo.snapshot(editable)
@@ -145,7 +145,7 @@ def test_routing_that_flips_is_refused() -> None:
     prompt_sets = build_prompts(editable, [[FACT]], BARE)
     (place,) = find_ff_layers(editable, [1], build_prompts(editable, [[FACT]], BARE))
     check_routes(editable, place, [FACT.subject], prompt_sets)
-    written = {part.address for part in place.parts}
+    written = {memory.address for memory in place.memories}
     others = editable.feed_forward[1].only(set(editable.memories) - written)
     with pytest.raises(EditError, match="the routing flips under the edit: 'Eiffel tower' goes to expert 1"):
         check_routes(editable, others, [FACT.subject], prompt_sets)

@@ -163,7 +163,9 @@ def case(family: str) -> Case:
             logits = editable.model(input_ids=IDS).logits.double()
         edit.undo_(editable)
         parts = [editable.memories[at] for at in edit.updates]
-        asked = sum(edit.values[part.address] - part.value.double() @ edit.keys[part.address] for part in parts)[:, 0]
+        asked = sum(
+            edit.values[memory.address] - memory.value.double() @ edit.keys[memory.address] for memory in parts
+        )[:, 0]
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         undone = zoo.unchanged(editable, before) and changed == {f"{part.name}.{part.own}" for part in parts}
         checkpoint = ffedit.export(base, edit, place / f"{family}-edited", verify="tensors").folder
@@ -239,13 +241,13 @@ def row(family: str) -> tuple[str, ...]:
     """One line of the table."""
     editable = case(family).editable
     place = editable.feed_forward[LAYER]
-    memory, factor = place.parts[0], added(editable)
+    memory, factor = place.memories[0], added(editable)
     join = "" if factor == 1 else ", normed" if factor is None else f", × {factor:g}"
     path = f"{memory.name}.{memory.own}".split(f".{LAYER}.", 1)[1].removesuffix(".weight")
     experts, gate = "", "no"
     if place.mixture is not None:
         shared = len(place.mixture.shared)
-        experts = f"{len(place.parts) - shared}" + (f" + {shared} shared" if shared else "")
+        experts = f"{len(place.memories) - shared}" + (f" + {shared} shared" if shared else "")
     rows = memory.key_rows
     if rows.gated:
         gate = "fused" if rows.role.fused else "yes"

@@ -62,14 +62,14 @@ def test_attention_over_the_union_of_the_experts_memories_is_the_block(family: s
 def test_the_values_of_all_experts_times_their_keys_are_the_block(family: str) -> None:
     _, entered, keys, output = passed(family)
     layer = zoo.shared(family).feed_forward[-1]
-    assert sorted(keys) == [part.address.expert for part in layer.parts] and layer.d_ff == sum(layer.sizes)
+    assert sorted(keys) == [memory.address.expert for memory in layer.memories] and layer.d_ff == sum(layer.sizes)
     joined, bias = torch.cat([keys[number] for number in sorted(keys)], 1), layer.bias(entered)
     assert (bias is not None) == (family == "gpt_oss")
     close(joined @ layer.value.T + (0 if bias is None else bias), output)
     for column in (0, layer.sizes[0], layer.d_ff - 1):
         at, index = layer.at(column)
-        part = next(part for part in layer.parts if part.address == at)
-        assert layer.column(at, index) == column and torch.equal(layer.value[:, column], part.value[:, index])
+        memory = next(memory for memory in layer.memories if memory.address == at)
+        assert layer.column(at, index) == column and torch.equal(layer.value[:, column], memory.value[:, index])
     with pytest.raises(IndexError):
         layer.at(layer.d_ff)
 
@@ -154,7 +154,7 @@ def _undeclared() -> nn.Module:
 
 
 def _normed() -> nn.Module:
-    module = zoo.build("mixtral").feed_forward[0].parts[0].module
+    module = zoo.build("mixtral").feed_forward[0].memories[0].module
     module.has_post_expert_norm = True  # type: ignore[assignment]
     return module
 

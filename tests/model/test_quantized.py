@@ -107,7 +107,7 @@ def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Modul
     for method, layers in (("ft", [1]), ("memit", [0, 1])):
         with pytest.raises(EditError, match="is quantised, so that nothing can be written on the way"):
             editor.write(editable, facts, method, layers, quick(), CORPUS)
-    for module in (part.module for part in editable.memories.values()):
+    for module in (memory.module for memory in editable.memories.values()):
         module.forward = torch.no_grad()(module.forward)  # type: ignore[method-assign]
     with pytest.raises(EditError, match="kernels that pass no gradient on this device"):
         editor.write(editable, facts, "memit", [1], quick(), CORPUS)

@@ -13,12 +13,12 @@ from ffedit.editor.methods.alphaedit import ALPHAEDIT
 from ffedit.editor.methods.emmet import EMMET
 from ffedit.editor.methods.finetune import FT, FT_L
 from ffedit.editor.methods.memit import MEMIT
-from ffedit.editor.methods.method import Method, Solver
+from ffedit.editor.methods.method import Method
 from ffedit.editor.methods.rome import ROME
 from ffedit.errors import EditError, choices
 from ffedit.files.entry_points import Registry
 
-__all__ = ["METHODS", "Method", "Solver", "check_method", "preset", "preset_names"]
+__all__ = ["METHODS", "Method", "check_method", "preset", "preset_names"]
 
 
 def _added(point: str, package: str, loaded: object) -> Method:

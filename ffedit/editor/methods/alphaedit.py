@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffedit.editor.config import check_numbers
 from ffedit.editor.methods.memit import PAPER_MEMIT
-from ffedit.editor.methods.method import Method, Solver
+from ffedit.editor.methods.method import Method
 
 if TYPE_CHECKING:
     from ffedit.algebra.linalg import Moment
@@ -101,7 +101,8 @@ ALPHAEDIT = Method(
     solves="min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
     choose="batch after batch on one model: earlier edits are kept",
     source="Fang et al. 2025, arXiv 2410.02355",
-    solver=Solver("alphaedit", solve, guarantee=guarantee),
+    solve=solve,
+    guarantee=guarantee,
     layers=True,
     numbers=AlphaEditConfig,
     presets={"paper": PAPER_MEMIT},

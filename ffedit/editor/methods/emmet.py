@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ffedit.editor.methods.memit import PAPER_MEMIT
-from ffedit.editor.methods.method import Method, Solver
+from ffedit.editor.methods.method import Method
 
 if TYPE_CHECKING:
     from ffedit.algebra.low_rank import LowRank
@@ -28,7 +28,8 @@ EMMET = Method(
     solves="(W+Δ)K = V for all facts at once, Δ of smallest C-norm",
     choose="a batch that must hold exactly, of fewer facts than d_ff",
     source="Gupta et al. 2024, arXiv 2403.14236",
-    solver=Solver("emmet", solve, exact=True),
+    solve=solve,
+    exact=True,
     layers=True,
     presets={"paper": PAPER_MEMIT},
 )

@@ -97,9 +97,9 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
     adam = torch.optim.Adam([delta], lr=numbers.rate * scale)
     losses = []
     with ExitStack() as stack:
-        for module in {part.module for part in ff.parts}:
+        for module in {memory.module for memory in ff.memories}:
             stack.enter_context(resident(module))
-        stack.enter_context(restored(ff.parts))
+        stack.enter_context(restored(ff.memories))
         stack.enter_context(frozen(editable.model))
         for step in range(numbers.steps):
             loss, delta.grad = _loss_and_gradient(editable, ff, texts)
@@ -109,13 +109,13 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
             adam.step()
             if isinstance(numbers, BoundedFineTuneConfig):
                 delta.clamp_(-numbers.bound * scale, numbers.bound * scale)
-            for part, value in zip(ff.parts, ff.split(W + double(delta), 1).values(), strict=True):
-                part.set_(value)
+            for memory, value in zip(ff.memories, ff.split(W + double(delta), 1).values(), strict=True):
+                memory.set_(value)
             job.progress("fine-tuning", step + 1, numbers.steps)
     if not torch.isfinite(delta).all():
         raise EditError(f"the loss is not finite: the model overflows; use a smaller {method}.rate, or a wider dtype")
-    for part, change in zip(ff.parts, ff.split(delta, 1).values(), strict=True):
-        record.add_dense(part, change.contiguous())
+    for memory, change in zip(ff.memories, ff.split(delta, 1).values(), strict=True):
+        record.add_dense(memory, change.contiguous())
     return record.edit([{"loss": losses, "contexts": list(prompt_sets[0].prefixes)}])
 
 
@@ -127,14 +127,14 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
     from ffedit.inference.batching import batches, split_on_oom
     from ffedit.model.tokenization import pad
 
-    leaves = {id(one.leaf): one.leaf for one in ff.parts}
+    leaves = {id(memory.leaf): memory.leaf for memory in ff.memories}
 
-    def part(rows: Sequence[int]) -> tuple[float, Tensor]:
-        some = [texts[row] for row in rows]
-        logits = replay.forward(editable, pad([e.ids for e in some]), generation.answer_reads(some))
-        lost = -generation.answer_sums(logits, some).sum() / len(texts)
-        found = dict(zip(leaves, torch.autograd.grad(lost, list(leaves.values())), strict=True))
-        own = [(one.entry(found[id(one.leaf)]), one.stored_transposed) for one in ff.parts]
+    def gradient_of(rows: Sequence[int]) -> tuple[float, Tensor]:
+        batch = [texts[row] for row in rows]
+        logits = replay.forward(editable, pad([e.ids for e in batch]), generation.answer_reads(batch))
+        lost = -generation.answer_sums(logits, batch).sum() / len(texts)
+        gradients = dict(zip(leaves, torch.autograd.grad(lost, list(leaves.values())), strict=True))
+        own = [(memory.entry(gradients[id(memory.leaf)]), memory.stored_transposed) for memory in ff.memories]
         return float(lost.detach()), torch.cat([(w.T if transposed else w).float() for w, transposed in own], 1)
 
     refusal = EditError("not enough memory for the gradient of a single text; use a smaller dtype, or another method")
@@ -143,8 +143,8 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
         leaf.requires_grad_(True)
     try:
         for rows in batches([len(e.ids) for e in texts], TOKENS):
-            for lost, found in split_on_oom(part, rows, refusal):
-                loss, gradient = loss + lost, gradient + found
+            for lost, change in split_on_oom(gradient_of, rows, refusal):
+                loss, gradient = loss + lost, gradient + change
     finally:
         for leaf in leaves.values():
             leaf.requires_grad_(False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ffedit.editor.config import check_numbers
-from ffedit.editor.methods.method import Method, Solver
+from ffedit.editor.methods.method import Method
 from ffedit.editor.methods.rome import PAPER
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ MEMIT = Method(
     solves="min ‖(W+Δ)K − V‖² + λ‖Δ‖²_C, spread over the layers",
     choose="a batch of any size; facts yield a little to other text",
     source="Meng et al. 2023, arXiv 2210.07229",
-    solver=Solver("memit", solve),
+    solve=solve,
     layers=True,
     numbers=MemitConfig,
     presets={"paper": PAPER_MEMIT},

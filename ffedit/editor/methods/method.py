@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ffedit.editor.config import EditConfig
@@ -25,34 +24,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Solver:
-    """Closed-form solution of a method for one layer.
-
-    Attributes:
-        name: of the method, for the provenance.
-        solve: returns the smallest change.
-        exact: a solution exists for independent keys only, so dependent keys are refused before any value is chosen.
-        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
-            JSON.
-    """
-
-    name: str
-    solve: Callable[[Problem], LowRank]
-    exact: bool = False
-    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
-
-
-@dataclass(frozen=True)
 class Method:
-    """A way to write facts. Give it a `solver`, or, where keys and values are not all that it needs, `compute`.
+    """A way to write facts. Give it `solve`, or, where keys and values are not all that it needs, `compute`.
 
     Attributes:
         name: what it is called by.
         solves: the equation, in a line.
         choose: when to choose it.
         source: where it was published.
-        solver: solves one layer for all facts at once, from their keys and values.
+        solve: returns the smallest change of one layer for all facts at once, from their keys and values.
         compute: computes the whole edit.
+        exact: `solve` has a solution for independent keys only, so dependent keys are refused before any value is
+            chosen.
+        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
+            JSON.
         layers: whether it writes to several layers.
         statistics: whether it needs the second moment of the keys.
         numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
@@ -64,8 +49,10 @@ class Method:
     solves: str
     choose: str
     source: str
-    solver: Solver | None = None
+    solve: Callable[[Problem], LowRank] | None = None
     compute: Callable[[Job], Edit] | None = None
+    exact: bool = False
+    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
     layers: bool = False
     statistics: bool = True
     numbers: type[Any] | None = None
@@ -76,22 +63,18 @@ class Method:
         """Refuse a method that computes nothing, or in two ways."""
         if self.name in {record.name for record in fields(EditConfig)}:
             raise EditError(f"method {self.name!r}: that is a name of other numbers; another was expected")
-        if (self.solver is None) == (self.compute is None):
-            raise EditError(f"method {self.name!r}: either a solver or compute was expected")
-        if self.solver is not None and not self.statistics:
-            raise EditError(
-                f"method {self.name!r}: a solver is given the second moments of keys; statistics was expected"
-            )
+        if (self.solve is None) == (self.compute is None):
+            raise EditError(f"method {self.name!r}: either solve or compute was expected")
+        if self.solve is not None and not self.statistics:
+            raise EditError(f"method {self.name!r}: solve is given the second moments of keys; statistics was expected")
 
-    @property
-    def run(self) -> Callable[[Job], Edit]:
-        """The function that computes the edit."""
-        if self.solver is not None:
-            from ffedit.editor.solve import write_batch
+    def run(self, job: Job) -> Edit:
+        """Compute the edit."""
+        if self.compute is not None:
+            return self.compute(job)
+        from ffedit.editor.solve import write_batch
 
-            return partial(write_batch, self.solver)
-        assert self.compute is not None
-        return self.compute
+        return write_batch(self, job)
 
     def complete(self, config: EditConfig) -> EditConfig:
         """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's."""

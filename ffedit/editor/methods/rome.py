@@ -57,9 +57,9 @@ def rome(job: Job) -> Edit:
     (ff,) = job.ff_layers
     record = Record("rome", job)
     kept = record.kept[ff.layer].to(ff.solve_device)
-    C = diagonal([job.stats[part.address].C.to(ff.solve_device) for part in ff.parts])
+    C = diagonal([job.stats[memory.address].C.to(ff.solve_device) for memory in ff.memories])
     deltas, keys, factors, prompt_sets, values = [], [], [], [], []
-    with restored(ff.parts):
+    with restored(ff.memories):
         for i, group in enumerate(groups):
             prompt_set = without_sinks(editable, ff, *build_prompts(editable, [group], config))
             reading = read(editable, ff, prompt_set)

@@ -138,7 +138,7 @@ def collect(
     """
     store = RowStore(folder, layout=RowLayout.of(stack))
     for layer, triggers in state.triggers.items():
-        triggers.to_(storage.device_of(stack.feed_forward[layer].parts[0].module))
+        triggers.to_(storage.device_of(stack.feed_forward[layer].memories[0].module))
     try:
         for number, rows in enumerate(chunks(iter(text))):
             done = state.rows - number * CHUNK
@@ -221,7 +221,7 @@ def _sampled(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
     """Return the values of a layer at the flat positions `at` that the sample stores; see `Pass.sample`."""
     streams = (seen.key, seen.output, seen.total, seen.added, seen.after)
     key, output, total, added, after = (stream.flatten(0, 1)[at].float() for stream in streams)
-    norms = torch.cat([torch.linalg.vector_norm(part.value.float(), dim=0) for part in layer.parts])
+    norms = torch.cat([torch.linalg.vector_norm(memory.value.float(), dim=0) for memory in layer.memories])
     strengths = key.abs() * norms
     by_norm = (strengths >= ACTIVE * torch.linalg.vector_norm(output, dim=1, keepdim=True)).sum(1)
     return {

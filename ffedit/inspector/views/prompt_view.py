@@ -228,7 +228,7 @@ def _reached(layer: FeedForward, seen: Seen) -> tuple[FeedForward, Tensor, Tenso
         return layer, torch.ones(1), m, None if bias is None else bias[0]
     last = seen.routed.at(torch.tensor([-1]))
     weights, bias = layer.mixture.weights(last)[0], layer.bias(last)
-    parts = [part.address for part, g in zip(layer.parts, weights, strict=True) if g != 0]
+    parts = [memory.address for memory, g in zip(layer.memories, weights, strict=True) if g != 0]
     used, pieces = layer.only(parts), layer.split(m, -1)
     return used, weights[weights != 0], torch.cat([pieces[at] for at in parts]), None if bias is None else bias[0]
 
