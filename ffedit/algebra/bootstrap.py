@@ -38,6 +38,11 @@ class Interval:
     low: float
     high: float
 
+    def ends(self, words: Callable[[float], str]) -> str:
+        """Return "[low, high]" in these words; "" where both read the same: draws of equal values show no spread."""
+        low, high = words(self.low), words(self.high)
+        return "" if low == high else f"[{low}, {high}]"
+
 
 def percentile_interval(mean: float, drawn: Array, levels: Sequence[float] = LEVELS) -> Interval:
     """Return the percentile interval of a statistic, `mean`, from its values [draws] in the draws; NaN do not count."""

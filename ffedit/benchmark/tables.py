@@ -131,7 +131,7 @@ def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = 
 
 
 def _cell(value: float | None, bound: Interval | None) -> str:
-    return number(value) + ("" if bound is None else f" [{number(bound.low)}, {number(bound.high)}]")
+    return number(value) if bound is None else f"{number(value)} {bound.ends(number)}".rstrip()
 
 
 def _kinds(rows: Sequence[Row]) -> Table | None:

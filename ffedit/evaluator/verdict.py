@@ -123,7 +123,7 @@ def _interval(report: Report, name: str) -> str:
     """Format the 95 % interval of a rate after the edit; empty if fewer than `ENOUGH` facts were measured."""
     measured = sum(getattr(fact.scores, name) is not None for fact in report.facts_after or ())
     interval = report.intervals_after.get(name) if measured >= ENOUGH else None
-    return f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
+    return f" {interval.ends('{:.2f}'.format)}".rstrip() if interval else ""
 
 
 def _failure(failed: Sequence[FactScores], count: int) -> str:

@@ -13,6 +13,8 @@ from shown import shown
 from ffedit import Choice
 from ffedit.display.terminal.heat_map import averages_table
 from ffedit.display.terminal.layer_choice import candidates_table, compare_layers
+from ffedit.display.terminal.model_view import interval_cell
+from ffedit.inspector.views.report import Measure, interval
 from ffedit.layer_choice.calibrate import LayerScore
 from ffedit.layer_choice.choose import Sweep
 from ffedit.locator.aggregate import Aggregate, Interval
@@ -56,7 +58,7 @@ def test_a_role_has_its_best_layer_with_its_interval() -> None:
     assert lines[0] == "Causal trace of feed-forward outputs, windows of 3 layers, average of 300 facts"
     assert lines[1] == "P(answer) 0.95 clean → 0.31 corrupted: total effect 0.64 [0.61, 0.67]"
     assert lines[2] == "Corruption: Gaussian noise of 3 σ of the vocabulary"
-    assert lines[3] == "In brackets: 95% bootstrap intervals"
+    assert lines[3] == "In brackets: 95% bootstrap intervals, where facts differ"
     rows = {line[:14].strip(): line for line in lines[5:9]}
     assert set(rows) == set(ROLES)
     assert rows["last subject"].split()[2:] == ["████", "0.52", "[0.48,", "0.56]", "0", "300"]
@@ -65,6 +67,23 @@ def test_a_role_has_its_best_layer_with_its_interval() -> None:
     heading = next(line for line in lines if "most [95%]" in line)
     assert heading.split()[-4:] == ["most", "[95%]", "layer", "n"]
     assert any("▲ layer 0" in line for line in lines) and "0.52 of probability brought back" in lines[-1]
+
+
+def test_draws_that_all_agree_are_no_interval() -> None:
+    effects = averaged().effects
+    one = averaged(low=effects, high=effects, total=Interval(0.64, 0.64, 0.64), counts=(1, 1, 1, 1), facts=1)
+    heading, *rest = shown(averages_table(one)).splitlines()[1:]
+    assert heading == "P(answer) 0.95 clean → 0.31 corrupted: total effect 0.64"
+    rows = [line for line in rest if line.strip().startswith(ROLES)]
+    assert len(rows) == len(ROLES) and not any("[" in row for row in rows)
+    assert any(row.split()[-3:] == ["0.52", "0", "1"] for row in rows)
+
+
+def test_a_median_of_equal_ranks_has_no_interval_and_a_share_of_equal_outcomes_has() -> None:
+    ranks, outcomes = interval([7.0] * 4, np.median), interval([1.0] * 4)
+    assert interval_cell(Measure.of("rank", [ranks]), 0) == "7"
+    assert interval_cell(Measure.of("agreement", [outcomes]), 0) == "100.0% [51.0%, 100.0%]"
+    assert interval_cell(Measure.of("rank", [interval([3.0, 7.0, 9.0, 40.0], np.median)]), 0).count("[") == 1
 
 
 @pytest.mark.parametrize("layers", [1, 6, 12, 48, 126])

@@ -172,7 +172,7 @@ def _panel(axes: Any, panel: list[Aggregate]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("layer", fontsize=9)
     unit = "" if whole.metric == "probability" else f" {UNITS[whole.metric]}"
-    total = f"{number(whole.total.mean)} [{number(whole.total.low)}, {number(whole.total.high)}]{unit}"
+    total = f"{number(whole.total.mean)} {whole.total.ends(number)}".rstrip() + unit
     under = (f"n = {counted(whole.facts, 'fact')}, {whole.corruption}", f"average total effect {total}")
     title = restored(whole)
     headline(axes, title[:1].upper() + title[1:], under, WIDTH)

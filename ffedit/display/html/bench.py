@@ -71,7 +71,7 @@ def _bars(report: BenchReport, name: str) -> Iterator[Bar]:
         value, interval = getattr(row.scores, name), row.intervals.get(name)
         if value is None:
             continue
-        ends = "" if interval is None else f"[{number(interval.low)}, {number(interval.high)}]"
+        ends = "" if interval is None else interval.ends(number)
         low, high = (None, None) if interval is None else (interval.low / longest, interval.high / longest)
         harm = METRICS[name].direction == "keep" and before is not None and fell(before, value)
         yield Bar(row.name, (number(value), ends), value / longest, low, high, harm)

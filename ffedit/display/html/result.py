@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any, Literal, TypeAlias
 
+from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html.rendering import render
 from ffedit.display.picture import Picture, pictures
 from ffedit.display.terminal.scores import figure, signed
@@ -147,4 +148,4 @@ def _range(record: Record, side: str, name: str) -> str:
     """Format an interval; "" where there is none."""
     interval = record["intervals"][side].get(name)
     words = signed if side == "change" else lambda value: figure(name, value)
-    return "" if interval is None else f"[{words(interval['low'])}, {words(interval['high'])}]"
+    return "" if interval is None else Interval(**interval).ends(words)

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.style import Style
 from rich.text import Text
 
+from ffedit.algebra.bootstrap import Interval
 from ffedit.display.picture import NEGATIVE, UNITS, Picture, Row, colour, pictures, restored, runs
 from ffedit.facts.text import counted, number, quoted
 from ffedit.locator import Trace, TraceSet
@@ -41,10 +42,10 @@ def averages_table(aggregate: Aggregate) -> RenderableType:
     level = f"{aggregate.level:.0%}"
     columns = [(f"most [{level}]", "layer", "n")]
     for i, layer in enumerate(aggregate.effects.argmax(1)):
-        ends = f"[{number(aggregate.low[i, layer])}, {number(aggregate.high[i, layer])}]"
-        columns.append((f"{number(aggregate.effects[i, layer])} {ends}", str(layer), str(aggregate.counts[i])))
+        most = Interval(*(float(values[i, layer]) for values in (aggregate.effects, aggregate.low, aggregate.high)))
+        columns.append((f"{number(most.mean)} {most.ends(number)}".rstrip(), str(layer), str(aggregate.counts[i])))
     widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
-    total = f"[{number(aggregate.total.low)}, {number(aggregate.total.high)}]"
+    total = aggregate.total.ends(number)
     shown = Picture(
         tuple(
             Row(role, row, role.endswith("subject"))
@@ -52,9 +53,9 @@ def averages_table(aggregate: Aggregate) -> RenderableType:
         ),
         title=(
             f"Causal trace of {restored(aggregate)}, average of {counted(aggregate.facts, 'fact')}",
-            f"{runs(aggregate.metric, 'answer', aggregate.clean, aggregate.corrupted)} {total}",
+            f"{runs(aggregate.metric, 'answer', aggregate.clean, aggregate.corrupted)} {total}".rstrip(),
             f"Corruption: {aggregate.corruption}",
-            f"In brackets: {level} bootstrap intervals",
+            f"In brackets: {level} bootstrap intervals, where facts differ",
         ),
         layer=aggregate.layer,
         depth=aggregate.effects.shape[1],

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from ffedit.algebra.bootstrap import Interval
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import quoted
 from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
@@ -33,7 +34,9 @@ def interval_cell(measure: Measure, layer: int) -> str:
     """Format a layer's value with its interval."""
     value, low, high = measure.values[layer], measure.low[layer], measure.high[layer]
     unit = measure.definition.unit
-    return cell(value, unit) if value is None else f"{cell(value, unit)} [{cell(low, unit)}, {cell(high, unit)}]"
+    if value is None or low is None or high is None:
+        return cell(value, unit)
+    return f"{cell(value, unit)} {Interval(value, low, high).ends(lambda end: cell(end, unit))}".rstrip()
 
 
 def columns(measures: Sequence[Measure], layers: int, ends: bool) -> tuple[list[str], list[list[str]]]:

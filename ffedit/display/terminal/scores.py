@@ -104,7 +104,7 @@ def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) ->
 
 
 def _range(interval: Interval | None, words: Callable[[float], str]) -> Text:
-    return Text("") if interval is None else Text(f" [{words(interval.low)}, {words(interval.high)}]", style="dim")
+    return Text("") if interval is None else Text(f" {interval.ends(words)}".rstrip(), style="dim")
 
 
 def _with_magnitude(scores: Scores, name: str) -> Text:
