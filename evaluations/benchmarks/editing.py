@@ -36,7 +36,7 @@ from transformers import GPT2Config
 
 import ffedit
 from ffedit.editor.config import ValueConfig
-from ffedit.editor.key import read
+from ffedit.editor.key import read_keys
 from ffedit.editor.prompts import PromptSet
 from ffedit.editor.value import choose_values
 from ffedit.model.tokenization import Encoded
@@ -52,10 +52,8 @@ TOLERANCE = 1e-3
 def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: ValueConfig) -> list[Tensor]:
     """v* of each of `prompt_sets`, as `ffedit.edit` finds it: k* first, then all values together."""
     place = editable.feed_forward[LAYER]
-    readings = [read(editable, place, prompt_set) for prompt_set in prompt_sets]
-    keys = torch.stack([reading.k for reading in readings], 1)
-    lengths = torch.stack([reading.stream.norm() for reading in readings])
-    return [value.v for value in choose_values(editable, place, prompt_sets, keys, lengths, config)]
+    keys = read_keys(editable, place, prompt_sets)
+    return [value.v for value in choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config)]
 
 
 def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: ValueConfig) -> PlainValue:

@@ -22,6 +22,8 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -34,10 +36,10 @@ from ffedit.errors import EditError
 ROUNDING = 1e-8
 
 
-def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Moment:
-    """Add the spread of a subject's key over its contexts to C, `weight` times as much as all ordinary text.
+def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor]], weight: float) -> Moment:
+    """Add the spread of subjects' keys over their contexts to C, each `weight` times as much as all ordinary text.
 
-        C' = C + w E[(k_j − k*)(k_j − k*)ᵀ]
+        C' = C + w Σ E[(k_j − k*)(k_j − k*)ᵀ]
 
     In ROME's norm the smallest change gives v* to the mean key k*; in one context the subject receives a third of the
     change and in another more than all of it. In the norm of C' a change costs what it does differently to the subject
@@ -47,17 +49,20 @@ def add_context_moment(C: Moment, k: Tensor, same: Tensor, weight: float) -> Mom
 
     Args:
         C: second moment of the keys of ordinary text, [d_in, d_in].
-        k: k*, [d_in].
-        same: the keys k_j at the subject's last token in several contexts, [n, d_in].
+        keys: of each subject, k* [d_in] and the keys k_j at its last token in several contexts, [n, d_in].
         weight: w; 0 is ROME.
 
     Returns:
         C', [d_in, d_in], float64; one matrix of its size is allocated.
     """
     sums = [double(block).clone() for block in blocks_of(C)]
-    for total, rows in zip(sums, split(double(same) - double(k), C), strict=True):
-        a = rows.to(total)
-        total.addmm_(a.T, a, alpha=weight / max(1, len(a)))
+    if weight:
+        spread = torch.cat(
+            [(double(same).to(k.device) - double(k)) * (weight / max(1, len(same))) ** 0.5 for k, same in keys]
+        )
+        for total, rows in zip(sums, split(spread, C), strict=True):
+            a = rows.to(total)
+            total.addmm_(a.T, a)
     return diagonal(sums)
 
 

@@ -6,7 +6,7 @@ from .config import (
     ValueConfig as ValueConfig,
 )
 from .edit import Edit as Edit, applied_edits as applied_edits
-from .key import LayerKeys as LayerKeys, read as read
+from .key import LayerKeys as LayerKeys, read_keys as read_keys
 from .methods import (
     METHODS as METHODS,
     Method as Method,

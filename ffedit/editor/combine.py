@@ -22,12 +22,12 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, as_edits
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.key import without_sinks
+from ffedit.editor.key import read_keys, without_sinks, zero_moment
 from ffedit.editor.methods import METHODS
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record
 from ffedit.editor.set_numbers import config_from_dict
-from ffedit.editor.solve import Problem, note, read_all
+from ffedit.editor.solve import Problem, note
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError, choices
@@ -95,11 +95,12 @@ def combine(
                 )
             K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
             V = torch.cat([values for _, _, values in parts], 1).to(W)
-            prompted = [without_sinks(editable, ff, prompt_sets[subject]) for subject in subjects]
+            prompted = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
             check_routes(editable, ff, subjects, prompted)
-            again, own, _ = read_all(editable, ff, prompted, config.key.context_weight)
+            read = read_keys(editable, ff, prompted)
+            own = read.add_context_moment(zero_moment(ff), config.key.context_weight)
             if i:
-                V, K = W @ again + V - W @ K, again
+                V, K = W @ read.K + V - W @ K, read.K
             moments = [stats[memory.address] for memory in ff.memories]
             problem = Problem(W, K, V, moments, own, record.kept[ff.layer].to(W.device), config)
             delta = solvers[method](problem)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.prompts import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference import replay
-from ffedit.inference.batching import split_on_oom
+from ffedit.inference.batching import batches, split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
@@ -31,64 +30,96 @@ from ffedit.model.tokenization import Encoded, pad
 # Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's. Keys
 # of one name in different contexts have far larger cosines, those of a sink and a name nearly 0.
 SINK = 0.3
+# How many tokens a batch holds.
+TOKENS = 4096
 NO_ROOM = "not enough memory to read the key of a single text; use a smaller dtype, or another --device"
 
 
 @dataclass(frozen=True, eq=False)
 class LayerKeys:
-    """Keys and residual stream of one layer on the texts of a prompt set, in the unchanged model.
+    """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is.
 
     Attributes:
-        k: k*, [d_ff], float64.
-        stream: mean over the same texts of the residual stream behind the layer at the subject's last token,
-            [d_model], float64.
-        same: keys at the subject's last token in all texts, [texts, d_ff].
+        K: k* of each, [Σ d_ff, n], float64, on the device where the layer is solved.
+        streams: mean over the same texts of the residual stream behind the layer at the subject's last token,
+            [d_model, n], float64.
+        same: of each, the keys at the subject's last token in all texts, [texts, Σ d_ff].
     """
 
-    k: Tensor
-    stream: Tensor
-    same: Tensor
+    K: Tensor
+    streams: Tensor
+    same: Sequence[Tensor]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Norms of the residual stream, [n]: the unit in which δ is measured."""
+        norms: Tensor = self.streams.norm(dim=0).cpu()
+        return norms
 
     def add_context_moment(self, C: Moment, weight: float) -> Moment:
-        """Add the spread of this key over its contexts to C (`algebra.updates.add_context_moment`), [d_ff, d_ff]."""
-        return updates.add_context_moment(C, self.k, self.same, weight) if weight else C
+        """Add the spread of each key over its contexts to C (`algebra.updates.add_context_moment`)."""
+        return updates.add_context_moment(C, zip(self.K.T, self.same, strict=True), weight) if weight else C
 
 
-def read(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> LayerKeys:
-    """Read the keys of `prompt_set` in a layer, concatenated over its memories; texts are split if memory runs out.
+def read_keys(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> LayerKeys:
+    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches.
 
     Raises:
         EditError: memory does not suffice for a single text.
     """
-    texts = [*prompt_set.prompts, *prompt_set.essence]
-    parts = zip(*split_on_oom(partial(_run, editable, ff), texts, EditError(NO_ROOM)), strict=True)
-    same, stream = (torch.cat(part) for part in parts)
-    stated = torch.tensor([bool(e.target_ids) for e in texts])
-    return LayerKeys(k=double(same[stated]).mean(0), stream=double(stream[stated]).mean(0), same=same)
+    sets = [_texts(prompt_set) for prompt_set in prompt_sets]
+    counts = [len(texts) for texts in sets]
+    keys, streams = (read.split(counts) for read in _read(editable, ff, [text for texts in sets for text in texts]))
+    # The keys of the essence prompts belong to the spread, but not to the mean.
+    stated = [torch.tensor([bool(text.target_ids) for text in texts]) for texts in sets]
+    K, means = (
+        torch.stack([double(rows[mask]).mean(0) for rows, mask in zip(read, stated, strict=True)], 1)
+        for read in (keys, streams)
+    )
+    return LayerKeys(K.to(ff.solve_device), means, keys)
 
 
-def without_sinks(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> PromptSet:
+def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:
     """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain."""
-    texts = [*prompt_set.prompts, *prompt_set.essence]
-    first = torch.tensor([text.site == 0 for text in texts])
-    if not first.any() or first[: len(prompt_set.prompts)].all():
-        return prompt_set
-    parts = split_on_oom(partial(_run, editable, ff), texts, EditError(NO_ROOM))
-    keys = double(torch.cat([keys for keys, _ in parts]))
-    alike = torch.cosine_similarity(keys, keys[~first].mean(0, keepdim=True))
-    return prompt_set.without([i for i, text in enumerate(texts) if text.site == 0 and float(alike[i]) < SINK])
+    kept = list(prompt_sets)
+    for i, prompt_set in enumerate(prompt_sets):
+        texts = _texts(prompt_set)
+        first = torch.tensor([text.site == 0 for text in texts])
+        if not first.any() or first[: len(prompt_set.prompts)].all():
+            continue
+        keys = double(_read(editable, ff, texts)[0])
+        alike = torch.cosine_similarity(keys, keys[~first].mean(0, keepdim=True))
+        kept[i] = prompt_set.without([row for row in first.nonzero()[:, 0].tolist() if float(alike[row]) < SINK])
+    return kept
 
 
-def nothing(ff: FeedForward) -> Moment:
+def _texts(prompt_set: PromptSet) -> list[Encoded]:
+    return [*prompt_set.prompts, *prompt_set.essence]
+
+
+def zero_moment(ff: FeedForward) -> Moment:
     """Return a zero second moment, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
     return diagonal([torch.zeros(size, size, dtype=torch.float64, device=ff.solve_device) for size in ff.sizes])
 
 
+def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token."""
+
+    def run(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return _run(editable, ff, [texts[i] for i in batch])
+
+    order = list(batches([len(text.ids) for text in texts], TOKENS))
+    parts = [part for batch in order for part in split_on_oom(run, batch, EditError(NO_ROOM))]
+    back = torch.tensor([i for batch in order for i in batch]).argsort()
+    keys, streams = (torch.cat(read) for read in zip(*parts, strict=True))
+    return keys[back], streams[back]
+
+
 def _run(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Run `texts` up to a layer; return keys and residual stream at each subject's last token."""
-    ids = pad([e.ids for e in texts])
+    ids = pad([text.ids for text in texts])
     with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
         replay.run_to(editable, ids, ff.layer)
-    keys, stream = (found.reshape(*ids.shape, -1) for found in (entering(), leaving[0]))
-    at = torch.arange(len(texts)), torch.tensor([e.site for e in texts])
+    keys, stream = (read.reshape(*ids.shape, -1) for read in (entering(), leaving[0]))
+    at = torch.arange(len(texts)), torch.tensor([text.site for text in texts])
     return keys[at], stream[at]

@@ -21,7 +21,7 @@ from ffedit.algebra.updates import check_exact
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.key import nothing, read, without_sinks
+from ffedit.editor.key import read_keys, without_sinks, zero_moment
 from ffedit.editor.methods.method import Method
 from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
@@ -79,27 +79,27 @@ def write_batch(method: Method, job: Job) -> Edit:
     editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
     record, subjects = Record(method.name, job), [group[0].subject for group in groups]
     last, spread = ff_layers[-1], len(ff_layers) > 1
-    prompt_sets = [without_sinks(editable, last, prompt_set) for prompt_set in build_prompts(editable, groups, config)]
-    # A single layer needs its keys read only once, since nothing below it changes.
-    K, own, lengths = read_all(editable, last, prompt_sets, 0.0 if spread else config.key.context_weight)
-    gain = _gain(editable, last, prompt_sets[0], last.matrix @ K[:, 0]) if spread else 1.0
+    prompt_sets = without_sinks(editable, last, build_prompts(editable, groups, config))
+    keys = before = read_keys(editable, last, prompt_sets)
+    gain = _gain(editable, last, prompt_sets[0], last.matrix @ keys.K[:, 0]) if spread else 1.0
     for ff in ff_layers if method.exact else ():
-        keys = K if ff is last else read_all(editable, ff, prompt_sets, 0.0)[0]
-        check_exact(keys, record.kept[ff.layer].to(keys.device))
-    values = choose_values(editable, last, prompt_sets, K, lengths, config.value, job.progress)
-    before = _streams(editable, last, prompt_sets) if spread else None
+        K = keys.K if ff is last else read_keys(editable, ff, prompt_sets).K
+        check_exact(K, record.kept[ff.layer].to(K.device))
+    values = choose_values(editable, last, prompt_sets, keys.K, keys.lengths, config.value, job.progress)
     V, deltas = (torch.stack(columns, 1) for columns in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, ff in enumerate(ff_layers):
             W = ff.matrix
-            if before is not None:
+            if spread:  # a single layer keeps its keys, since nothing below it changes
                 check_routes(editable, ff, subjects, prompt_sets)
-                K, own, _ = read_all(editable, ff, prompt_sets, config.key.context_weight)
-                reached = (_streams(editable, last, prompt_sets) - before) / gain
-                V = W @ K + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(W)
+                keys = read_keys(editable, ff, prompt_sets)
+                now = keys if ff is last else read_keys(editable, last, prompt_sets)
+                reached = (now.streams - before.streams) / gain
+                V = W @ keys.K + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(W)
+            own = keys.add_context_moment(zero_moment(ff), config.key.context_weight)
             kept = record.kept[ff.layer].to(W.device)
             moments = [job.stats[memory.address] for memory in ff.memories]
-            problem = Problem(W, K, V.to(W.device), moments, own, kept, config)
+            problem = Problem(W, keys.K, V.to(W.device), moments, own, kept, config)
             delta = method.solve(problem)
             note(record, ff, subjects, method, problem, delta)
             if ff is not last:
@@ -114,28 +114,6 @@ def note(
     """Add the solution of one layer to the record; it is not written."""
     denominators = divisions(delta, problem.C)
     record.add(ff, delta, subjects, problem.K, problem.V, denominators, method.guarantee(problem, delta))
-
-
-def read_all(
-    editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], weight: float
-) -> tuple[Tensor, Moment, Tensor]:
-    """Read the keys of all prompt sets in a layer.
-
-    Returns:
-        k* of each, [Σ d_ff, n], on the device of W; `weight` times the second moment of their spread over contexts,
-        summed, [Σ d_ff, Σ d_ff]; and the norm of the residual stream behind the layer at each subject, [n].
-    """
-    readings = [read(editable, ff, prompt_set) for prompt_set in prompt_sets]
-    own = nothing(ff)
-    for reading in readings:
-        own = reading.add_context_moment(own, weight)
-    keys = torch.stack([reading.k.to(ff.solve_device) for reading in readings], 1)
-    return keys, own, torch.stack([reading.stream.norm().cpu() for reading in readings])
-
-
-def _streams(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> Tensor:
-    """Read the residual stream behind the layer at each subject, mean over texts that state its facts, [d_model, n]."""
-    return torch.stack([read(editable, ff, prompt_set).stream for prompt_set in prompt_sets], 1)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from ffedit.errors import EditError, ModelError
 from ffedit.evaluator.formulas import divergence, perplexity
 from ffedit.evaluator.responses import Context
 from ffedit.inference import replay
+from ffedit.inference.batching import batches
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
@@ -77,13 +78,12 @@ class GenericText:
     @torch.no_grad()
     def _run(self, editable: Editable) -> tuple[float, float]:
         """Return drift and perplexity; the first run keeps the distributions as the reference, so its drift is 0."""
-        length, distances, chosen = len(self.rows[0]), [], []
-        size = max(1, BUDGET // length)
-        for first in range(0, len(self.rows), size):
-            log_probs = _next_token_log_probs(editable, self.rows[first : first + size])
-            ids = torch.tensor(self.rows[first : first + size], device=log_probs.device)
+        distances, chosen = [], []
+        for batch in batches([len(row) for row in self.rows], BUDGET):
+            log_probs = _next_token_log_probs(editable, [self.rows[i] for i in batch])
+            ids = torch.tensor([self.rows[i] for i in batch], device=log_probs.device)
             chosen.append(log_probs[:, :-1].gather(-1, ids[:, 1:, None]).flatten().cpu())
-            for i, row in enumerate(log_probs, first):
+            for i, row in zip(batch, log_probs, strict=True):
                 if i in self._compared:
                     reference = self._reference.setdefault(i, row.cpu())
                     distances.append(divergence(reference.to(row.device), row).cpu())

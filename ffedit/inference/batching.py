@@ -9,7 +9,10 @@ from typing import TypeVar
 import torch
 
 from ffedit.model.editable import Editable
-from ffedit.model.storage import device_of
+from ffedit.model.storage import device_of, free_memory
+
+# How failed allocations are worded: by torch on a CPU (two), CUDA and MPS, by cuBLAS, cuSOLVER and cuDNN, and by MAGMA.
+FAILED = ("not enough memory", "allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "MAGMA_ERR_DEVICE_ALLOC")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,10 +44,7 @@ def batch_budget(editable: Editable, least: int, shares: int) -> int:
 
     On a CPU `least` should fill the matrix products and leave the machine usable; a GPU needs larger batches.
     """
-    device = device_of(editable.embedding)
-    if not torch.empty(0, device=device).is_cuda:
-        return least
-    free, _ = torch.cuda.mem_get_info(device)
+    free = free_memory(device_of(editable.embedding)) or 0
     return max(least, free // (shares * editable.feed_forward[0].dtype.itemsize))
 
 
@@ -71,7 +71,9 @@ def split_on_oom(
     else:
         yield done
         return
-    # Outside the handler, where the error no longer holds the failed work's tensors.
+    # Outside the handler, where the error no longer holds the failed work's tensors. cuBLAS and cuSOLVER allocate
+    # beside torch's cache, which would keep what they need.
+    torch.cuda.empty_cache()
     half = len(items) // 2
     yield from split_on_oom(work, items[:half], refusal)
     yield from split_on_oom(work, items[half:], refusal)
@@ -89,6 +91,5 @@ def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if memory failed; torch has no exception class for an allocation that fails on a CPU."""
-    failed = any(words in str(error) for words in ("not enough memory", "allocate memory"))
-    return failed or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """Return True if memory failed, on whichever device: only CUDA's own allocator raises `torch.OutOfMemoryError`."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in FAILED)

@@ -40,11 +40,16 @@ def device_of(module: nn.Module) -> torch.device:
 
 def solve_device(device: torch.device, numbers: int) -> torch.device:
     """Return the device for float64 work: `device` where it can and has room for so many numbers, else the CPU."""
-    cpu = torch.device("cpu")
-    if not torch.empty(0, device=device).is_cuda:
-        return cpu
+    free = free_memory(device)
+    return device if free is not None and free > 8 * numbers else torch.device("cpu")
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return how many bytes of a CUDA device can be had, those that torch keeps for reuse included; None of others."""
+    if device.type != "cuda":
+        return None
     free, _ = torch.cuda.mem_get_info(device)
-    return device if free > 8 * numbers else cpu
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:

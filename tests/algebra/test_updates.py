@@ -62,7 +62,7 @@ def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() ->
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     k, spread = same.mean(0), []
     for weight in (0.0, 1.0, 1e6):
-        delta = rank_one(W, k, v, add_context_moment(C, k, same, weight)).dense
+        delta = rank_one(W, k, v, add_context_moment(C, [(k, same)], weight)).dense
         torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
         residual = v.double() - W.double() @ k.double()
         spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
@@ -74,9 +74,9 @@ def test_the_moment_of_the_contexts_is_that_of_their_spread() -> None:
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     away = same.double() - k.double()
     expected = C.double() + 0.7 * sum(torch.outer(one, one) for one in away) / 4
-    torch.testing.assert_close(add_context_moment(C, k, same, 0.7), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(add_context_moment(C, k, same, 0.0), C.double())
-    assert torch.equal(add_context_moment(C, k, k[None], 0.7), C.double()), "one context has no spread"
+    torch.testing.assert_close(add_context_moment(C, [(k, same)], 0.7), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(add_context_moment(C, [(k, same)], 0.0), C.double())
+    assert torch.equal(add_context_moment(C, [(k, k[None])], 0.7), C.double()), "one context has no spread"
 
 
 def test_the_update_has_rank_one() -> None:

@@ -14,7 +14,7 @@ from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
 from ffedit import Edit, EditConfig, EditError, Fact, editor
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import build_prompts, collect, combine, read
+from ffedit.editor import build_prompts, collect, combine, read_keys
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -112,7 +112,7 @@ def test_in_other_layers_each_key_is_read_above_what_the_union_changes() -> None
         """Of what was asked for the upper layer's subject, the share that is missed at its key as it then is."""
         lower = dataclasses.replace(edit, updates={Address(0): edit.updates[Address(0)]}, keys={}, values={})
         with lower.applied(editable):
-            k = read(editable, editable.feed_forward[AT.layer], prompt_set).k[:, None]
+            k = read_keys(editable, editable.feed_forward[AT.layer], [prompt_set]).K
         return float((edit.updates[AT] @ k - asked).norm() / asked.norm())
 
     assert gap(both) < 1e-8 < 1e-4 < gap(parts[0] + parts[1]), "the sum reads its key without the change below"

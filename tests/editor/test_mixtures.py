@@ -16,7 +16,7 @@ import ffedit
 from ffedit import Fact
 from ffedit.algebra import updates
 from ffedit.algebra.linalg import Blocks
-from ffedit.editor import build_prompts, collect, read, write
+from ffedit.editor import build_prompts, collect, read_keys, write
 from ffedit.editor.target_layers import check_routes, find_ff_layers
 from ffedit.errors import EditError
 from ffedit.exporter.adapter import WEIGHTS, read_factors, write_adapter
@@ -90,7 +90,7 @@ def test_keys_carry_the_routers_weight() -> None:
     editable = zoo.build("mixtral")
     (place,) = find_ff_layers(editable, [1], build_prompts(editable, by_subject([FACT]), BARE))
     (prompt_set,) = build_prompts(editable, [[FACT]], BARE)
-    k = read(editable, place, prompt_set).k
+    k = read_keys(editable, place, [prompt_set]).K[:, 0]
     text = prompt_set.prompts[0]
     weights = routing.routes(editable, [text], [1])[1].weights[0]
     block = editable.feed_forward[1].mixture
@@ -252,8 +252,8 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
     ):
         torch.testing.assert_close(solve(C).dense, solve(dense).dense)
     k, same = K[:, 0], K.T
-    spread = updates.add_context_moment(C, k, same, 0.5)
-    whole = updates.add_context_moment(dense, k, same, 0.5)
+    spread = updates.add_context_moment(C, [(k, same)], 0.5)
+    whole = updates.add_context_moment(dense, [(k, same)], 0.5)
     assert isinstance(spread, Blocks) and isinstance(whole, Tensor)
     torch.testing.assert_close(torch.block_diag(*spread.blocks), whole * (dense != 0))
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))

@@ -13,7 +13,7 @@ from torch import Tensor
 from writing import quick
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, choose_values, read
+from ffedit.editor import build_prompts, choose_values, read_keys
 from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
 
@@ -31,9 +31,9 @@ def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     prompt_sets = build_prompts(editable, by_subject(FACTS), config)
 
     def streams() -> Tensor:
-        return torch.stack([read(editable, place, prompt_set).stream for prompt_set in prompt_sets], 1)
+        return read_keys(editable, place, prompt_sets).streams
 
-    keys, before = torch.stack([read(editable, place, w).k for w in prompt_sets], 1), streams()
+    keys, before = read_keys(editable, place, prompt_sets).K, streams()
     values = choose_values(editable, place, prompt_sets, keys, before.norm(dim=0), config.value)
     deltas = torch.stack([value.delta for value in values], 1)
     lower = editable.memories[0]
@@ -61,9 +61,9 @@ def test_one_layer_of_several_is_that_layer_alone() -> None:
     lower = dataclasses.replace(both, updates={Address(0): both.updates[Address(0)]}, keys={}, values={})
     prompt_sets = build_prompts(editable, by_subject(FACTS), quick())
     with lower.applied(editable):
-        changed = torch.stack([read(editable, place, prompt_set).k for prompt_set in prompt_sets], 1)
+        changed = read_keys(editable, place, prompt_sets).K
     torch.testing.assert_close(both.keys[Address(1)], changed)
-    unchanged = torch.stack([read(editable, place, prompt_set).k for prompt_set in prompt_sets], 1)
+    unchanged = read_keys(editable, place, prompt_sets).K
     assert not torch.allclose(unchanged, changed, rtol=1e-3)
 
 

@@ -38,7 +38,7 @@ def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -
     (prompt_set,) = build_prompts(editable, [[FACT]], quick())
     if prompt_set.prompts[0].subject_last != 0:
         pytest.skip("the tiny tokenizer puts a token in front or splits the name")
-    kept = key.without_sinks(editable, editable.feed_forward[1], prompt_set)
+    (kept,) = key.without_sinks(editable, editable.feed_forward[1], [prompt_set])
     assert len(kept.prompts) == len(kept.fact_of)
     assert len(kept.prompts) + len(kept.essence) + kept.sinks == len(prompt_set.prompts) + len(prompt_set.essence)
     assert all(text.subject_last > 0 for text in (*kept.prompts, *kept.essence)) or not sinks

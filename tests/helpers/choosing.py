@@ -10,7 +10,7 @@ import torch
 from writing import FACT, SECOND
 
 from ffedit import EditConfig, Fact, PromptConfig, ValueConfig
-from ffedit.editor import Value, build_prompts, choose_values, read
+from ffedit.editor import Value, build_prompts, choose_values, read_keys
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 
@@ -33,10 +33,8 @@ def choose(
 ) -> list[Value]:
     """The values of all subjects of `facts`, found together."""
     place, prompt_sets = editable.feed_forward[layer], build_prompts(editable, by_subject(facts), config)
-    readings = [read(editable, place, prompt_set) for prompt_set in prompt_sets]
-    keys = torch.stack([reading.k for reading in readings], 1)
-    lengths = torch.stack([reading.stream.norm() for reading in readings])
-    return choose_values(editable, place, prompt_sets, keys, lengths, config.value, progress)
+    keys = read_keys(editable, place, prompt_sets)
+    return choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config.value, progress)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:

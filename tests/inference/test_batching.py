@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,14 +16,28 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import EditError, ModelError, editor
-from ffedit.editor import build_prompts, collect, read
+from ffedit.editor import build_prompts, collect, read_keys
 from ffedit.editor.value_loss import Objective
 from ffedit.inference import generation, replay, routing
 from ffedit.inference.batching import split_on_oom
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: you tried"), MemoryError()]
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+    ),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    RuntimeError(
+        "MPS backend out of memory (MPS allocated: 9.06 GB, other allocations: 1.00 GB, max allowed: 9.07 GB)"
+    ),
+    RuntimeError("magma: malloc failed (MAGMA_ERR_DEVICE_ALLOC)"),
+]
 Fail = Callable[[int], bool]
 
 
@@ -213,20 +228,38 @@ def test_no_memory_for_a_single_value_is_said_and_nothing_is_left_behind(monkeyp
 
 def test_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
-    (prompt_set,) = build_prompts(editable, [[FACT]], FULL)
-    expected = read(editable, editable.feed_forward[1], prompt_set)
+    prompt_sets = build_prompts(editable, [[FACT]], FULL)
+    expected = read_keys(editable, editable.feed_forward[1], prompt_sets)
     crowded(monkeypatch, "run_to", lambda rows: rows > 2)
-    found = read(editable, editable.feed_forward[1], prompt_set)
-    for name in ("k", "stream", "same"):
+    found = read_keys(editable, editable.feed_forward[1], prompt_sets)
+    for name in ("K", "streams", "same"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-13)
+
+
+def test_the_keys_of_many_subjects_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    ff, groups = (
+        editable.feed_forward[1],
+        [[FACT], [replace(FACT, subject="Rome")], [replace(FACT, subject="the Nile")]],
+    )
+    prompt_sets = build_prompts(editable, groups, FULL)
+    alone = [read_keys(editable, ff, [prompt_set]) for prompt_set in prompt_sets]
+    for tokens in (1, 20, 4096):  # texts of all subjects are sorted by length and share batches
+        monkeypatch.setattr(editor.key, "TOKENS", tokens)
+        together = read_keys(editable, ff, prompt_sets)
+        for name in ("K", "streams", "lengths"):
+            single = torch.cat([getattr(keys, name) for keys in alone], -1)
+            torch.testing.assert_close(getattr(together, name), single, rtol=1e-12, atol=1e-13)
+        for read, keys in zip(together.same, alone, strict=True):
+            torch.testing.assert_close(read, keys.same[0], rtol=1e-12, atol=1e-13)
 
 
 def test_no_memory_for_the_key_of_a_single_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True)
-    (prompt_set,) = build_prompts(editable, [[FACT]], FULL)
+    prompt_sets = build_prompts(editable, [[FACT]], FULL)
     crowded(monkeypatch, "run_to", lambda rows: True)
     with pytest.raises(EditError, match="not enough memory to read the key of a single text"):
-        read(editable, editable.feed_forward[1], prompt_set)
+        read_keys(editable, editable.feed_forward[1], prompt_sets)
 
 
 # Statistics ---------------------------------------------------------------------------------------

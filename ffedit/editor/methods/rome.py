@@ -48,7 +48,7 @@ def rome(job: Job) -> Edit:
     from ffedit.algebra.low_rank import LowRank
     from ffedit.algebra.updates import check_exact, equality, rank_one
     from ffedit.editor.job import restored, write_
-    from ffedit.editor.key import read, without_sinks
+    from ffedit.editor.key import read_keys, without_sinks
     from ffedit.editor.prompts import build_prompts
     from ffedit.editor.provenance import Record, divisions, how_solved
     from ffedit.editor.value import choose_values
@@ -61,14 +61,14 @@ def rome(job: Job) -> Edit:
     deltas, keys, factors, prompt_sets, values = [], [], [], [], []
     with restored(ff.memories):
         for i, group in enumerate(groups):
-            prompt_set = without_sinks(editable, ff, *build_prompts(editable, [group], config))
-            reading = read(editable, ff, prompt_set)
-            k = reading.k[:, None].to(ff.solve_device)
+            (prompt_set,) = without_sinks(editable, ff, build_prompts(editable, [group], config))
+            read = read_keys(editable, ff, [prompt_set])
+            k = read.K
             check_exact(k, kept)
-            length, part = reading.stream.norm()[None].cpu(), _part(job.progress, i, len(groups))
-            (value,) = choose_values(editable, ff, [prompt_set], k, length, config.value, part)
+            share = _share(job.progress, i, len(groups))
+            (value,) = choose_values(editable, ff, [prompt_set], k, read.lengths, config.value, share)
             W = ff.matrix
-            around = reading.add_context_moment(C, config.key.context_weight)
+            around = read.add_context_moment(C, config.key.context_weight)
             v = value.v.to(W.device)
             delta = equality(W, k, v[:, None], around, kept) if kept.shape[1] else rank_one(W, k[:, 0], v, around)
             if i + 1 < len(groups):
@@ -85,7 +85,7 @@ def rome(job: Job) -> Edit:
     return record.edit(how_solved(groups, prompt_sets, values))
 
 
-def _part(progress: Progress, index: int, count: int) -> Progress:
+def _share(progress: Progress, index: int, count: int) -> Progress:
     """Return the progress callback of one subject among `count`."""
     return lambda stage, done, total: progress(stage, index * total + done, count * total)
 
