@@ -113,7 +113,9 @@ def test_facts_are_text_and_nothing_else(one: Record, several: Record) -> None:
 
 def test_pages_fit_a_phone_and_a_desktop_in_light_and_in_dark(tmp_path: Path, one: Record, several: Record) -> None:
     long = json.loads(json.dumps(one).replace("Eiffel tower", 5_000 * "🗼" + 1_000 * "👩\u200d👧" + 2_000 * "ab"))
-    looks_right(tmp_path, list(map(result_page, (one, several, long, hostile(one), hostile(several)))))
+    says = ["Eiffel tower: Paris → Rome", one["verdict"]["text"]]
+    looks_right(tmp_path, list(map(result_page, (one, several, long, hostile(several)))), says)
+    looks_right(tmp_path, [result_page(hostile(one))], ["<script>alert(1)</script>\"'&", "שלום Eiffel tower"])
 
 
 def test_a_measurement_without_an_edit_has_one_side(run: Command, here: Path, model: Path) -> None:

@@ -99,15 +99,35 @@ def poisoned(value: Any, ours: Collection[str]) -> Any:
 PHONE, DESKTOP = 390, 1280
 # Chromium has no window as narrow as a phone, but a frame can be. Wide is what stands out to the right, unless it
 # scrolls in a box of its own or is cut; text of less than 10 pixels is small, a paragraph of less than 90 squeezed.
+# Text is pale where its contrast with what is painted behind it is below 4.5 (WCAG 2.2, 1.4.3).
 LOOK = """
+const brush = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true })
+const light = colours => {
+  colours.forEach(colour => { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) })
+  const linear = part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4
+  const [red, green, blue] = [...brush.getImageData(0, 0, 1, 1).data].map(part => linear(part / 255))
+  return .2126 * red + .7152 * green + .0722 * blue
+}
 const looked = [...document.querySelectorAll('iframe')].map(frame => {
   const view = frame.contentWindow, page = view.document, root = page.documentElement
   page.querySelectorAll('details').forEach(one => one.open = true)
   const all = [...page.querySelectorAll('body *')], named = one => `${one.tagName}.${one.getAttribute('class')}`
   const size = one => parseFloat(view.getComputedStyle(one).fontSize) * (one.getScreenCTM ? one.getScreenCTM().a : 1)
   const beyond = one => one.getBoundingClientRect().right > root.clientWidth + 1
-  const texts = all.filter(one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim()))
+  const holds = one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim())
+  const texts = all.filter(one => one.tagName != 'title' && holds(one))
+  const contrast = one => {
+    const behind = []
+    for (let at = one; at; at = at.parentElement) behind.unshift(view.getComputedStyle(at).backgroundColor)
+    const { fill, color } = view.getComputedStyle(one)
+    const ends = [light(behind), light([...behind, one.ownerSVGElement ? fill : color])]
+    return (Math.max(...ends) + .05) / (Math.min(...ends) + .05)
+  }
   return {
+    says: page.body.innerText,
+    scripts: page.scripts.length,
+    pale: texts.filter(one => contrast(one) < 4.5).map(one => `${named(one)} ${contrast(one)}`),
+    ink: view.getComputedStyle(root).color,
     width: view.innerWidth,
     fits: root.scrollWidth <= root.clientWidth,
     wide: all.filter(one => beyond(one) && !one.closest('.box table, .heat th')).map(named),
@@ -147,12 +167,15 @@ def look(folder: Path, pages: Sequence[str], dark: bool) -> list[dict[str, Any]]
     return found
 
 
-def looks_right(folder: Path, pages: Sequence[str]) -> None:
-    """Check pages in two widths and both colour schemes."""
-    for dark, paper in ((False, "rgb(251, 250, 248)"), (True, "rgb(20, 23, 27)")):
+def looks_right(folder: Path, pages: Sequence[str], says: Collection[str] = ()) -> None:
+    """Check pages in two widths and both colour schemes, and that the first shows the texts `says`."""
+    schemes = (False, "rgb(251, 250, 248)", "rgb(28, 33, 40)"), (True, "rgb(20, 23, 27)", "rgb(231, 233, 236)")
+    for dark, paper, ink in schemes:
         looked = look(folder, pages, dark)
         assert [one["width"] for one in looked] == [PHONE, DESKTOP] * len(pages)
         for one in looked:
             assert one["fits"] and not one["wide"] and not one["small"] and not one["squeezed"], one
-            assert not one["fetched"], one
-            assert (one["dark"], one["paper"]) == (dark, paper)
+            assert not one["fetched"] and not one["scripts"], one
+            assert not one["pale"], one["pale"]
+            assert (one["dark"], one["paper"], one["ink"]) == (dark, paper, ink)
+        assert all(text in one["says"] for one in looked[:2] for text in says), looked[0]["says"]
