@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import double
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, as_edits
 from ffedit.editor.job import Job, restored, write_
@@ -121,9 +122,9 @@ def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
     if at is None:
         return [], torch.empty(ff.shape[1], 0), torch.empty(ff.shape[0], 0)
     n = edit.keys[at].shape[1]
-    K = torch.cat([edit.keys.get(memory.address, torch.zeros(memory.d_ff, n)).double() for memory in ff.memories])
+    K = torch.cat([double(edit.keys.get(memory.address, torch.zeros(memory.d_ff, n))) for memory in ff.memories])
     V = torch.stack(
-        [edit.values[memory.address].double() for memory in ff.memories if memory.address in edit.values]
+        [double(edit.values[memory.address]) for memory in ff.memories if memory.address in edit.values]
     ).sum(0)
     return edit.subjects(at), K, V
 

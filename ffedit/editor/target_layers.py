@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, restored
 from ffedit.editor.prompts import PromptSet
@@ -104,5 +105,5 @@ def _described(before: Routes, after: Routes) -> dict[str, Any]:
             str(e): {"share": float(before.shares[e]), "weight": float(before.mean_weights[e])}
             for e in before.shares.nonzero()[:, 0].tolist()
         },
-        "moved": float((before.chosen != after.chosen).any(1).double().mean()),
+        "moved": float(double((before.chosen != after.chosen).any(1)).mean()),
     }

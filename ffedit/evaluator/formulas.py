@@ -21,6 +21,7 @@ from statistics import fmean
 
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.facts.text import occurrences
 
 # As ROME weighs the entropies of bigrams and trigrams.
@@ -92,7 +93,7 @@ def divergence(before: Tensor, after: Tensor) -> Tensor:
 
 def perplexity(log_probs: Tensor) -> float:
     """Return exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
-    return float((-log_probs.double().mean()).exp())
+    return float((-double(log_probs).mean()).exp())
 
 
 def generation_entropy(text: str) -> float:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
@@ -161,7 +162,7 @@ def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
     """Draw from the `top` likeliest tokens, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
 
     def choose(logits: Tensor, step: int) -> Tensor:
-        best, ids = logits.double().topk(min(top, logits.shape[-1]), -1)
+        best, ids = double(logits).topk(min(top, logits.shape[-1]), -1)
         passed = best.softmax(-1).cumsum(-1).cpu() <= numbers[:, step, None]
         return ids.cpu().gather(-1, passed.sum(-1, keepdim=True).clamp(max=ids.shape[-1] - 1))
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.facts.fact import Fact
 from ffedit.inference import replay
@@ -44,12 +45,12 @@ class Routes:
     @property
     def shares(self) -> Tensor:
         """Share of the texts in which an expert is chosen, [experts]."""
-        return self.chosen.double().mean(0)
+        return double(self.chosen).mean(0)
 
     @property
     def mean_weights(self) -> Tensor:
         """Mean weight of an expert in the texts that go to it, [experts]; 0 where none does."""
-        return self.weights.double().sum(0) / self.chosen.sum(0).clamp(min=1)
+        return double(self.weights).sum(0) / double(self.chosen).sum(0).clamp(min=1)
 
     def covered(self, experts: Sequence[int]) -> float:
         """Return the share of the router's weight that goes to `experts`, mean over texts."""

@@ -9,6 +9,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.errors import FactError, ModelError, choices
 from ffedit.facts.fact import Fact, FactToken
 from ffedit.inference import generation, replay
@@ -221,7 +222,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
                 f"the model's numbers are not finite on {case.fact.text!r}: the first bad state {where}; check the "
                 "weights, or compute in a wider dtype"
             )
-    log_probs = generation.answer_sums(recording.logits, texts).double().cpu()
+    log_probs = double(generation.answer_sums(recording.logits, texts)).cpu()
     if not torch.isfinite(recording.logits).all():
         raise ModelError("the model's logits are not finite though its states are: the unembedding overflows")
     said = recording.logits.argmax(-1).cpu().split([len(e.target_ids) for e in texts])

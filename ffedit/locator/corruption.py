@@ -117,7 +117,7 @@ def subjects_scale(editable: Editable, facts: Sequence[Fact]) -> float:
         assert encoded.subject is not None
         tokens.setdefault(fact.subject, encoded.ids[slice(*encoded.subject)])
     ids = torch.tensor([i for some in tokens.values() for i in some], device=editable.device)
-    return float(editable.embedding(ids).double().std())
+    return float(double(editable.embedding(ids)).std())
 
 
 def covariance_root(editable: Editable) -> Tensor:

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import split_on_oom
@@ -160,7 +161,7 @@ def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> Non
         texts = [text for final in waiting for text in final.texts]
         logits = replay.logits_of(editable, torch.cat([final.states for final in waiting]))
         indices = torch.cat([final.indices for final in waiting])
-        log_probs[indices.unbind(-1)] = generation.answer_sums(logits, texts).double().cpu()
+        log_probs[indices.unbind(-1)] = double(generation.answer_sums(logits, texts)).cpu()
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
@@ -274,7 +275,7 @@ def _estimate_layers(editable: Editable, batch: Batch, run: Run, number: int, an
         logits = replay.resume(editable, batch.recording, 0, states, rows, 0, generation.answer_reads(texts))
         gradients = torch.autograd.grad(generation.answer_sums(logits, texts).sum(), deltas)
     changes = [
-        ((output[clean, :length] - output[rows, :length]) * gradient).double().sum(-1)
+        double((output[clean, :length] - output[rows, :length]) * gradient).sum(-1)
         for output, gradient in zip(outputs, gradients, strict=True)
     ]
     return torch.stack(changes)[:, :, : case.encoded.answer].transpose(1, 2).cpu()
