@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import needs_nothing_else, said
 from shell import FACT, shell
 
 import ffedit
@@ -52,19 +54,42 @@ def test_another_model_has_none_of_the_edits(session: Session) -> None:
     assert "`Editable atlas" in session.load("atlas") and session.edits == []
 
 
-def test_the_page_calls_the_session_and_tells_mistakes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def caller(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A client of the page, over HTTP."""
     gradio, client = pytest.importorskip("gradio"), pytest.importorskip("gradio_client")
-    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     assert gradio
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
     blocks = page(session)
     _, url, _ = blocks.launch(server_name=HOST, prevent_thread_lock=True, quiet=True)
     try:
-        caller: Any = client.Client(url, verbose=False)
-        assert caller.predict("the tower", api_name="/ask") == session.ask("the tower")
-        with pytest.raises(Exception, match="no edit to undo"):
-            caller.predict(api_name="/undo")
+        yield client.Client(url, verbose=False, download_files=str(tmp_path))
     finally:
         blocks.close()
+
+
+def test_a_fact_is_traced_written_asked_for_and_undone_over_http(session: Session, caller: Any) -> None:
+    pytest.importorskip("matplotlib")
+    prompt = "the Eiffel tower is located in"
+    was, same = caller.predict(prompt, api_name="/ask")
+    assert was == same == session.ask(prompt)[0]
+    assert caller.predict(*FIELDS, api_name="/trace")["plot"].startswith("data:image/")
+    drawn, scores, report, state = caller.predict(*FIELDS, api_name="/edit")
+    assert drawn["plot"].startswith("data:image/") and "efficacy" in scores and "**Rome**" in state
+    text = Path(report).read_text(encoding="utf-8")
+    needs_nothing_else(text)
+    assert "the model now says “Rome” instead of “Paris”" in said(text)
+    assert caller.predict(prompt, api_name="/ask") == (was, session.ask(prompt)[1]) != (was, was)
+    assert "No edits in it" in caller.predict(api_name="/undo")
+    assert caller.predict(prompt, api_name="/ask") == (was, was)
+
+
+def test_mistakes_are_one_line_on_the_page(caller: Any) -> None:
+    with pytest.raises(Exception, match="no edit to undo"):
+        caller.predict(api_name="/undo")
+    with pytest.raises(Exception, match="subject"):
+        caller.predict("", *FIELDS[1:], api_name="/trace")
 
 
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
