@@ -39,7 +39,12 @@ class PromptSet:
     sinks: int = 0
 
     def without(self, sinks: Collection[int]) -> PromptSet:
-        """Leave out the texts `sinks`, by their index among the prompts followed by the essence prompts."""
+        """Leave out the texts `sinks`, by their index among the prompts followed by the essence prompts.
+
+        A fact that no other prompt states keeps its prompts.
+        """
+        stated = {fact for i, fact in enumerate(self.fact_of) if i not in sinks}
+        sinks = [i for i in sinks if i >= len(self.prompts) or self.fact_of[i] in stated]
         prompts = [i for i in range(len(self.prompts)) if i not in sinks]
         essence = [text for i, text in enumerate(self.essence, len(self.prompts)) if i not in sinks]
         return replace(

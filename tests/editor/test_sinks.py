@@ -51,3 +51,12 @@ def test_a_sinks_key_is_left_out(llama: Editable, monkeypatch: pytest.MonkeyPatc
 
 def test_a_key_like_the_others_stays(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_first(llama, False, monkeypatch) == 0
+
+
+def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
+    """Without contexts, a fact may be stated by a prompt that begins with the subject, and by no other."""
+    behind = ffedit.Fact("Paris", "the mayor of {} is", "Rome", "London")
+    (prompt_set,) = build_prompts(llama, [[FACT, behind]], quick(contexts=0))
+    kept = prompt_set.without([0])
+    assert kept.prompts == prompt_set.prompts and kept.facts == 2 and kept.sinks == 0
+    assert prompt_set.without([0, 1]).facts == 2
