@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,15 +81,9 @@ def folder() -> Path:
 def path(kind: str, key: str, suffix: str) -> Path:
     """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
     entry = folder() / kind / f"{key}{suffix}"
-    _mark_used(entry)
-    return entry
-
-
-def _mark_used(entry: Path) -> None:
-    try:
+    with suppress(OSError):  # there is none, or it is another user's
         os.utime(entry)
-    except OSError:  # there is none, or it is another user's
-        return
+    return entry
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -96,12 +91,10 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
 
     A full or read-only disk costs the next run some seconds, and must not cost this one its result.
     """
-    try:
+    with suppress(EditError, OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, save)
         prune(Limits.set())
-    except (EditError, OSError):
-        return
 
 
 def entries() -> list[Path]:
@@ -111,15 +104,15 @@ def entries() -> list[Path]:
 
 def sizes() -> dict[Path, int]:
     """Return the bytes of every entry, the least recently used first; leave out one that is deleted meanwhile."""
-    found = []
+    listed = []
     for entry in entries():
         try:
             files = entry.rglob("*") if entry.is_dir() else [entry]
             size = sum(file.stat().st_size for file in files if not file.is_dir())
-            found.append((entry.stat().st_mtime, entry, size))
+            listed.append((entry.stat().st_mtime, entry, size))
         except FileNotFoundError:
             continue
-    return {entry: size for _, entry, size in sorted(found)}
+    return {entry: size for _, entry, size in sorted(listed)}
 
 
 def prune(limits: Limits) -> int:

@@ -155,11 +155,7 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
 
 
 def _checked(name: str, file: Path) -> Any:
-    """Return the `gguf.GGUFReader` of a file that can be converted.
-
-    Raises:
-        ModelError: it is damaged, a part of a model, an encoder, or of a quantisation that cannot be unpacked.
-    """
+    """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
     import gguf
 
     reader = open_gguf(file)
@@ -308,11 +304,7 @@ def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str)
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:
-    """Check that each number of the file is in the model, and that each is finite.
-
-    Raises:
-        ModelError: transformers left some out without an error, or some are NaN or infinite.
-    """
+    """Check that each number of the file is in the model (transformers leaves some out silently), and finite."""
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
     tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
     left_out = {*UNREAD, "output.weight"} if tied else set(UNREAD)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +30,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from ffedit.errors import EditError, ModelError, brief
+from ffedit.errors import EditError, ModelError
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.device_map import DeviceMap, spread_over
 from ffedit.loading.gguf import check_loaded, converted, readable, source_of
@@ -137,11 +138,7 @@ def choose_stack(stacks: list[Stack], kind: str | None) -> Stack:
 def _ready_pair(
     source: Any, device: str, dtype: str, revision: str | None, trust_remote_code: bool, device_map: DeviceMap | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
-    """Return a model that was loaded elsewhere, its tokenizer, and its name; options of loading are refused.
-
-    Raises:
-        ModelError: it is no pair, or one of the others is not at its default.
-    """
+    """Return a model that was loaded elsewhere, its tokenizer, and its name; refuse options of loading."""
     pair = source if isinstance(source, tuple) else (source,)
     if len(pair) != 2 or not hasattr(pair[0], "config") or not isinstance(pair[1], PreTrainedTokenizerBase):
         types = ", ".join(type(value).__name__ for value in pair)
@@ -171,19 +168,12 @@ def _in_chat(editable: Editable, chat: bool) -> Editable:
 
 
 class Opened(NamedTuple):
-    """Checkpoint of which only the config was read.
+    """Checkpoint of which only the config was read."""
 
-    Attributes:
-        name: its name in messages.
-        path: its folder or hub id.
-        config: its config.
-        common: transformers' arguments for all its parts.
-    """
-
-    name: str
-    path: str
+    name: str  # in messages
+    path: str  # folder or hub id
     config: Any
-    common: dict[str, Any]
+    common: dict[str, Any]  # transformers' arguments for all its parts
 
 
 def opened(
@@ -215,22 +205,7 @@ def path_of(name: str, progress: Progress = silent) -> str:
 def _read(
     opened: Opened, auto: Any, kind: str, dtype: str, spread: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
-    """Read a checkpoint's tokenizer and weights.
-
-    Args:
-        opened: the checkpoint.
-        auto: the class of transformers that makes the model.
-        kind: of language model, for messages.
-        dtype: as of `load`.
-        spread: as of `spread_over`.
-
-    Returns:
-        The model, in evaluation mode, its tokenizer, and the precision that it was saved in; of a quantised one, what
-        it computes in.
-
-    Raises:
-        ModelError: it cannot be read, or weights are missing.
-    """
+    """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (of a quantised one: computes in)."""
     name, path, config, common = opened
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
@@ -262,15 +237,12 @@ def _read(
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    folder = _folder_of(path, model)
-    try:
-        tensors = contents(folder) if folder is not None else {}
-    except ModelError:  # transformers found the weights in other files
-        tensors = {}
     entries: Counter[torch.dtype] = Counter()
-    for stored in tensors.values():
-        if stored.kind in FLOATS:
-            entries[stored.dtype] += prod(stored.shape)
+    folder = _folder_of(path, model)
+    with suppress(ModelError):  # transformers found the weights in other files
+        for stored in contents(folder).values() if folder else ():
+            if stored.kind in FLOATS:
+                entries[stored.dtype] += prod(stored.shape)
     ((saved, _),) = entries.most_common(1) or ((getattr(config, "dtype", None) or model.dtype, 0),)
     return saved
 
@@ -307,14 +279,12 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     here = is_local(path, name)
     if Path(path).exists():
         return Path(path)
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                path, revision=revision, local_files_only=here, ignore_patterns=list(OTHER_WEIGHTS)
-            )
+    with readable(f"{name}: cannot be fetched"):
+        ignored = list(OTHER_WEIGHTS)
+        folder = huggingface_hub.snapshot_download(
+            path, revision=revision, local_files_only=here, ignore_patterns=ignored
         )
-    except Exception as error:  # the network may fail in any way
-        raise ModelError(f"{name}: cannot be fetched: {brief(error)}") from error
+        return Path(folder)
 
 
 def cached_folder(editable: Editable) -> Path | None:

@@ -10,8 +10,8 @@ Encoders and both halves of encoder–decoders, which are inspected only, are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -116,11 +116,7 @@ def _find_stack(
 
 
 def _transformers_model(model: Any, name: str) -> PreTrainedModel:
-    """Return the model itself, of one that was compiled or not.
-
-    Raises:
-        ModelError: it is no model of transformers, or was not loaded whole.
-    """
+    """Return the model itself, of one that was compiled or not; ModelError unless it is transformers' and whole."""
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
@@ -152,7 +148,7 @@ def _verify(editable: Editable) -> None:
         if not list(module.children()) and id(module) not in blocks and module is not editable.unembedding
     }
     with (
-        _mixtures(editable) as mixtures,
+        ExitStack() as stack,
         capture(modules, inputs=True) as keys,
         capture(modules) as outputs,
         capture({"first": editable.layers[0]}) as first,
@@ -160,6 +156,7 @@ def _verify(editable: Editable) -> None:
         capture({"unembedding": editable.unembedding}, inputs=True) as final,
         capture(outside) as beside,
     ):
+        mixtures = [_watch(stack, ff, ff.mixture, name) for ff in editable.feed_forward if ff.mixture is not None]
         logits = editable.run(input_ids=ids, use_cache=False).logits
     # The probe reads every weight but the embeddings of other tokens.
     if not (torch.isfinite(logits).all() and torch.isfinite(storage.fetched(editable.embedding)).all()):
@@ -190,11 +187,7 @@ def _verify(editable: Editable) -> None:
 
 
 def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
-    """Return the difference of W k + b from the module's output for `key`, relative to the scale of `output`.
-
-    Raises:
-        ModelError: it is too large, or the module does not give d_model features.
-    """
+    """Return the difference of W k + b from the module's output for `key`, relative to the scale of `output`."""
     if memory.shape[0] != d_model:
         raise ModelError(
             f"{name}: {memory.name} gives {memory.shape[0]} features, {d_model} (d_model) were expected; "
@@ -220,22 +213,8 @@ def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: t
     return error
 
 
-@contextmanager
-def _mixtures(editable: Editable) -> Iterator[list[Callable[[], float]]]:
-    """Watch the mixtures in a pass; each yielded function returns the difference of W k + b from its block's output.
-
-    Raises:
-        ModelError: it is too large.
-    """
-    with ExitStack() as stack:
-        yield [
-            _watch(stack, layer, layer.mixture, editable.name)
-            for layer in editable.feed_forward
-            if layer.mixture is not None
-        ]
-
-
 def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) -> Callable[[], float]:
+    """Watch a mixture in a pass; the function returns the difference of W k + b from its block's output."""
     shared: dict[int, Tensor] = {}
     routed: list[Routed] = []
 

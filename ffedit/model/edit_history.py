@@ -10,7 +10,7 @@ undone, and part of what later edits count as original.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,13 +41,9 @@ class History:
         return self.lasting | self.edits
 
     def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Any, weights: str) -> None:
-        """Write `edit`, identified by `name`, on top of the others; if that fails, restore the weights.
+        """Write `edit`, whose fingerprint is `name`, on top of the others; if that fails, restore the weights.
 
-        Args:
-            memories: of the model.
-            name: the edit's fingerprint.
-            edit: what to write.
-            weights: fingerprint of the weights as they are now.
+        `weights` is the fingerprint of the weights as they are now.
         """
         self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
         self.base = weights if self.base is None else self.base
@@ -60,11 +56,14 @@ class History:
             raise
 
     def undo_(self, memories: Mapping[Address, KeyValueMemory], name: str) -> None:
-        """Rebuild the matrices that the edit `name` changed, without it."""
+        """Rebuild the matrices that the edit `name` changed: the originals with the other edits in their order."""
         others = [edit for other, edit in self.edits.items() if other != name]
         touched = self.edits[name].updates
         for at in touched:
-            self.rebuild_(memories[at], {name})
+            memories[at].set_(self.originals[at])
+            for edit in others:
+                if at in edit.updates:
+                    memories[at].write_(edit.updates[at])
         # Deleted only now: if an interrupt came before, undo can be called again.
         del self.edits[name]
         for at in touched:
@@ -72,10 +71,3 @@ class History:
                 del self.originals[at]
         if not self.edits:
             self.base = None
-
-    def rebuild_(self, memory: KeyValueMemory, without: Container[str]) -> None:
-        """Restore the original of a matrix and reapply its edits, except those whose names are in `without`."""
-        memory.set_(self.originals[memory.address])
-        for name, edit in self.edits.items():
-            if name not in without and memory.address in edit.updates:
-                memory.write_(edit.updates[memory.address])

@@ -60,11 +60,6 @@ def fingerprint(editable: Stack, below: int | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def forget(editable: Stack) -> None:
-    """Make the next fingerprint read everything anew: after a write through `.data` that the sample may miss."""
-    editable.hashed = FingerprintCache()
-
-
 def _vocabulary(hashed: FingerprintCache, tokenizer: PreTrainedTokenizerBase) -> bytes:
     """Return the tokens with their ids as JSON; computed once per tokenizer, and again when tokens were added."""
     cached, size = hashed.vocabulary, len(tokenizer)
@@ -79,7 +74,7 @@ def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sa
 
     The same means: the same tensor, at the same address, with the version that torch increments at every in-place
     write, and with the same sample. A write through `.data` is not counted: one that changes no sampled entry goes
-    unnoticed until `forget`. Offloaded and quantised weights are read each time.
+    unnoticed until `editable.hashed` is replaced. Offloaded and quantised weights are read each time.
     """
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
         return _summed(flat)

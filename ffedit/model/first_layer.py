@@ -176,10 +176,8 @@ def _activation(holder: nn.Module, name: str) -> tuple[str, Callable[[Tensor], T
     """Return the name of f and f itself; a function registered under the name takes precedence."""
     attributes = (_attribute(holder, path) for path in ACTIVATION_ROLES)
     kept = next((attribute for attribute in attributes if attribute is not None), None)
-    if kept is None:
-        called = type(holder).__name__
-    else:
-        called = kept if isinstance(kept, str) else str(getattr(kept, "__name__", type(kept).__name__))
+    named = holder if kept is None else kept
+    called = named if isinstance(named, str) else str(getattr(named, "__name__", type(named).__name__))
     if called in ACTIVATIONS:
         return called, ACTIVATIONS[called]
     if callable(kept):

@@ -24,6 +24,7 @@ from torch.nn.functional import linear
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.errors import EditError, ModelError
+from ffedit.files.tensor_ranges import sample_of
 from ffedit.model import first_layer, storage
 from ffedit.model.experts import Experts
 from ffedit.model.hooks import replace_input
@@ -229,11 +230,7 @@ class KeyValueMemory:
         self.set_(total.to(self.saved_dtype))
 
     def check_writable(self) -> None:
-        """Refuse a quantised weight.
-
-        Raises:
-            EditError: it is one.
-        """
+        """Refuse a quantised weight with an EditError."""
         if self.quantised:
             raise EditError(
                 f"{self.name} is quantised and is not written to; export the edit as an adapter (--format adapter), "
@@ -273,14 +270,8 @@ def identity(memory: KeyValueMemory) -> dict[str, Any]:
         **({} if memory.slot is None else {"experts": len(memory.leaf), "declared": declared}),
         "transposed": memory.stored_transposed,
         "shape": list(weight.shape),
-        "sample": sample_of(weight).float().tolist(),
+        "sample": sample_of(weight, SAMPLE).float().tolist(),
     }
-
-
-def sample_of(stored: Tensor) -> Tensor:
-    """Return the entries that identify a matrix, given in its stored orientation."""
-    flat = stored.reshape(-1)
-    return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
 
 
 class Memories(Mapping[Address, KeyValueMemory]):
