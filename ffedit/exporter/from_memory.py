@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
@@ -135,17 +134,12 @@ def is_on_disk(editable: Editable, folder: Path) -> bool:
 def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
     known = file_name(tensors, name)
     if known is None:
-        matrices = {
-            own: matrix
-            for path, tensor in saved(model, name, weight).items()
-            for own, matrix in _matrices(path, tensor)
-        }
+        matrices: dict[str, Tensor] = {}
+        for path, tensor in saved(model, name, weight).items():  # under the names of `contents`
+            matrices |= (
+                {f"{path}[{i}]": matrix for i, matrix in enumerate(tensor)} if tensor.ndim == 3 else {path: tensor}
+            )
         return name not in matrices and all(_is_stored(model, matrix, tensors, own) for own, matrix in matrices.items())
     if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
         return False
     return torch.equal(tensors[known].sample(SAMPLE).to(weight.dtype).double(), sample_of(weight, SAMPLE))
-
-
-def _matrices(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor under the names of `contents`: each matrix of a three-dimensional tensor has its own."""
-    yield from ((f"{name}[{i}]", matrix) for i, matrix in enumerate(tensor)) if tensor.ndim == 3 else ((name, tensor),)

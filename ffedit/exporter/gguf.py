@@ -206,17 +206,15 @@ def _end(field: Any) -> int:
 
 def _note(edit: Edit, packed: Mapping[Address, Packed]) -> dict[str, Any]:
     """Describe an edit in a file's header."""
-    facts = [{"prompt": fact.text, "target": fact.new_object} for fact in edit.facts]
-    method = edit.provenance.get("method")
     return {
         "edit": edit.fingerprint(),
-        "method": method,
-        "facts": facts,
-        "tensors": [m.to_dict() for m in packed.values()],
+        "method": edit.provenance.get("method"),
+        "facts": [{"prompt": fact.text, "target": fact.new_object} for fact in edit.facts],
+        "tensors": [matrix.to_dict() for matrix in packed.values()],
     }
 
 
 def edits_in(reader: Any) -> list[dict[str, Any]]:
     """Return what the header says of the edits in a file."""
-    found: list[dict[str, Any]] = json.loads(entry(reader, ENTRY, "[]"))
-    return found
+    edits: list[dict[str, Any]] = json.loads(entry(reader, ENTRY, "[]"))
+    return edits

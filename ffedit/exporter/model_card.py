@@ -31,13 +31,13 @@ Everything else is as in the base model.{_source(edits)}"""
 """
 
 
-def undone_card(base: Origin, gone: Edit, left: Sequence[Edit], exact: bool) -> str:
+def undone_card(base: Origin, undone: Edit, left: Sequence[Edit], exact: bool) -> str:
     """Write the card of a checkpoint made from `base` in which an edit was undone."""
     how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
-    note = f"Edit {gone.fingerprint()} ({counted(len(gone.facts), 'fact')}) was undone: {how}."
+    note = f"Edit {undone.fingerprint()} ({counted(len(undone.facts), 'fact')}) was undone: {how}."
     if left:
         return f"{model_card(base, left)}\n{note}\n"
-    return f"{_front(base)}\n# {base.name}\n\nEdited with ffedit, and undone. {note}{_source([gone])}\n"
+    return f"{_front(base)}\n# {base.name}\n\nEdited with ffedit, and undone. {note}{_source([undone])}\n"
 
 
 def adapter_card(base: Origin, edit: Edit) -> str:

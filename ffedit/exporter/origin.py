@@ -59,7 +59,7 @@ def _hub_id(name: str, folder: Path | None) -> str | None:
     """Return the base's id on the hub; None where it is not known to have one."""
     if name in PACKAGES:
         return PACKAGES[name].hub_id
-    if cached := [match for part in (folder or Path()).parts if (match := CACHED.fullmatch(part))]:
+    if cached := [match for step in (folder or Path()).parts if (match := CACHED.fullmatch(step))]:
         return cached[-1][1].replace("--", "/")
     return name if OWNED.fullmatch(name) and not Path(name).exists() else None
 

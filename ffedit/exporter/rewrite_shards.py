@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -177,9 +178,11 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
         target.parent.mkdir(parents=True, exist_ok=True)
         changed = [name for name in plan if tensors[name].file == shard]
         size = shard.stat().st_size
-        if not changed and _linked(shard, target):
-            moved.linked += size
-            continue
+        if not changed:
+            with suppress(OSError):  # another file system, or one without links
+                os.link(shard.resolve(), target)  # the hub's cache holds symbolic links, which would dangle elsewhere
+                moved.linked += size
+                continue
         shutil.copyfile(shard, target)
         moved.copied += size
         for name in changed:
@@ -187,15 +190,6 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
             moved.rewritten += tensors[name].size
     _copy_rest(base, folder)
     return moved
-
-
-def _linked(shard: Path, target: Path) -> bool:
-    """Make `target` a hard link to a file; return False if that fails (another file system, or one without links)."""
-    try:
-        os.link(shard.resolve(), target)  # the hub's cache holds symbolic links, which would dangle elsewhere
-    except OSError:
-        return False
-    return True
 
 
 def _copy_rest(base: Path, folder: Path) -> None:

@@ -32,7 +32,6 @@ class Task:
         verify: "auto" (logits where the model fits in memory), "tensors" or "logits".
         originals: whether the originals must be there.
         edit, inexact: of an undo.
-        trust_remote_code: run code that comes with the checkpoint.
         threads: of torch; sums depend on it in the last bit.
     """
 

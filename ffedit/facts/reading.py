@@ -92,13 +92,9 @@ def sift_facts(
 ) -> Sifted:
     """Read as `read_facts` does, but list the records that cannot be used instead of refusing the source.
 
-    Args:
-        path: as for `read_facts`.
-        stdin: as for `read_facts`.
-        need_targets: as for `read_facts`.
-        together: the facts are for one model. False where each is edited alone: then records that ask the same
-            stay separate facts and may disagree, as some of CounterFact do.
-        where: a field and its value, as text: read only records that have it. They keep their numbers.
+    Facts that are `together` are for one model. Where each is edited alone, records that ask the same stay separate
+    facts and may disagree, as some of CounterFact do. `where` is a field and its value, as text: only records that have
+    it are read. They keep their numbers.
 
     Raises:
         FactError: there is no such source, it holds no records, or none that matches `where` and can be used.

@@ -35,11 +35,9 @@ class Stored:
     """Location of one tensor in a file.
 
     Attributes:
-        file: the file.
         start: its first byte in the file.
         size: its bytes.
         kind: its dtype as safetensors calls it ("BF16").
-        shape: its shape.
     """
 
     file: Path

@@ -251,15 +251,15 @@ def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, A
         "get_tensor_name_map": lru_cache(1)(gguf.get_tensor_name_map),
     }
     # Alone in a folder: transformers would use a tokenizer that lies beside the file.
-    with tempfile.TemporaryDirectory() as here, patch.multiple(gguf, **once), _steps(progress):
+    with tempfile.TemporaryDirectory() as folder, patch.multiple(gguf, **once), _steps(progress):
         try:
-            os.symlink(file.absolute(), Path(here) / "model.gguf")
+            os.symlink(file.absolute(), Path(folder) / "model.gguf")
         except OSError:  # Windows, without the permission for links
-            shutil.copyfile(file, Path(here) / "model.gguf")
-        return _read_parts(name, here, reader, {"gguf_file": "model.gguf"})
+            shutil.copyfile(file, Path(folder) / "model.gguf")
+        return _read_parts(name, folder, reader, {"gguf_file": "model.gguf"})
 
 
-def _read_parts(name: str, here: str, reader: Any, common: dict[str, Any]) -> tuple[Any, Any]:
+def _read_parts(name: str, folder: str, reader: Any, common: dict[str, Any]) -> tuple[Any, Any]:
     """Read config, tokenizer and weights, in this order."""
     config: Any
     loaded: Any
@@ -267,14 +267,14 @@ def _read_parts(name: str, here: str, reader: Any, common: dict[str, Any]) -> tu
         f"{name}: transformers {transformers.__version__} does not read {_architecture(reader)} from a GGUF file",
         "; give the model as a Hugging Face folder",
     ):
-        config = AutoConfig.from_pretrained(here, **common)
+        config = AutoConfig.from_pretrained(folder, **common)
     if config.is_encoder_decoder:
         raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
     with readable(f"{name}: the tokenizer cannot be read"):
-        tokenizer = AutoTokenizer.from_pretrained(here, **common)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **common)
     with readable(f"{name}: the weights cannot be read"):
         loaded = AutoModelForCausalLM.from_pretrained(
-            here,
+            folder,
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
@@ -297,8 +297,8 @@ def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str)
     Raises:
         ModelError: one is missing or of another shape.
     """
-    for key, stored, wanted in info["mismatched_keys"]:
-        raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(wanted)} was expected")
+    for key, stored, needed in info["mismatched_keys"]:
+        raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(needed)} was expected")
     for key in sorted(info["missing_keys"]):
         raise ModelError(f"{name}: {key} is missing from the {source}; {expected}")
 

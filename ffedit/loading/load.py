@@ -126,7 +126,7 @@ def choose_stack(stacks: list[Stack], kind: str | None) -> Stack:
     Raises:
         EditError: there is none of this kind, or several and `kind` is None.
     """
-    kinds = " and ".join(f"{'an' if stack.kind == 'encoder' else 'a'} {stack.kind}" for stack in stacks)
+    kinds = " and ".join("an encoder" if stack.kind == "encoder" else "a decoder" for stack in stacks)
     if kind is None and len(stacks) > 1:
         raise EditError(f"{stacks[0].name} has {kinds}; say which one with --stack encoder or --stack decoder")
     matching = [stack for stack in stacks if kind in (None, stack.kind)]
@@ -276,13 +276,13 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     """
     name = str(name_or_path)
     path = path_of(name)
-    here = is_local(path, name)
+    local = is_local(path, name)
     if Path(path).exists():
         return Path(path)
     with readable(f"{name}: cannot be fetched"):
         ignored = list(OTHER_WEIGHTS)
         folder = huggingface_hub.snapshot_download(
-            path, revision=revision, local_files_only=here, ignore_patterns=ignored
+            path, revision=revision, local_files_only=local, ignore_patterns=ignored
         )
         return Path(folder)
 

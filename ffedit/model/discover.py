@@ -57,9 +57,6 @@ class Layer:
     """One layer of a model, with what is needed to find its memories.
 
     Attributes:
-        model: the model.
-        module: the layer.
-        index: its number.
         name: the model's name in messages.
         probe: runs the model once.
         value_matrix: path of the value matrix, where no known role fits (`loading.verify.find_and_verify`).

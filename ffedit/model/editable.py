@@ -87,7 +87,6 @@ class Stack(Displayed):
 
     Attributes:
         model: the whole transformers model.
-        tokenizer: its tokenizer.
         name: a hub id, a folder, or the name the model was loaded by.
         layers: the blocks, in order.
         feed_forward: the memories of each layer as one.

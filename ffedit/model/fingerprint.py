@@ -88,4 +88,4 @@ def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sa
 def _summed(flat: Tensor) -> int:
     """Sum the entries as whole numbers: the same in any order, on any device and with any number of threads."""
     whole = flat.view(WHOLE[flat.element_size()])
-    return sum(int(part.sum(dtype=torch.int64)) for part in whole.split(PART))  # in parts: a sum copies to int64
+    return sum(int(chunk.sum(dtype=torch.int64)) for chunk in whole.split(PART))  # in parts: a sum copies to int64

@@ -202,7 +202,7 @@ def unpacked(module: nn.Module, device: torch.device) -> Tensor:
     linear.bias = None  # W e_i + b − b would be rounded twice
     try:
         # `forward` instead of a call: hooks are only for what passes through the model.
-        columns = [linear.forward(one_hot(some, size).to(device, dtype)) for some in torch.arange(size).split(COLUMNS)]
+        columns = [linear.forward(one_hot(rows, size).to(device, dtype)) for rows in torch.arange(size).split(COLUMNS)]
     finally:
         linear.bias = bias
     return torch.cat(columns).T

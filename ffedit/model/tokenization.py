@@ -48,8 +48,7 @@ class Encoded:
     """Text in tokens.
 
     Attributes:
-        text: the whole text.
-        ids: its token ids, special tokens in front included.
+        ids: token ids of `text`, special tokens in front included.
         subject: first token of the subject and the one after its last, or None.
         answer: index of the answer's first token; `len(ids)` where there is no answer.
         fact_token: the token at which the key of its fact is read.
@@ -133,8 +132,8 @@ def encode(
     """
     text, edge = (joined(prompt, answer) if answer else prompt), len(prompt.rstrip())
     if chat:
-        asked, text, place = turn(tokenizer, prompt.strip(), answer.strip())
-        moved, edge = place - len(prompt) + len(prompt.lstrip()), len(asked)
+        asked, text, offset = turn(tokenizer, prompt.strip(), answer.strip())
+        moved, edge = offset - len(prompt) + len(prompt.lstrip()), len(asked)
         span = None if span is None else (span[0] + moved, span[1] + moved)
     try:
         text.encode()
