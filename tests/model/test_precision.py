@@ -162,7 +162,7 @@ def test_a_pair_is_taken_in_the_dtype_that_it_has(tmp_path: Path) -> None:
 def test_a_number_that_the_computing_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
     editable = zoo.trained("gpt2", True, torch.float16)
     memory = replace(editable.memories[1], saved_dtype=torch.float32)
-    editable.feed_forward[1] = replace(editable.feed_forward[1], parts=(memory,))
+    editable.feed_forward[1] = replace(editable.feed_forward[1], memories=(memory,))
     vars(editable).pop("memories")
     with pytest.raises(EditError, match="too large for the weights"):
         made(editable, {1: 1}, size=1e3).apply_(editable)
