@@ -36,6 +36,14 @@ def test_the_core_prints_nothing_and_names_no_device() -> None:
                 assert not node.value.startswith("cuda"), f"{path}: {node.value!r}"
 
 
+def test_float64_is_asked_for_in_one_place() -> None:
+    """`algebra.linalg.double` goes to the CPU where a device has no float64; else only from there."""
+    for path in set(FILES) - {PACKAGE / "algebra" / "linalg.py"}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "double" and ast.unparse(node) != "torch.double":
+                assert ast.unparse(node.value).endswith(".cpu()"), f"{path}:{node.lineno} {ast.unparse(node)}"
+
+
 def test_errors_are_never_swallowed_whole() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

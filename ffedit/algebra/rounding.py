@@ -68,8 +68,8 @@ class Recovered:
 def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
     """Return about the largest singular value of the rounding noise in a matrix [d_out, d_in] stored in `dtype`."""
     about = torch.finfo(dtype)
-    exponent = torch.frexp(stored.double().abs().clamp(min=about.tiny))[1]
-    variance = torch.pow(2.0, exponent.double() - 1).mul_(about.eps).square_().div_(12)
+    exponent = torch.frexp(double(stored).abs().clamp(min=about.tiny))[1]
+    variance = torch.pow(2.0, double(exponent) - 1).mul_(about.eps).square_().div_(12)
     edges = variance.sum(0).max().sqrt() + variance.sum(1).max().sqrt()
     return WRITES * float(edges)
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank
 from ffedit.editor import Edit
 from ffedit.errors import EditError
@@ -97,11 +98,11 @@ def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Fact
     parameter, expert = of_expert(about["parameter"])
     module = parameter.rpartition(".")[0]
     right, left = (stored[f"{PREFIX}{module}.lora_{side}.weight"] for side in "AB")
-    b = left.rows(0, left.shape[0]).double()
+    b = double(left.rows(0, left.shape[0]))
     if expert is None:
-        return b, right.rows(0, right.shape[0]).double()
+        return b, double(right.rows(0, right.shape[0]))
     rank = right.shape[0] // about["experts"]
-    pair = b.view(len(b), rank, -1)[:, :, expert], right.rows(expert * rank, (expert + 1) * rank).double()
+    pair = b.view(len(b), rank, -1)[:, :, expert], double(right.rows(expert * rank, (expert + 1) * rank))
     return turned(pair) if unknown_to_peft(about) else pair
 
 
@@ -134,8 +135,8 @@ def balanced(update: LowRank) -> Factors:
         [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.
     """
     # The SVD of a thin product is that of an r × r matrix between two orthonormal ones.
-    q, inner = torch.linalg.qr(update.left.double())
-    p, outer = torch.linalg.qr(update.right.double().T)
+    q, inner = torch.linalg.qr(double(update.left))
+    p, outer = torch.linalg.qr(double(update.right).T)
     u, s, vh = torch.linalg.svd(inner @ outer.T)
     rank = max(1, int((s > s.max() * 1e-12).sum()))
     root = s[:rank].sqrt()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Update
 from ffedit.editor import Edit
 from ffedit.exporter.rewrite_shards import identity_in, rows_of
@@ -48,7 +49,7 @@ def add_(model: Any, deltas: Mapping[str, Tensor], dtypes: Mapping[str, torch.dt
         parameter, expert = of_expert(name)
         weight = model.get_parameter(parameter).data
         weight = weight if expert is None else weight[expert]
-        weight.copy_((weight.double() + change).to(dtypes[name]))
+        weight.copy_((double(weight) + change).to(dtypes[name]))
 
 
 def blocks(update: Update, transposed: bool) -> Iterator[Tensor]:

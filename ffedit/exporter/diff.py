@@ -179,9 +179,9 @@ def _change(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:
     coarse = max(ours.dtype, theirs.dtype, key=lambda dtype: torch.finfo(dtype).eps if dtype.is_floating_point else 0)
     if torch.equal(ours.to(coarse), theirs.to(coarse)):
         return None
-    delta = theirs.double() - ours.double()
-    norm, before = (float(torch.linalg.vector_norm(tensor.double())) for tensor in (delta, ours))
-    share = float((delta != 0).double().mean())
+    delta = double(theirs) - double(ours)
+    norm, before = (float(torch.linalg.vector_norm(double(tensor))) for tensor in (delta, ours))
+    share = float(double(delta != 0).mean())
     kind = a.kind if a.kind == b.kind else f"{a.kind} → {b.kind}"
     change = Change(name, tuple(ours.shape), kind, norm, norm / before if before else float("inf"), share)
     if delta.ndim != 2 or not coarse.is_floating_point or not torch.isfinite(delta).all():

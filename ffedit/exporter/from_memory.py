@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ffedit.algebra.linalg import double
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError
 from ffedit.exporter.rewrite_shards import file_name
@@ -142,4 +143,4 @@ def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored
         return name not in matrices and all(_is_stored(model, matrix, tensors, own) for own, matrix in matrices.items())
     if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
         return False
-    return torch.equal(tensors[known].sample(SAMPLE).to(weight.dtype).double(), sample_of(weight, SAMPLE))
+    return torch.equal(double(tensors[known].sample(SAMPLE).to(weight.dtype)), sample_of(weight, SAMPLE))

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
@@ -115,8 +116,8 @@ def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -
     """Pack W + Δ in the first of W's own type and the fallbacks that loses little, or in the one that loses least."""
     import gguf
 
-    delta = update.dense.double()
-    edited = rounded(weight.double() + delta, torch.float32)
+    delta = double(update.dense)
+    edited = rounded(double(weight) + delta, torch.float32)
     size = _at_keys(delta, keys)
     best: Packed | None = None
     for kind in dict.fromkeys((was, *(gguf.GGMLQuantizationType[name] for name in FALLBACKS))):
@@ -124,7 +125,7 @@ def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -
             data = gguf.quantize(edited.numpy(), kind)
         except (NotImplementedError, gguf.QuantError):  # a type that gguf only unpacks; rows that are no whole blocks
             continue
-        change = _unpacked(data, kind).double() - weight.double()
+        change = double(_unpacked(data, kind)) - double(weight)
         lost = _at_keys(change - delta, keys) / size if size else 0.0
         if best is None or lost < best.lost:
             best = Packed(name, was.name, kind.name, lost, data, change)
@@ -136,7 +137,7 @@ def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -
 
 def _at_keys(change: Tensor, keys: Tensor) -> float:
     """Return how far a change moves the values of `keys` [d_ff, n]; its own norm where there are none."""
-    return float((change @ keys.double() if keys.shape[1] else change).norm())
+    return float((change @ double(keys) if keys.shape[1] else change).norm())
 
 
 def _unpacked(data: Any, kind: Any) -> Tensor:

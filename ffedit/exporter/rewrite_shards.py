@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
@@ -59,7 +59,7 @@ class Rewrite:
         for first, last in row_blocks(*self.source.shape):
             block = self.source.rows(first, last)
             for update in self.updates:
-                block = rounded(block.double() + rows_of(update, first, last, self.transposed), self.source.dtype)
+                block = rounded(double(block) + rows_of(update, first, last, self.transposed), self.source.dtype)
             yield block
 
 
@@ -69,10 +69,10 @@ Plan: TypeAlias = "dict[str, Rewrite]"
 def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
     """Return rows of Δ in its stored orientation, float64; a factored Δ is multiplied out for these rows only."""
     if not isinstance(update, LowRank):
-        return (update.matrix.T if transposed else update.matrix)[first:last].double()
+        return double((update.matrix.T if transposed else update.matrix)[first:last])
     if transposed:
-        return update.right[:, first:last].double().T @ update.left.double().T
-    return update.left[first:last].double() @ update.right.double()
+        return double(update.right[:, first:last]).T @ double(update.left).T
+    return double(update.left[first:last]) @ double(update.right)
 
 
 def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
@@ -179,8 +179,11 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
         changed = [name for name in plan if tensors[name].file == shard]
         size = shard.stat().st_size
         if not changed:
-            with suppress(OSError):  # another file system, or one without links
+            try:
                 os.link(shard.resolve(), target)  # the hub's cache holds symbolic links, which would dangle elsewhere
+            except OSError:  # another file system, or one without links: copied
+                pass
+            else:
                 moved.linked += size
                 continue
         shutil.copyfile(shard, target)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ffedit.algebra.linalg import double
 from ffedit.editor import Edit
 from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, delta, gguf
@@ -170,7 +171,7 @@ def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
 
 
 def _check_logits(expected: Tensor, logits: Tensor, tolerance: float = 0.0) -> None:
-    gap = float((expected.double() - logits.double()).abs().max())
+    gap = float((double(expected) - double(logits)).abs().max())
     if not gap <= tolerance * float(expected.abs().max()):
         raise CheckError(f"the logits of what was written differ from those of the edited model by {gap:.1e}")
 

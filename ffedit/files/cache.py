@@ -15,7 +15,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +80,15 @@ def folder() -> Path:
 def path(kind: str, key: str, suffix: str) -> Path:
     """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
     entry = folder() / kind / f"{key}{suffix}"
-    with suppress(OSError):  # there is none, or it is another user's
-        os.utime(entry)
+    _mark_used(entry)
     return entry
+
+
+def _mark_used(entry: Path) -> None:
+    try:
+        os.utime(entry)
+    except OSError:  # there is none, or it is another user's
+        return
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -91,10 +96,12 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
 
     A full or read-only disk costs the next run some seconds, and must not cost this one its result.
     """
-    with suppress(EditError, OSError):
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, save)
         prune(Limits.set())
+    except (EditError, OSError):
+        return
 
 
 def entries() -> list[Path]:

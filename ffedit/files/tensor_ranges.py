@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -98,7 +99,7 @@ class Stored:
             for i in range(len(buffer) // size):
                 file.seek(self.start + i * stride * size)
                 _fill(file, view[i * size : (i + 1) * size], self.file)
-        return torch.frombuffer(buffer, dtype=self.dtype).double()
+        return double(torch.frombuffer(buffer, dtype=self.dtype))
 
     def chunks(self) -> Iterator[bytes]:
         """Yield its bytes, a few MiB at a time."""
@@ -127,7 +128,7 @@ def of_expert(parameter: str) -> tuple[str, int | None]:
 def sample_of(tensor: Tensor, count: int) -> Tensor:
     """Return the entries that `Stored.sample` reads, of a tensor in memory."""
     flat = tensor.reshape(-1)
-    return flat[:: max(1, len(flat) // count)][:count].double().cpu()
+    return double(flat[:: max(1, len(flat) // count)][:count]).cpu()
 
 
 def _fill(file: Any, view: memoryview, path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ffedit.algebra.linalg import double
 from ffedit.inference.generation import log_softmax
 from ffedit.inspector.slots import View
 from ffedit.model.editable import Stack
@@ -67,7 +68,7 @@ def distribution(tokenizer: PreTrainedTokenizerBase, log_probs: Tensor, count: i
         tuple(token_probability(tokenizer, log_probs, int(i)) for i in log_probs.topk(count, largest=largest).indices)
         for largest in (True, False)
     )
-    entropy = float(torch.special.entr(log_probs.double().exp()).sum())
+    entropy = float(torch.special.entr(double(log_probs).exp()).sum())
     return Distribution(top, bottom, top[0].probability, entropy)
 
 

@@ -103,7 +103,7 @@ class Reread:
     @property
     def changed(self) -> float:
         """Share of the positions at which another token is predicted."""
-        return float((self.before[0] != self.after[0]).double().mean())
+        return float(double(self.before[0] != self.after[0]).mean())
 
     def largest(
         self, tokenizer: PreTrainedTokenizerBase, scores: Tensor, count: int, coefficients: Tensor | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -237,12 +236,15 @@ def _read(
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    entries: Counter[torch.dtype] = Counter()
     folder = _folder_of(path, model)
-    with suppress(ModelError):  # transformers found the weights in other files
-        for stored in contents(folder).values() if folder else ():
-            if stored.kind in FLOATS:
-                entries[stored.dtype] += prod(stored.shape)
+    try:
+        tensors = contents(folder) if folder is not None else {}
+    except ModelError:  # transformers found the weights in other files
+        tensors = {}
+    entries: Counter[torch.dtype] = Counter()
+    for stored in tensors.values():
+        if stored.kind in FLOATS:
+            entries[stored.dtype] += prod(stored.shape)
     ((saved, _),) = entries.most_common(1) or ((getattr(config, "dtype", None) or model.dtype, 0),)
     return saved
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
+from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.model.experts import Experts, Mixture
 from ffedit.model.feed_forward import FeedForward
@@ -284,7 +285,7 @@ def _factor(layer: nn.Module, add: ResidualAdd, name: str, probe: Callable[[], o
         ends = {"total": layer if add.norm is None else add.norm}
         with capture(ends, inputs=add.norm is not None) as sums, capture({"added": add.added}) as addends:
             probe()
-        return sums["total"].double().flatten(), addends["added"].double().flatten()
+        return double(sums["total"]).flatten(), double(addends["added"]).flatten()
 
     whole, addend = total()
     with replace_output(add.added, torch.zeros_like):

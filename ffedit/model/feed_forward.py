@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ffedit.algebra.linalg import double
 from ffedit.model import storage
 from ffedit.model.experts import Mixture, Routed
 from ffedit.model.hooks import only_at, replace_input
@@ -98,7 +99,7 @@ class FeedForward:
     @property
     def matrix(self) -> Tensor:
         """W in float64 on `solve_device`, [d_model, Σ d_ff]."""
-        return self.value.to(self.solve_device).double()
+        return double(self.value.to(self.solve_device))
 
     def only(self, addresses: Iterable[Address]) -> FeedForward:
         """Return the layer restricted to the memories at `addresses`."""

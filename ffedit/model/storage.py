@@ -46,7 +46,7 @@ def solve_device(device: torch.device, numbers: int) -> torch.device:
 
 def free_memory(device: torch.device) -> int | None:
     """Return how many bytes of a CUDA device can be had, those that torch keeps for reuse included; None of others."""
-    if device.type != "cuda":
+    if not torch.empty(0, device=device).is_cuda:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.inspector.slots import View
 
 # The share of the output's norm from which a memory counts as active.
@@ -51,7 +52,7 @@ class Contributions:
 
 def effective_number(strengths: Tensor) -> Tensor:
     """Return the participation ratio of strengths [.., n], [..] float64; 0 where all are 0."""
-    energy = strengths.double().square()
+    energy = double(strengths).square()
     return (energy.sum(-1).square() / energy.square().sum(-1)).nan_to_num()
 
 

@@ -16,6 +16,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.batching import batches
 from ffedit.inspector.corpus_pass.rows import Row
@@ -71,7 +72,7 @@ def removals(
         key_of += [key] * count * (1 + len(REMOVED))
         counts.append(count)
     coefficients = last_coefficients(stack, layer, rows, torch.tensor(key_of, dtype=torch.long))
-    coefficients = coefficients.double().view(-1, 1 + len(REMOVED))
+    coefficients = double(coefficients).view(-1, 1 + len(REMOVED))
     changes = (coefficients[:, 1:] - coefficients[:, :1]) / coefficients[:, :1]
     result: list[Removal | None] = []
     for of_key in changes.split(counts):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.inspector.corpus_pass.rows import NOTHING, RowStore
 from ffedit.inspector.slots import View
 
@@ -41,8 +42,8 @@ class Frequencies:
     def of(self, previous: Tensor, last: Tensor) -> Tensor:
         """Return the frequencies of tokens `last` [..], and upper bounds of those of the pairs, [2, ..] float64."""
         previous, last = previous.clamp(min=0), last.clamp(min=0)
-        pairs = self.pairs[pair_hash(previous, last)] / self.pairs.sum().double().clamp(min=1)
-        return torch.stack([self.unigrams[last] / self.unigrams.sum().double(), pairs])
+        pairs = self.pairs[pair_hash(previous, last)] / double(self.pairs.sum()).clamp(min=1)
+        return torch.stack([self.unigrams[last] / double(self.unigrams.sum()), pairs])
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def compared(previous: Tensor, last: Tensor, text: Frequencies) -> Endings:
     chances = text.of(previous, last) * known
     mean = chances * known[0].sum(-1, keepdim=True)
     # P(X >= c) of a Poisson variable is the regularised lower incomplete gamma function.
-    surprising = torch.special.gammainc(shares.double().clamp(min=1), mean.clamp(min=1e-300)) < CHANCE
+    surprising = torch.special.gammainc(double(shares).clamp(min=1), mean.clamp(min=1e-300)) < CHANCE
     patterns = (shares >= FEWEST) & surprising
     return Endings(previous, last, patterns[0], patterns[1], shares, chances)
 

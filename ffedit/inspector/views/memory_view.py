@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector.analyses.removal import Removal, removals
@@ -162,13 +163,13 @@ def inspect_memory(
         value=distribution(tokenizer, log_p, top),
         corpus=str(corpus),
         tokens=len(positions),
-        active=float((coefficients > 0).double().mean()),
+        active=float(double(coefficients > 0).mean()),
         triggers=tuple(triggers),
         shallow=shallow,
         endings=endings,
         agrees=bool(agrees[best[0]]) if best and predicts_next else None,
         agreeing=int(agrees[best].sum()) / max(1, len(best)) if predicts_next else None,
-        chance=float(agrees.double().mean()) if predicts_next else None,
+        chance=float(double(agrees).mean()) if predicts_next else None,
         removal=removals(editable, feed_forward, [slot.index], [prefixes])[0] if prefixes else None,
         stack=editable.kind,
         note=positions.layout.note,
@@ -201,7 +202,7 @@ def memory_coefficients(
             for column in (coefficients, routed):
                 column[-1] = column[-1].reshape(ids.shape)[inside]
             progress("reading text", done := done + int(inside.sum()), len(positions))
-    return torch.cat(coefficients), float(torch.cat(routed).double().mean())
+    return torch.cat(coefficients), float(double(torch.cat(routed)).mean())
 
 
 def _shallow(contexts: list[Context], positions: Positions, vocabulary: int) -> Shallow | None:

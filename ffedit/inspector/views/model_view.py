@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffedit.algebra.linalg import double
 from ffedit.files.resuming import claimed
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector.analyses import shallow
@@ -98,7 +99,7 @@ def analyse(
             **_shallow(store, state, layer),
             **_removed(stack, layer, state, store, removing, progress),
             **_values(values[layer]),
-            "surest_here": interval((best.layer == layer).double()),
+            "surest_here": interval(double(best.layer == layer)),
             **_composed(composed[layer], stack.feed_forward[layer].d_ff),
         }
         for name, number in of_layer.items():
@@ -116,7 +117,7 @@ def analyse(
         measures=tuple(Measure.of(name, numbers[name]) for name in report.DEFINITIONS),
         sureness=_sureness(values) if store.layout.predicts_next else (),
         surest=_surest(stack, state, store, best),
-        shifted=float((last.output != last.residual).double().mean()),
+        shifted=float(double(last.output != last.residual).mean()),
         shifts=_shifts(stack, state, store, last),
         stack=stack.kind,
         note=store.layout.note,
@@ -133,7 +134,7 @@ def _shallow(store: RowStore, state: Pass, layer: int) -> dict[str, CountedInter
         "shallow": interval(covered),
         "shallow_last": interval(endings.by_last.sum(-1) / endings.count),
         "shallow_pair": interval(endings.by_pair.sum(-1) / endings.count),
-        "shallow_keys": interval((covered[~covered.isnan()] >= shallow.SHALLOW).double()),
+        "shallow_keys": interval(double(covered[~covered.isnan()] >= shallow.SHALLOW)),
         "shallow_chance": interval(chance),
     }
 
@@ -167,32 +168,32 @@ def _removed(
 def _values(values: Values) -> dict[str, CountedInterval | None]:
     followed = values.next != NOTHING
     return {
-        "agreement": interval(values.agrees[followed].double()),
-        "agreement_dealt": interval(values.permuted_agrees[followed].double()),
-        "rank": interval(values.rank[followed].double(), np.median),
-        "rank_dealt": interval(values.permuted_rank[followed].double(), np.median),
-        "sure": interval(values.sure.double()),
+        "agreement": interval(double(values.agrees[followed])),
+        "agreement_dealt": interval(double(values.permuted_agrees[followed])),
+        "rank": interval(double(values.rank[followed]), np.median),
+        "rank_dealt": interval(double(values.permuted_rank[followed]), np.median),
+        "sure": interval(double(values.sure)),
     }
 
 
 def _composed(layer: Composed, d_ff: int) -> dict[str, CountedInterval | None]:
-    by_sign, by_norm, effective = layer.activity.double().unbind(1)
+    by_sign, by_norm, effective = double(layer.activity).unbind(1)
     cases = {f"case_{name.replace('-', '_')}": layer.case == number for number, name in enumerate(CASES)}
     return {
         "active_sign": interval(by_sign / d_ff),
         "active_norm": interval(by_norm / d_ff),
         "effective": interval(effective),
-        "zero_agreement": interval(layer.zero.double()),
-        "settled": interval(layer.settled.double()),
-        "final": interval(layer.final.double()),
-        **{name: interval(case.double()) for name, case in cases.items()},
+        "zero_agreement": interval(double(layer.zero)),
+        "settled": interval(double(layer.settled)),
+        "final": interval(double(layer.final)),
+        **{name: interval(double(case)) for name, case in cases.items()},
     }
 
 
 def _sureness(values: Sequence[Values]) -> tuple[Sureness, ...]:
     """Return agreement by deciles of the values' max p_i, over all layers."""
     sure, order = torch.cat([layer.sure[layer.keys] for layer in values]).sort()
-    agrees = torch.cat([layer.agrees for layer in values]).double()[order]
+    agrees = double(torch.cat([layer.agrees for layer in values]))[order]
     bins = []
     for decile, outcomes in zip(sure.tensor_split(BINS), agrees.tensor_split(BINS), strict=True):
         if (share := interval(outcomes)) is not None:
