@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FACT = Path(__file__).parents[2] / "edits" / "eiffel-tower.json"
 WAITS = {
-    "spinning": "import sys; from ffedit.cli import run; sys.exit(run(sys.argv[1:]))",  # main without its setting
+    "spinning": "import sys; from ffedit.cli import invoke; sys.exit(invoke(sys.argv[1:]))",  # main without its setting
     "passive": "from ffedit.cli import main; main()",
 }
 

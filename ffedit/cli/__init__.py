@@ -113,10 +113,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for other characters
             stream.reconfigure(errors="replace")
-    sys.exit(run())
+    sys.exit(invoke())
 
 
-def run(arguments: list[str] | None = None) -> int:
+def invoke(arguments: list[str] | None = None) -> int:
     """Run the command line on `arguments` and return the exit code."""
     try:
         words = sys.argv[1:] if arguments is None else arguments

@@ -36,14 +36,14 @@ class ValueSearch:
         steps: number of steps done.
         most_steps: number of steps allowed.
         probability: of the new object in the bare prompt, with the value in place of the layer's output.
-        target: the probability at which the optimisation ends; None where only its loss ends it.
+        wanted: the probability at which the optimisation ends; None where only its loss ends it.
     """
 
     tokens: int
     steps: int
     most_steps: int
     probability: float
-    target: float | None
+    wanted: float | None
 
 
 class Record:

@@ -33,7 +33,7 @@ from ffedit.errors import EditError, ModelError
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.device_map import DeviceMap, spread_over
 from ffedit.loading.gguf import check_loaded, converted, readable, source_of
-from ffedit.loading.names import EMBEDDED, gguf_file, is_local
+from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.storage import device_of
@@ -183,10 +183,19 @@ def opened(
     Raises:
         ModelError: it cannot be found or read.
     """
+    _check_revision(name, revision)
     path = path_of(name, progress)
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(path, name)}
     with readable(f"{name}: config.json cannot be read"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
+
+
+def _check_revision(name: str, revision: str | None) -> None:
+    """Refuse a revision of what has none: `ModelError` for all but hub ids."""
+    if revision is not None and (name in NAMED or Path(name).exists()):
+        raise ModelError(
+            f"{name} is on this machine, and --revision {revision} names a state of a model of the hub; leave it out"
+        )
 
 
 def path_of(name: str, progress: Progress = silent) -> str:
@@ -277,6 +286,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
         ModelError: it cannot be found or fetched.
     """
     name = str(name_or_path)
+    _check_revision(name, revision)
     path = path_of(name)
     local = is_local(path, name)
     if Path(path).exists():

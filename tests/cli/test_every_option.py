@@ -43,11 +43,11 @@ BARE = [
 ]
 CODE = """
 import ast, contextlib, io, sys
-from ffedit.cli import run
+from ffedit.cli import invoke
 for words in ast.literal_eval(sys.argv[1]):
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        code = run(list(words))
+        code = invoke(list(words))
     line = said.getvalue()
     if code not in (1, 2) or not line.startswith("error: ") or line.count("\\n") != 1:
         print(words, code, line)

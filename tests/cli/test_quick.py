@@ -17,8 +17,8 @@ HEAVY = ("torch", "transformers")
 # The command in a process of its own, which says at its end what of `HEAVY` was imported.
 CODE = f"""
 import sys
-from ffedit.cli import run
-code = run(sys.argv[1:])
+from ffedit.cli import invoke
+code = invoke(sys.argv[1:])
 print("imported:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
 sys.exit(code)
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zoo
 
-from ffedit.cli import run
+from ffedit.cli import invoke
 from ffedit.model.editable import Editable
 
 FACT = {
@@ -42,7 +42,7 @@ class Ran:
 def shell(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Ran:
     """Run `ffedit` in this process."""
     capsys.readouterr()
-    code = run([str(word) for word in words])
+    code = invoke([str(word) for word in words])
     out, err = capsys.readouterr()
     return Ran(code, out, err)
 

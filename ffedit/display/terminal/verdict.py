@@ -43,7 +43,7 @@ def _missed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
     return [
         (fact.new_object, search)
         for fact, search in searches
-        if fact.text in failed and search is not None and search.probability < (search.target or REACHED)
+        if fact.text in failed and search is not None and search.probability < (search.wanted or REACHED)
     ]
 
 
@@ -52,7 +52,7 @@ def _why(missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
     if not missed:
         return
     new, search = max(missed, key=lambda pair: pair[1].probability)
-    aim = "" if search.target is None else f"; {number(search.target)} was aimed at"
+    aim = "" if search.wanted is None else f"; {number(search.wanted)} was aimed at"
     which = "" if len(missed) == 1 else f"for {len(missed)} facts no value was found, the nearest for "
     yield (
         f"{which.capitalize()}{quoted(new)} ({counted(search.tokens, 'token')}){' with' if which else ' reached'} the "
