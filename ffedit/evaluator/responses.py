@@ -191,12 +191,12 @@ def _branched(
     reads = torch.tensor([(owner, len(context) - 1) for owner, context in early], dtype=torch.long).reshape(-1, 2)
     ids = torch.tensor([family[0][-1][:stem] for family in families], device=editable.device)
     with replay.unembedding(editable, reads):
-        logits = editable.run(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        logits = editable.run(input_ids=ids, cache=cache, use_cache=True).logits[0]
     if early:
         yield [context for _, context in early], logits
     cache.batch_select_indices(torch.tensor([owner for owner, _ in rows]))  # on the CPU: layers may be anywhere
     late = [(i, context) for i, (_, row) in enumerate(rows) for context in row if len(context) > stem]
     with replay.unembedding(editable, torch.tensor([(i, len(context) - 1) for i, context in late]), stem):
         tails = pad([row[-1][stem:] for _, row in rows]).to(editable.device)
-        logits = editable.run(input_ids=tails, past_key_values=cache, use_cache=True).logits[0]
+        logits = editable.run(input_ids=tails, cache=cache, use_cache=True).logits[0]
     yield [context for _, context in late], logits

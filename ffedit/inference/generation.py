@@ -262,7 +262,7 @@ def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, 
                 inputs["position_ids"] = positions[:, -ids.shape[1] :].clamp(min=0).to(editable.device)
         with replay.unembedding(editable, torch.tensor(last)):
             logits = editable.run(
-                input_ids=ids.to(editable.device), past_key_values=cache, use_cache=cache is not None, **inputs
+                input_ids=ids.to(editable.device), cache=cache, use_cache=cache is not None, **inputs
             ).logits[0]
         token = choose(logits, step)
         new = torch.cat([new, token], 1)

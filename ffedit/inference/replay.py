@@ -100,7 +100,7 @@ def record(
     # Layers without keys and values (a recurrence, a convolution) would look for state that this cache does not have.
     caching: dict[str, Any] = {"use_cache": False}
     if editable.resumable:
-        caching = {"use_cache": True, "past_key_values": cache}
+        caching = {"use_cache": True, "cache": cache}
     depth = len(editable.layers)
     wanted = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
     last_layer = {depth: editable.layers[-1]} if only is None else {}
@@ -166,7 +166,7 @@ def resume(
         stack.enter_context(unembedding(editable, read, start))
         logits: Tensor = editable.run(
             input_ids=recording.ids[rows, start : start + states.shape[1]],
-            past_key_values=_cache(recording, layer, rows, start) if start else None,
+            cache=_cache(recording, layer, rows, start) if start else None,
             use_cache=bool(start),
         ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
@@ -211,7 +211,7 @@ def resume_each(
         stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
         logits: Tensor = editable.run(
             input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             **inputs,
         ).logits.squeeze(0)  # indexing would copy all logits in the backward pass

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from inspect import signature
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
 from ffedit.errors import ModelError
@@ -160,8 +161,13 @@ class Stack(Displayed):
         """Device of the token ids."""
         return storage.device_of(self.embedding)
 
-    def run(self, **inputs: Any) -> Any:
-        """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in."""
+    def run(self, cache: Cache | None = None, **inputs: Any) -> Any:
+        """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in.
+
+        `cache` holds the keys and values of earlier positions, which earlier transformers call `past_key_values`.
+        """
+        if cache is not None:
+            inputs["cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"] = cache
         with eval_mode(self.model):
             return self.model(**inputs)
 

@@ -56,6 +56,7 @@ def test_a_recording_holds_what_the_model_computed(family: str) -> None:
             assert recording.outputs[part][layer].shape == recording.states[0].shape
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")  # a person would see what transformers warns of
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_a_rerun_from_every_layer_and_position_gives_the_whole_pass(family: str) -> None:
     editable = zoo.shared(family)
