@@ -1,7 +1,7 @@
 """Make edits for any model out of what it knows, in CounterFact's record format.
 
     python evaluations/scripts/make_edits.py --model MODEL --out FILE [--known known_1000.json] [--more more_facts.json]
-        [--apart FILE ...] [--count 600] [--per-subject 2] [--subjects 60] [--seed 0] [--screen bfloat16]
+        [--apart FILE ...] [--count 600] [--fill 0] [--per-subject 2] [--subjects 60] [--seed 0] [--screen bfloat16]
 
 The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`. A
 fact is known where greedy generation gives the whole object, and then no further letter, in at least two templates.
@@ -13,6 +13,9 @@ one that differs in its first token. A name that holds the other, as in "Bank of
 The split is by subject: a third of the edits for development, the others for reporting; subjects of `--apart` are
 never in the latter. After the first `SAMPLE` subjects of a relation, only the `BEST` templates are asked further, and
 none that has not given a single object.
+
+`--fill N` adds facts that the model does not know, up to N records in all: in the templates in which it says most of
+their relation, with what neighbors there are, and no other facts of the subject.
 
 Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
 name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
@@ -228,34 +231,80 @@ def draft(known: Sequence[Known], rng: random.Random, first: Callable[[str, str]
         rng.shuffle(news)
         new = next((new for new in news if first(text, new) != first(text, fact.object)), news[0])
         used[fact.subject] += 1
-        others = [other for other in about[fact.subject] if other.object not in (fact.object, new)]
-        records.append(
-            {
-                "case_id": len(records),
-                "split": "reporting",
-                "requested_rewrite": {
-                    "prompt": prompt,
-                    "relation_id": fact.relation,
-                    "target_new": {"str": new},
-                    "target_true": {"str": fact.object},
-                    "subject": fact.subject,
-                },
-                "paraphrase_prompts": [template.format(fact.subject) for template in rest[:PARAPHRASES]],
-                "neighborhood_prompts": [
-                    rng.choice(mate.templates).format(mate.subject)
-                    for mate in rng.sample(near, min(MOST_NEIGHBORS, len(near)))
-                ],
-                "attribute_prompts": [],
-                "generation_prompts": [fact.subject],
-                "same_subject": [
-                    {"prompt": template.format(fact.subject), "target": other.object}
-                    for other in others
-                    if other.relation != fact.relation
-                    for template in rng.sample(other.templates, 2)
-                ],
-            }
-        )
+        near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
+        record = record_of(fact.relation, fact.subject, prompt, rest[:PARAPHRASES], fact.object, new, near, rng)
+        record["same_subject"] = [
+            {"prompt": template.format(fact.subject), "target": other.object}
+            for other in about[fact.subject]
+            if other.object not in (fact.object, new) and other.relation != fact.relation
+            for template in rng.sample(other.templates, 2)
+        ]
+        records.append(record)
     return records
+
+
+def others(
+    asked: Sequence[Relation], known: Sequence[Known], rng: random.Random, used: Counter[str], per_subject: int
+) -> list[Any]:
+    """Draw a record for each fact that the model does not know, of relations that it knows facts of.
+
+    Args:
+        asked: all relations.
+        known: the facts that the model says in at least one template; those said in `TEMPLATES` are left out.
+        rng: what draws.
+        used: how many records each subject has; counted on.
+        per_subject: the most records of one subject.
+    """
+    mates, says = defaultdict(list), defaultdict(Counter)
+    said: set[tuple[str, str]] = set()  # the same fact may stand in two relations
+    for fact in known:
+        says[fact.relation].update(fact.templates)
+        if len(fact.templates) >= TEMPLATES:
+            mates[fact.relation, fact.object].append(fact)
+            said.add((fact.subject, fact.object))
+    facts = [(relation, subject, object) for relation in asked for subject, object in relation.facts.items()]
+    records = []
+    for relation, subject, object in rng.sample(facts, len(facts)):
+        prompt, *rest = [template for template, _ in says[relation.name].most_common(1 + PARAPHRASES)] or [""]
+        names = object, subject
+        news = sorted(new for new in {*relation.facts.values()} if not any(overlap(new, name) for name in names))
+        if not rest or not news or (subject, object) in said or used[subject] >= per_subject or overlap(*names):
+            continue
+        said.add((subject, object))
+        used[subject] += 1
+        near = mates[relation.name, object]
+        near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
+        records.append(record_of(relation.name, subject, prompt, rest, object, rng.choice(news), near, rng))
+    return records
+
+
+def record_of(
+    relation: str,
+    subject: str,
+    prompt: str,
+    paraphrases: Sequence[str],
+    old: str,
+    new: str,
+    near: Sequence[Known],
+    rng: random.Random,
+) -> dict[str, Any]:
+    """Write a record of CounterFact with a prompt for each neighbor in `near`, and no other facts of the subject."""
+    return {
+        "case_id": 0,
+        "split": "reporting",
+        "requested_rewrite": {
+            "prompt": prompt,
+            "relation_id": relation,
+            "target_new": {"str": new},
+            "target_true": {"str": old},
+            "subject": subject,
+        },
+        "paraphrase_prompts": [template.format(subject) for template in paraphrases],
+        "neighborhood_prompts": [rng.choice(mate.templates).format(mate.subject) for mate in near],
+        "attribute_prompts": [],
+        "generation_prompts": [subject],
+        "same_subject": [],
+    }
 
 
 def overlap(a: str, b: str) -> bool:
@@ -304,6 +353,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--more", type=FILE, help="More templates and facts.")
 @click.option("--apart", multiple=True, type=FILE, help="Facts whose subjects are for development only.")
 @click.option("--count", default=600, show_default=True, help="The most edits.")
+@click.option("--fill", default=0, show_default=True, help="Add facts that are not known, up to so many records.")
 @click.option("--per-subject", default=2, show_default=True)
 @click.option("--subjects", default=60, show_default=True, help="The most subjects asked of a relation.")
 @click.option("--seed", default=0, show_default=True)
@@ -315,6 +365,7 @@ def main(
     more: Path | None,
     apart: Sequence[Path],
     count: int,
+    fill: int,
     per_subject: int,
     subjects: int,
     seed: int,
@@ -326,12 +377,17 @@ def main(
     if screen:
         ask = both(Answers(ffedit.load(model, dtype=screen), out.with_suffix(f".{screen}.answers.json")), ask)
     with progress_bars() as progress:
-        facts = find_known(relations(read(known, ()), read(more, None)), ask, seed, subjects, progress)
+        asked = relations(read(known, ()), read(more, None))
+        facts = find_known(asked, ask, seed, subjects, progress)
 
     def first(prompt: str, object: str) -> int:
         return encode(editable.tokenizer, prompt, object).target_ids[0]
 
     records = less_likely(editable, draft(facts, rng, first, per_subject))[:count]
+    used = Counter(record["requested_rewrite"]["subject"] for record in records)
+    if fill > len(records):
+        unknown = less_likely(editable, others(asked, facts, rng, used, per_subject))
+        records += unknown[: fill - len(records)]
     split(records, {record["subject"] for path in apart for record in read(path, [])})
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "evaluations" / "scripts"))
 
 import make_edits  # noqa: E402
-from make_edits import Answers, Known, Relation, draft, find_known, holds, relations, split  # noqa: E402
+from make_edits import Answers, Known, Relation, draft, find_known, holds, others, relations, split  # noqa: E402
 
 SMOLLM2 = ROOT / "evaluations" / "data" / "smollm2-counterfact.json"
 DEVELOPMENT = ROOT.parent / "shared" / "data" / "smollm2_dev.json"
@@ -131,6 +132,21 @@ def test_a_new_object_differs_in_its_first_token_where_it_can() -> None:
     records = draft(known_facts(), random.Random(1), lambda prompt, object: object == "Peru", 2)
     assert {record["requested_rewrite"]["target_new"]["str"] for record in records} == {"Peru"}
     assert len(draft(known_facts(), random.Random(1), lambda prompt, object: 0, 2)) == len(records) == 8
+
+
+def test_facts_that_are_not_known_fill_up_in_the_templates_of_those_that_are() -> None:
+    known = known_facts()
+    facts = {fact.subject: fact.object for fact in known if fact.relation == "place"} | {"new": "Chile", "Peru": "Peru"}
+    asked = [Relation("place", (), facts), Relation("unheard", ("{} is un",), {"new": "Chile", "old": "Spain"})]
+    used = Counter({"p8": 2})
+    records = others(asked, known, random.Random(1), used, 2)
+    # p9 is said in one template only, p8 has its two records, and Peru is read off the subject.
+    assert {record["requested_rewrite"]["subject"] for record in records} == {"p9", "new"}
+    for fact in map(parse_record, records):
+        assert fact.prompt == "{} is in" and fact.paraphrases == (f"The place of {fact.subject} is",)
+        assert fact.previous == facts[fact.subject] != fact.target and fact.target in ("Spain", "Chile", "Peru")
+        assert 3 <= len(fact.neighbors) <= 5 and not fact.same_subject
+    assert used["new"] == used["p9"] == 1
 
 
 def test_no_more_of_a_subject_than_asked_for() -> None:

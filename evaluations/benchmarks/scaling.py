@@ -1,0 +1,215 @@
+"""Seconds per fact against the number of facts, beside the least that arithmetic allows on this machine.
+
+    python evaluations/benchmarks/scaling.py [--model smollm2|gpt2] [--counts 1,10,100] [--out FILE.json]
+        [--plot FILE.png]
+
+Three stages of an edit at the default numbers: keys (k* of every fact in every context), values (δ by as many steps as
+each takes), and scoring (every prompt of `ffedit.evaluate`, and free generation). `smollm2` takes the facts of
+`evaluations/data/smollm2-thousand.json` at layer 8; `gpt2` is GPT-2 124M in shape with random weights, and random facts
+of the same lengths at layer 4, whose values take eight steps each, since a random model may reach nothing.
+
+    seconds    of the stage, per fact
+    needed     multiply-accumulates of matrix products that the stage needs, per fact (`Needed`)
+    ceiling    needed / the speed of a float32 product [4096, 1024] × [1024, 1024] before and after
+    share      ceiling / seconds; under a load of other processes it says nothing
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import measuring
+import torch
+from transformers import GPT2Config
+
+import ffedit
+from ffedit.editor import EditConfig
+from ffedit.editor.key import read_keys
+from ffedit.editor.prompts import PromptSet, build_prompts
+from ffedit.editor.value import Value, choose_values
+from ffedit.evaluator import Evaluation
+from ffedit.facts.fact import Fact, by_subject
+
+DATA = Path(__file__).parents[1] / "data" / "smollm2-thousand.json"
+LAYERS, SEED = {"smollm2": 8, "gpt2": 4}, 0
+WORDS, STEPS = 400, 8
+STAGES = ("keys", "values", "scoring")
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Multiply-accumulates with the matrices of a model that its stages need at least.
+
+    A token costs the entries of a layer's matrices in each layer that it passes, and a prediction those of the
+    unembedding; a way back, with gradients of states and none of weights, costs as much as the way there. Products of
+    queries with keys and of their weights with values are neglected.
+    """
+
+    editable: ffedit.Editable
+    layer: int
+
+    def __post_init__(self) -> None:
+        layers, vocabulary = measuring.matrix_entries(self.editable)
+        last = self.editable.last_feed_forward
+        assert last is not None
+        ends = sum(p.numel() for p in last.parameters() if p.ndim == 2)
+        through, above = sum(layers[: self.layer + 1]), sum(layers[self.layer + 1 :])
+        object.__setattr__(self, "costs", (through, above, ends, vocabulary, sum(layers)))
+
+    def keys(self, prompt_sets: Sequence[PromptSet]) -> int:
+        """Run every text once, as far as its subject, through the layers up to the edited one."""
+        through = self.costs[0]
+        return sum((text.site + 1) * through for texts in map(texts_of, prompt_sets) for text in texts)
+
+    def values(self, prompt_sets: Sequence[PromptSet], values: Sequence[Value]) -> int:
+        """Run every text once, and for each step the layers above from the subject's last token on, there and back.
+
+        The last feed-forward layer and the unembedding are needed only where a prediction is read. After the last step
+        there is one more way there, for what it reached.
+        """
+        _, above, last, vocabulary, whole = self.costs
+        needed = 0
+        for prompt_set, value in zip(prompt_sets, values, strict=True):
+            texts, steps = texts_of(prompt_set), len(value.losses) - 1
+            ends = [len(text.ids) - bool(text.target_ids) for text in texts]
+            after = sum(end - text.site for end, text in zip(ends, texts, strict=True))
+            reads = sum(max(1, len(text.target_ids)) for text in texts)
+            step = after * (above - last) + reads * (last + vocabulary)
+            needed += sum(ends) * whole + len(prompt_set.essence) * vocabulary + (2 * steps + 1) * step
+        return needed
+
+    def scoring(self, evaluation: Evaluation) -> int:
+        """Run each distinct beginning of a text once, and read the prediction wherever an answer's token follows."""
+        *_, vocabulary, whole = self.costs
+        texts = {text for questions in evaluation._questions.values() for text in questions.texts}
+        beginnings = {text.ids[:end] for text in texts for end in range(1, len(text.ids))}
+        reads = {text.ids[:end] for text in texts for end in range(text.answer, len(text.ids))}
+        return len(beginnings) * whole + len(reads) * vocabulary
+
+
+def texts_of(prompt_set: PromptSet) -> list[Any]:
+    """All texts of a prompt set."""
+    return [*prompt_set.prompts, *prompt_set.essence]
+
+
+def random_facts(count: int) -> list[Fact]:
+    """Facts of random words, as long as those of SmolLM2 on average: four tokens of subject, ten of a prompt."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def words(many: int) -> str:
+        return " ".join(f"w{i}" for i in torch.randint(WORDS, (many,), generator=generator).tolist())
+
+    return [
+        Fact(
+            subject=(subject := words(4)),
+            prompt=f"{words(2)} {{}} {words(4)}",
+            target=words(2),
+            previous=words(2),
+            paraphrases=tuple(f"{words(2)} {subject} {words(4)}" for _ in range(2)),
+            neighbors=tuple(words(10) for _ in range(4)),
+        )
+        for _ in range(count)
+    ]
+
+
+def stages(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config: EditConfig) -> dict[str, Any]:
+    """Time the stages on `facts`, and count what each needs."""
+    ff, needed = editable.feed_forward[layer], Needed(editable, layer)
+    prompt_sets = build_prompts(editable, by_subject(facts), config)
+    key_seconds, keys = measuring.timed(lambda: read_keys(editable, ff, prompt_sets))
+    value_seconds, values = measuring.timed(
+        lambda: choose_values(editable, ff, prompt_sets, keys.K, keys.lengths, config.value)
+    )
+    evaluation = Evaluation(editable, facts)
+    score_seconds, _ = measuring.timed(evaluation.scores)
+    seconds = (key_seconds, value_seconds, score_seconds)
+    products = (needed.keys(prompt_sets), needed.values(prompt_sets, values), needed.scoring(evaluation))
+    return {
+        name: {"seconds": each / len(facts), "needed": count / len(facts)}
+        for name, each, count in zip(STAGES, seconds, products, strict=True)
+    }
+
+
+def measure(model: str, counts: Sequence[int], progress: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Measure each number of facts, after a warm-up with two."""
+    config = EditConfig()
+    if model == "gpt2":
+        editable, facts = measuring.random_gpt2(GPT2Config(), WORDS, SEED), random_facts(max(counts))
+        config = replace(config, value=replace(config.value, steps=STEPS, target_probability=2.0))
+    else:
+        editable = ffedit.load(model)
+        facts = [fact for fact in ffedit.read_facts(DATA) if fact.previous][: max(counts)]
+    layer = LAYERS[model]
+    stages(editable, facts[:2], layer, config)
+    rows = []
+    for count in counts:
+        before = measuring.matmul_speed()
+        measured = stages(editable, facts[:count], layer, config)
+        speed = median([before, measuring.matmul_speed()])
+        for stage in measured.values():
+            stage["ceiling"] = stage["needed"] / speed
+            stage["share"] = stage["ceiling"] / stage["seconds"]
+        rows.append({"facts": count, "matmul_per_second": speed, **measured})
+        progress(rows[-1])
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    """One number of facts in lines."""
+    print(f"{row['facts']} facts, large products at {2e-9 * row['matmul_per_second']:.0f} GFLOP/s")
+    for name in STAGES:
+        stage = row[name]
+        print(
+            f"    {name:8} {stage['seconds']:.4f} s a fact, ceiling {stage['ceiling']:.4f}, share {stage['share']:.0%}"
+        )
+    print(end="", flush=True)
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Seconds and ceiling of each stage against the number of facts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
+    counts = [row["facts"] for row in rows]
+    for name, colour in zip(STAGES, ("#009e73", "#0072b2", "#d55e00"), strict=True):
+        axes.plot(counts, [row[name]["seconds"] for row in rows], "o-", color=colour, label=name)
+        axes.plot(counts, [row[name]["ceiling"] for row in rows], ":", color=colour, label=f"{name}, ceiling")
+    axes.set(xscale="log", yscale="log", xlabel="facts", ylabel="seconds per fact", title=title)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.grid(alpha=0.3, which="major")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+@click.command(help=__doc__)
+@click.option("--model", type=click.Choice(list(LAYERS)), default="smollm2", show_default=True)
+@click.option("--counts", default="1,10,100", show_default=True, help="Numbers of facts; 1000 takes half an hour.")
+@click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
+@click.option("--plot", type=click.Path(path_type=Path), help="The curve.")
+@click.option("--threads", type=click.IntRange(min=1), default=torch.get_num_threads, help="Default: torch's own.")
+def main(model: str, counts: str, out: Path | None, plot: Path | None, threads: int) -> None:
+    """Measure, show, and write."""
+    load = measuring.load_before(threads)
+    torch.set_num_threads(threads)
+    rows = measure(model, [int(count) for count in counts.split(",")], show)
+    report = {"model": model, "layer": LAYERS[model], "rows": rows, "seed": SEED, **measuring.machine(threads, load)}
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        draw(rows, plot, f"{model}, layer {LAYERS[model]}, {threads} threads")
+
+
+if __name__ == "__main__":
+    main()
