@@ -39,15 +39,18 @@ MiB = 2**20
 
 
 def random_gpt2(config: GPT2Config, words: int, seed: int = 0) -> ffedit.Editable:
-    """A GPT-2 of random weights, and a tokenizer of the words w0 … w{words − 1} and one more for all others."""
+    """A GPT-2 of random weights, and a tokenizer of so many words (`word_tokenizer`)."""
     torch.manual_seed(seed)
-    model = GPT2LMHeadModel(config).eval()
+    return ffedit.load((GPT2LMHeadModel(config).eval(), word_tokenizer(config.vocab_size, words)))
+
+
+def word_tokenizer(vocabulary: int, words: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of the words w0 … w{words − 1}, spread over the vocabulary, and one more for all others."""
     known = [f"w{i}" for i in range(words + 1)]
-    step = (config.vocab_size - 1) // len(known)  # spread over the vocabulary
+    step = (vocabulary - 1) // len(known)
     backend = Tokenizer(models.WordLevel({word: i * step for i, word in enumerate(known)}, unk_token=known[-1]))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=known[-1], eos_token=known[-1])
-    return ffedit.load((model, tokenizer))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=known[-1], eos_token=known[-1])
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:

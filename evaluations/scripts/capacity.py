@@ -1,0 +1,132 @@
+"""How many facts one layer holds: the first facts of a batch, as more are written beside them.
+
+    python evaluations/scripts/capacity.py RUN [--counts 50,100,200,400,600,800,1000] [--out FILE.json]
+        [--plot FILE.png]
+
+RUN is the folder of `ffedit bench FACTS --mode batch:N` with `memit` at one layer. Its values depend neither on the
+method nor on other facts: for each number of facts, the first so many keys and values are solved anew by each method,
+and the first `WATCHED` facts are measured, always the same ones. Beside them stand the tasks of `collateral.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import click
+from collateral import Collateral
+from common import keep
+from one_by_one import written
+
+import ffedit
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.low_rank import LowRank
+from ffedit.editor.key import LayerKeys, read_keys, zero_moment
+from ffedit.editor.methods import METHODS
+from ffedit.editor.prompts import build_prompts
+from ffedit.editor.set_numbers import config_from_dict
+from ffedit.editor.solve import Problem
+from ffedit.evaluator import Evaluation, mean_scores
+from ffedit.facts.fact import by_subject
+
+WATCHED = 50
+SHOWN = ("efficacy", "paraphrase", "specificity", "generation")
+
+
+METHODS_COMPARED = ("memit", "alphaedit")
+
+
+def solutions(
+    editable: ffedit.Editable, values: ffedit.Edit, stats: Mapping[ffedit.Address, KeyMoments], counts: Sequence[int]
+) -> Iterator[tuple[int, str, dict[ffedit.Address, LowRank], float]]:
+    """Solve the first facts by each method; subjects stay whole.
+
+    Yields:
+        number of facts, method, update by address, and ‖Δ‖ / ‖W‖.
+    """
+    ((at, keys),) = values.keys.items()
+    ff, config = editable.feed_forward[at.layer], config_from_dict(values.provenance["config"])
+    groups = by_subject(values.facts)
+    assert [group[0].subject for group in groups] == values.subjects(at)
+    read = read_keys(editable, ff, build_prompts(editable, groups, config))
+    ends = list(accumulate(len(group) for group in groups))
+    for count in counts:
+        n = min(bisect_left(ends, count) + 1, len(groups))
+        K, V = keys[:, :n].double(), values.values[at][:, :n].double()
+        own = LayerKeys(read.K[:, :n], read.streams[:, :n], read.same[:n])
+        context = own.add_context_moment(zero_moment(ff), config.key.context_weight)
+        for method in METHODS_COMPARED:
+            problem = Problem(ff.matrix, K, V, [stats[at]], context, K[:, :0], config)
+            delta = METHODS[method].solve(problem)
+            yield ends[n - 1], method, {at: delta}, delta.norm() / float(ff.matrix.norm())
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """One panel for each score and task, a line for each method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = ("efficacy", "paraphrase", "specificity", "agreement", "sequences", "perplexity")
+    figure, panels = pyplot.subplots(2, 3, figsize=(9.6, 5.2), sharex=True, layout="constrained")
+    for panel, name in zip(panels.flat, names, strict=True):
+        for method, colour in zip(METHODS_COMPARED, ("#0072b2", "#d55e00"), strict=True):
+            points = [row for row in rows if row["method"] == method]
+            panel.plot([p["facts"] for p in points], [p[name] for p in points], "o-", color=colour, label=method)
+        panel.axhline(rows[0][name], color="#000000", linestyle=":", label="before")
+        panel.set_title(name, fontsize="medium")
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in panels[1]:
+        panel.set_xlabel("facts written")
+    panels[0, 0].legend(frameon=False, fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+@click.command(help=__doc__)
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--counts", default="50,100,200,400,600,800,1000", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
+@click.option("--plot", type=click.Path(path_type=Path), help="The curves.")
+def main(run: Path, counts: str, out: Path | None, plot: Path | None) -> None:
+    """Solve, measure, show."""
+    about = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["run"]
+    name = about["model"]["name"]
+    (folder,) = (run / "edits").glob("values-*/00000")
+    values = ffedit.Edit.load(folder)
+    (layer,) = values.layers
+    editable = ffedit.load(name)
+    stats = ffedit.stats(editable, layer, ffedit.Corpus(tokens=about["statistics"][str(layer)]["count"]))
+    watched = [fact for group in by_subject(values.facts) for fact in group][:WATCHED]
+    evaluation, collateral = Evaluation(editable, watched), Collateral(editable)
+    rows = [{"method": "before", "facts": 0, **scores_of(evaluation.before), **collateral.measure()}]
+    numbers = [int(count) for count in counts.split(",")]
+    for facts, method, updates, ratio in solutions(editable, values, stats, numbers):
+        with written(editable, updates):
+            row = {"method": method, "facts": facts, "norm_ratio": ratio, **scores_of(evaluation.scores())}
+            rows.append({**row, **collateral.measure()})
+        print(
+            "  ".join(f"{name} {v if isinstance(v, str) else f'{v:.4g}'}" for name, v in rows[-1].items()), flush=True
+        )
+    if out is not None:
+        keep(out, {"model": name, "layer": layer, "watched": WATCHED, "rows": rows})
+    if plot is not None:
+        draw(rows, plot, f"{name}, layer {layer}: the first {WATCHED} facts, as more are written")
+
+
+def scores_of(scored: Sequence[ffedit.FactScores]) -> dict[str, float | None]:
+    """Means of the shown scores."""
+    means = mean_scores(fact.scores for fact in scored)
+    return {name: getattr(means, name) for name in SHOWN}
+
+
+if __name__ == "__main__":
+    main()
