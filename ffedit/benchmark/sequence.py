@@ -2,7 +2,8 @@
 
 Every fact is scored right after its own edit, again at about ten evenly spaced checkpoints, and after the last edit:
 the difference shows what later edits destroy. The key statistics are those of the unedited model. Values are chosen
-anew by every method, since they depend on the model's current output. `alphaedit` keeps the keys of its earlier edits.
+anew by every method, since they depend on the model's current output. A method that `preserves` earlier edits is given
+its own.
 
 The edited matrices are saved after each edit (`edits/METHOD/weights.safetensors`), bit for bit: a run that was
 interrupted continues from them, and every process but the first loads them from there.
@@ -25,15 +26,12 @@ from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS, needed
 from ffedit.benchmark.settings import checkpoints
 from ffedit.benchmark.task import Scorer, Task, check_finite, saved
-from ffedit.editor import Edit, applied_edits
+from ffedit.editor import METHODS, Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
 from ffedit.files.resuming import load_state, save_state
 from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
-
-# Methods that preserve what earlier edits stored, and so need those edits' keys.
-KEEPING = ("alphaedit",)
 
 
 def edit_in_sequence(task: Task) -> None:
@@ -136,12 +134,12 @@ class Run:
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
         config, stats, after = task.configs[method], task.stats, applied_edits(task.editable)
         make = partial(ffedit.edit, task.editable, facts, method, layers, config, stats, after, task.progress)
-        edit = check_finite(saved(self._folder / f"{chunk:05d}", make) if method in KEEPING else make())
+        edit = check_finite(saved(self._folder / f"{chunk:05d}", make) if METHODS[method].preserves else make())
         seconds = time.perf_counter() - started
         edit.check(task.editable)
         for at, delta in edit.updates.items():
             task.editable.memories[at].write_(delta)
-        if method in KEEPING:
+        if METHODS[method].preserves:
             task.editable.history.edits[edit.fingerprint()] = edit
         self._weights.save(self._file, {"chunk": chunk, "seconds": seconds})
         return seconds
@@ -171,7 +169,7 @@ class Run:
                 if not (whole and journal.done(method, "after", chunk)):
                     raise EditError("measurements are missing")
             written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
-            edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if method in KEEPING]
+            edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[method].preserves]
             task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
             self._weights.load_(tensors)
             return last, state["seconds"]

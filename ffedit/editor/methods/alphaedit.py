@@ -104,6 +104,7 @@ ALPHAEDIT = Method(
     solve=solve,
     guarantee=guarantee,
     layers=True,
+    preserves=True,
     numbers=AlphaEditConfig,
     presets={"paper": PAPER_MEMIT},
 )

@@ -39,6 +39,7 @@ class Method:
         guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
             JSON.
         layers: whether it writes to several layers.
+        preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`after`).
         statistics: whether it needs the second moment of the keys.
         numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
         presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
@@ -54,6 +55,7 @@ class Method:
     exact: bool = False
     guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
     layers: bool = False
+    preserves: bool = False
     statistics: bool = True
     numbers: type[Any] | None = None
     presets: Mapping[str, EditConfig] = field(default_factory=dict)
