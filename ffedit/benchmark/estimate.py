@@ -46,20 +46,13 @@ ASKED, ASKED_TOKENS = 12, 12
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an edit.
+    """One stage of an edit."""
 
-    Attributes:
-        name: locate, statistics, edit or evaluate.
-        words: what is done.
-        tokens: that pass through the model's layers, a share of these counting as such.
-        seconds: estimated.
-        longest: seconds if no value is found before the last step; None where that makes no difference.
-    """
-
-    name: str
-    words: str
-    tokens: int
-    seconds: float
+    name: str  # locate, statistics, edit or evaluate
+    words: str  # what is done
+    tokens: int  # that pass through the model's layers, a share of these counting as such
+    seconds: float  # estimated
+    # Seconds if no value is found before the last step; None where that makes no difference.
     longest: float | None = None
 
 

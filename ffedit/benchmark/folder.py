@@ -39,21 +39,13 @@ UNEDITED, WHOLE = "", -1
 
 @dataclass(frozen=True)
 class Line:
-    """The measurements of one fact, or of the whole model, at one moment.
+    """The measurements of one fact, or of the whole model, at one moment."""
 
-    Attributes:
-        method: the method that edited the model; `UNEDITED` before any edit.
-        when: "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited.
-        chunk: index of the edit; in a sequence, of the last one so far.
-        fact: index of the fact; `WHOLE` for the model.
-        measured: the measurements, plain JSON.
-    """
-
-    method: str
-    when: str
-    chunk: int
-    fact: int
-    measured: Mapping[str, Any]
+    method: str  # the method that edited the model; `UNEDITED` before any edit
+    when: str  # "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited
+    chunk: int  # index of the edit; in a sequence, of the last one so far
+    fact: int  # index of the fact; `WHOLE` for the model
+    measured: Mapping[str, Any]  # the measurements, plain JSON
 
     @property
     def key(self) -> Key:

@@ -24,27 +24,16 @@ from ffedit.model.editable import Editable
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric of one task, before and after.
-
-    Attributes:
-        task: name of the task.
-        metric: the harness's name of the metric, with its filter if there is one ("exact_match, strict").
-        before: on the base model.
-        after: on the edited model.
-        error_before: standard error of `before`; None where the harness has none.
-        error_after: standard error of `after`; None where the harness has none.
-        examples: number of examples asked.
-        higher_is_better: None where the harness does not say.
-    """
+    """One metric of one task, before and after."""
 
     task: str
-    metric: str
-    before: float
-    after: float
-    error_before: float | None
-    error_after: float | None
-    examples: int | None
-    higher_is_better: bool | None
+    metric: str  # the harness's name of the metric, with its filter if there is one ("exact_match, strict")
+    before: float  # on the base model
+    after: float  # on the edited model
+    error_before: float | None  # standard error of `before`; None where the harness has none
+    error_after: float | None  # standard error of `after`; None where the harness has none
+    examples: int | None  # number of examples asked
+    higher_is_better: bool | None  # None where the harness does not say
 
     @property
     def change(self) -> float:
@@ -168,21 +157,13 @@ class Harness:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of the same tasks on a base model and an edited one.
-
-    Attributes:
-        base: name of the base model.
-        edited: name of the edited model, or of the edit.
-        before: what the harness reports of the base, by its own names.
-        after: what the harness reports of the edited model.
-        limit: maximum number of examples per task; None: all.
-    """
+    """The results of the same tasks on a base model and an edited one."""
 
     base: str
-    edited: str
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    limit: int | None = None
+    edited: str  # name of the edited model, or of the edit
+    before: Mapping[str, Any]  # what the harness reports of the base, by its own names
+    after: Mapping[str, Any]  # what the harness reports of the edited model
+    limit: int | None = None  # maximum number of examples per task; None: all
 
     @property
     def figures(self) -> list[Figure]:

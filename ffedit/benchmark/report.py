@@ -29,21 +29,13 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """Means over a set of facts at one moment of a run: a row of a table.
-
-    Attributes:
-        name: label of the row.
-        facts: number of facts measured.
-        scores: means; None where nothing was measured.
-        intervals: 95 % intervals by score and by kind, for two facts or more.
-        kinds: means by the data set's kinds of probes, as in `FactScores`.
-    """
+    """Means over a set of facts at one moment of a run: a row of a table."""
 
     name: str
-    facts: int
-    scores: Scores
-    intervals: Mapping[str, Interval]
-    kinds: Mapping[str, float]
+    facts: int  # number of facts measured
+    scores: Scores  # means; None where nothing was measured
+    intervals: Mapping[str, Interval]  # 95 % intervals by score and by kind, for two facts or more
+    kinds: Mapping[str, float]  # means by the data set's kinds of probes, as in `FactScores`
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
@@ -54,17 +46,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """Paired differences between two measurements of the same facts, second − first.
+    """Paired differences between two measurements of the same facts, second − first."""
 
-    Attributes:
-        names: labels of the two measurements.
-        facts: number of facts measured in both.
-        differences: mean and interval by score and by kind.
-    """
-
-    names: tuple[str, str]
-    facts: int
-    differences: Mapping[str, Interval]
+    names: tuple[str, str]  # labels of the two measurements
+    facts: int  # number of facts measured in both
+    differences: Mapping[str, Interval]  # mean and interval by score and by kind
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
@@ -74,30 +60,19 @@ class Change:
 
 @dataclass(frozen=True)
 class MethodReport:
-    """The figures of one method.
+    """The figures of one method."""
 
-    Attributes:
-        after: each fact right after its own edit.
-        end: each fact after the last edit; None unless sequential.
-        known: the facts whose old object the model knew, before and at the end; None where there are none.
-        change: the end against before.
-        curve: sequential only: all facts edited so far, one row per checkpoint, named by their number.
-        retention: sequential only: facts by how many were edited after them.
-        failed: number of facts that could not be written.
-        not_finite: number of facts not measured because the edit or the edited model's output is NaN or infinite.
-        norm_ratio: ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end.
-        seconds_per_fact: without measuring: `choosing` values (once for all methods that share them), `solving`.
-    """
-
-    after: Row
-    end: Row | None
+    after: Row  # each fact right after its own edit
+    end: Row | None  # each fact after the last edit; None unless sequential
+    # The facts whose old object the model knew, before and at the end; None where there are none.
     known: tuple[Row, Row] | None
-    change: Change
-    curve: tuple[Row, ...]
-    retention: tuple[Row, ...]
-    failed: int
-    not_finite: int
-    norm_ratio: float | None
+    change: Change  # the end against before
+    curve: tuple[Row, ...]  # sequential only: all facts edited so far, one row per checkpoint, named by their number
+    retention: tuple[Row, ...]  # sequential only: facts by how many were edited after them
+    failed: int  # number of facts that could not be written
+    not_finite: int  # number of facts not measured because the edit or the edited model's output is NaN or infinite
+    norm_ratio: float | None  # ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end
+    # Without measuring: `choosing` values (once for all methods that share them), `solving`.
     seconds_per_fact: Mapping[str, float]
 
     @property

@@ -30,33 +30,23 @@ SHOWN = ("efficacy", "paraphrase", "specificity")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A running benchmark of `facts` by each of `methods`, on the unedited model `editable`.
-
-    Attributes:
-        layers: layers to edit, in rising order; single-layer methods write to the last.
-        configs: hyperparameters by method.
-        stats: second moments of the unedited model's keys.
-        text: generic text for drift and perplexity.
-        weights: weights of the terms of all facts' reference texts.
-        process_group: the processes that measure each group together.
-        progress: callback for the progress of a single edit.
-    """
+    """A running benchmark of `facts` by each of `methods`, on the unedited model `editable`."""
 
     editable: Editable
     facts: Sequence[Fact]
     methods: Sequence[str]
     mode: Mode
-    layers: Sequence[int]
+    layers: Sequence[int]  # layers to edit, in rising order; single-layer methods write to the last
     configs: Mapping[str, EditConfig]
-    stats: Mapping[Address, KeyMoments]
+    stats: Mapping[Address, KeyMoments]  # second moments of the unedited model's keys
     text: GenericText
     full: bool
-    weights: Mapping[str, float]
+    weights: Mapping[str, float]  # weights of the terms of all facts' reference texts
     folder: Path
     journal: Journal
-    process_group: ProcessGroup
+    process_group: ProcessGroup  # the processes that measure each group together
     live_scores: LiveScores
-    progress: Progress
+    progress: Progress  # callback for the progress of a single edit
 
     def layers_of(self, method: str) -> Sequence[int]:
         """Return the layers that a method writes to."""

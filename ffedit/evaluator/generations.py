@@ -34,18 +34,13 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt to continue greedily, with the answer to look for.
+    """A prompt to continue greedily, with the answer to look for."""
 
-    Attributes:
-        text: the prompt with its answer.
-        count: number of tokens to generate.
-        settled: whether fewer tokens suffice once the text so far is no prefix of the answer or of any of `others`.
-        others: the prompt with the other objects to look for: aliases of the answer, the competing object.
-    """
-
-    text: Encoded
-    count: int
+    text: Encoded  # the prompt with its answer
+    count: int  # number of tokens to generate
+    # Whether fewer tokens suffice once the text so far is no prefix of the answer or of any of `others`.
     settled: bool = True
+    # The prompt with the other objects to look for: aliases of the answer, the competing object.
     others: tuple[Encoded, ...] = ()
 
 

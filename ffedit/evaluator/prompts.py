@@ -23,59 +23,35 @@ from ffedit.model.tokenization import Encoded, decode, joined
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt with each of two objects.
+    """One prompt with each of two objects."""
 
-    Attributes:
-        new: the prompt with the new object.
-        true: the prompt with the old object, or with the true object of another subject or relation.
-        named: whether the true object was given; otherwise it is the model's own answer.
-        kind: the data set's name for what the prompt tests, or None.
-        new_aliases: the prompt with each alias of the new object.
-        true_aliases: the prompt with each alias of the true object.
-    """
-
-    new: Encoded
-    true: Encoded
-    named: bool = True
-    kind: str | None = None
-    new_aliases: tuple[Encoded, ...] = ()
-    true_aliases: tuple[Encoded, ...] = ()
+    new: Encoded  # the prompt with the new object
+    true: Encoded  # the prompt with the old object, or with the true object of another subject or relation
+    named: bool = True  # whether the true object was given; otherwise it is the model's own answer
+    kind: str | None = None  # the data set's name for what the prompt tests, or None
+    new_aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the new object
+    true_aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the true object
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with one answer.
+    """A prompt with one answer."""
 
-    Attributes:
-        text: the prompt with its answer.
-        kind: the data set's name for what the prompt tests, or None.
-        named: whether the answer was given; otherwise it is the model's own.
-        aliases: the prompt with each alias of the answer.
-        answer: the answer as text, where it was given.
-        needs: prompts of the other facts that the answer follows from.
-    """
-
-    text: Encoded
-    kind: str | None
-    named: bool = True
-    aliases: tuple[Encoded, ...] = ()
-    answer: str | None = None
-    needs: tuple[str, ...] = ()
+    text: Encoded  # the prompt with its answer
+    kind: str | None  # the data set's name for what the prompt tests, or None
+    named: bool = True  # whether the answer was given; otherwise it is the model's own
+    aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the answer
+    answer: str | None = None  # the answer as text, where it was given
+    needs: tuple[str, ...] = ()  # prompts of the other facts that the answer follows from
 
 
 @dataclass(frozen=True)
 class Probed:
-    """A prompt of a fact beside its own, as text.
+    """A prompt of a fact beside its own, as text."""
 
-    Attributes:
-        score: name of the score that is measured on it.
-        prompt: the prompt.
-        text: the prompt with the answer that the score favours.
-    """
-
-    score: str
+    score: str  # name of the score that is measured on it
     prompt: str
-    text: Encoded
+    text: Encoded  # the prompt with the answer that the score favours
 
 
 @dataclass(frozen=True)

@@ -77,41 +77,27 @@ class Scores(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Continuation:
-    """A prompt of a fact beside its own, and how the model continues it.
+    """A prompt of a fact beside its own, and how the model continues it."""
 
-    Attributes:
-        score: name of the score that is measured on the prompt.
-        prompt: the prompt.
-        answer: the answer that the score favours.
-        says: the first words of the greedy continuation, as many as it takes to compare them with the answer.
-    """
-
-    score: str
+    score: str  # name of the score that is measured on the prompt
     prompt: str
-    answer: str
-    says: str
+    answer: str  # the answer that the score favours
+    says: str  # the first words of the greedy continuation, as many as it takes to compare them with the answer
 
 
 @dataclass(frozen=True)
 class FactScores:
-    """One fact's scores.
+    """One fact's scores."""
 
-    Attributes:
-        fact: what was asked for.
-        scores: of this fact alone.
-        says: what the model said to its prompt by itself.
-        kinds: portability and locality by the data set's kinds of probes, as by `metrics.by_kind`.
-        left_out: by score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not
-            measured on; the reasons are in `REASONS`.
-        asked: the other prompts that were asked.
-    """
-
-    fact: Fact
-    scores: Scores
-    says: str
+    fact: Fact  # what was asked for
+    scores: Scores  # of this fact alone
+    says: str  # what the model said to its prompt by itself
+    # Portability and locality by the data set's kinds of probes, as by `metrics.by_kind`.
     kinds: Mapping[str, float] = field(default_factory=dict)
+    # By score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not measured on;
+    # the reasons are in `REASONS`.
     left_out: Mapping[str, int] = field(default_factory=dict)
-    asked: tuple[Continuation, ...] = ()
+    asked: tuple[Continuation, ...] = ()  # the other prompts that were asked
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -130,19 +116,12 @@ class FactScores:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Items that one score was not measured on.
+    """Items that one score was not measured on."""
 
-    Attributes:
-        score: name of the score.
-        count: number of items left out.
-        what: the items: "neighbors of 5 facts", "of 1200 rows of text".
-        reason: why they were left out.
-    """
-
-    score: str
-    count: int
-    what: str
-    reason: str
+    score: str  # name of the score
+    count: int  # number of items left out
+    what: str  # the items: "neighbors of 5 facts", "of 1200 rows of text"
+    reason: str  # why they were left out
 
     def __str__(self) -> str:
         return f"{self.score}: {self.count} {self.what} left out: {self.reason}"

@@ -42,34 +42,21 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Change:
-    """One tensor that changed, or one matrix of a tensor that holds several.
+    """One tensor that changed, or one matrix of a tensor that holds several."""
 
-    Attributes:
-        name: name of the tensor; `name[3]` is the fourth matrix in it.
-        shape: [d_out, d_in] as stored, or [d].
-        dtype: stored dtype by safetensors' name; `base → edited` where they differ.
-        norm: ‖Δ‖, Frobenius.
-        norm_ratio: ‖Δ‖ / ‖W‖.
-        share: share of the entries that changed.
-        rank: number of singular values of Δ above the rounding noise; None where Δ is no matrix of finite floats.
-        exact: whether the rank is neither an estimate (see `ffedit.algebra.rounding`) nor a lower bound.
-        more: whether the rank is a lower bound.
-        floor: largest singular value that rounding explains.
-        values: the largest singular values of Δ.
-        update: the change, of this rank or of the one asked for, float64, in the stored orientation.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    norm: float
-    norm_ratio: float
-    share: float
+    name: str  # name of the tensor; `name[3]` is the fourth matrix in it
+    shape: tuple[int, ...]  # [d_out, d_in] as stored, or [d]
+    dtype: str  # stored dtype by safetensors' name; `base → edited` where they differ
+    norm: float  # ‖Δ‖, Frobenius
+    norm_ratio: float  # ‖Δ‖ / ‖W‖
+    share: float  # share of the entries that changed
+    # Number of singular values of Δ above the rounding noise; None where Δ is no matrix of finite floats.
     rank: int | None = None
-    exact: bool = True
-    more: bool = False
-    floor: float = 0.0
-    values: tuple[float, ...] = ()
+    exact: bool = True  # whether the rank is neither an estimate (see `ffedit.algebra.rounding`) nor a lower bound
+    more: bool = False  # whether the rank is a lower bound
+    floor: float = 0.0  # largest singular value that rounding explains
+    values: tuple[float, ...] = ()  # the largest singular values of Δ
+    # The change, of this rank or of the one asked for, float64, in the stored orientation.
     update: LowRank | None = None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
@@ -24,16 +23,8 @@ from ffedit.exporter.rewrite_shards import file_name
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, sample_of
 from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
-from ffedit.model.memory import SAMPLE, identity
+from ffedit.model.memory import SAMPLE
 from ffedit.model.storage import fetched_from, is_offloaded, parameters
-
-
-def identified(edit: Edit, editable: Editable) -> Edit:
-    """Return the edit with `provenance["matrices"]`, the description of each matrix that it changes."""
-    if "matrices" in edit.provenance:
-        return edit
-    matrices = {str(address): identity(editable.memories[address]) for address in edit.updates}
-    return replace(edit, provenance={**edit.provenance, "matrices": matrices})
 
 
 def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tuple[Edit, ...], dict[str, Matrix]]:

@@ -5,8 +5,8 @@ bit for bit the matrix that the model in memory has after the same edits. An exp
 exact undo rewrites the originals with the remaining edits.
 
 A shard in which nothing changes becomes a hard link, which takes no space and no time. A shard in which a matrix
-changes is copied first and then overwritten at that matrix's bytes. So memory use is the same for seven billion
-parameters as for seventy billion.
+changes is copied first and then overwritten at that matrix's bytes, a block of rows at a time: memory use does not grow
+with the model.
 """
 
 from __future__ import annotations
@@ -35,24 +35,17 @@ WEIGHTS = (
     *(".bin", ".safetensors", ".pt", ".pth", ".ckpt", ".h5"),
     *(".msgpack", ".onnx", ".gguf", ".pkl", ".npz", ".tflite"),
 )
-FOLDERS = ("additional_chat_templates",)
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One matrix of the new checkpoint.
+    """One matrix of the new checkpoint."""
 
-    Attributes:
-        source: the matrix that the updates are added to.
-        updates: Δ [d_out, d_in] each, in order.
-        transposed: the matrix is stored as [d_in, d_out].
-        parameter: its name in the loaded model (`KeyValueMemory.parameter`).
-    """
-
-    source: Stored
-    updates: tuple[Update, ...]
-    transposed: bool
-    parameter: str
+    source: Stored  # the matrix that the updates are added to
+    updates: tuple[Update, ...]  # Δ [d_out, d_in] each, in order
+    transposed: bool  # the matrix is stored as [d_in, d_out]
+    parameter: str  # its name in the loaded model (`KeyValueMemory.parameter`)
+    address: Address  # the memory whose value matrix it is
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield the new matrix in its stored orientation and dtype, a block of rows at a time."""
@@ -63,7 +56,7 @@ class Rewrite:
             yield block
 
 
-Plan: TypeAlias = "dict[str, Rewrite]"
+Plan: TypeAlias = "dict[str, Rewrite]"  # by name in the files
 
 
 def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
@@ -76,31 +69,24 @@ def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
 
 
 def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
-    """Plan the rewriting of the base's `tensors` that an edit with `provenance["matrices"]` changes."""
-    return {
-        name: Rewrite(tensors[name], (edit.updates[address],), transposed, identity_in(edit, address)["parameter"])
-        for name, (address, transposed) in changed_by(edit, tensors).items()
-    }
-
-
-def changed_by(edit: Edit, tensors: Mapping[str, Stored]) -> dict[str, tuple[Address, bool]]:
-    """Return, by name in the files, the address and orientation (True: transposed) of each tensor an edit changes.
+    """Plan the rewriting of the base's `tensors` that an edit with `provenance["matrices"]` changes.
 
     Raises:
         EditError: a matrix is missing, or has another shape.
     """
-    changed = {}
+    plan = {}
     for address, update in edit.updates.items():
         about = identity_in(edit, address)
-        name = file_name(tensors, about["parameter"], about.get("saved_as", ""))
-        shape = tuple(reversed(update.shape)) if about["transposed"] else update.shape
+        parameter, transposed = about["parameter"], bool(about["transposed"])
+        name = file_name(tensors, parameter, about.get("saved_as", ""))
+        shape = tuple(reversed(update.shape)) if transposed else update.shape
         if name is None or tensors[name].shape != shape:
             seen = "which is not in it" if name is None else f"which is {list(tensors[name].shape)} in it"
             raise EditError(
-                f"the edit changes {about['parameter']} {list(shape)}, {seen}; give the base that it was computed on"
+                f"the edit changes {parameter} {list(shape)}, {seen}; give the base that it was computed on"
             )
-        changed[name] = (address, bool(about["transposed"]))
-    return changed
+        plan[name] = Rewrite(tensors[name], (update,), transposed, parameter, address)
+    return plan
 
 
 def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str | None:
@@ -109,9 +95,8 @@ def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str |
     The files may also have it under the name `saved_as` (`KeyValueMemory.saved_as`).
     """
     names = list(names)
-    for exact in (parameter, saved_as):
-        if exact in names:
-            return exact
+    if exact := [name for name in (parameter, saved_as) if name in names]:
+        return exact[0]
     alike = [name for name in names if name.endswith(f".{parameter}") or parameter.endswith(f".{name}")]
     return alike[0] if len(alike) == 1 else None
 
@@ -133,10 +118,10 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
     Raises:
         EditError: the edit was computed on neither; it is another model, or edited already.
     """
-    changed = {name: address for name, (address, _) in changed_by(edit, tensors).items()}
-    others = [name for name, address in changed.items() if not _is_like(tensors[name], edit, address)]
+    plan = export_plan(tensors, edit)
+    others = [name for name, change in plan.items() if not _is_like(tensors[name], edit, change.address)]
     for name in others:
-        if name not in originals or not _is_like(originals[name], edit, changed[name]):
+        if name not in originals or not _is_like(originals[name], edit, plan[name].address):
             raise EditError(
                 f"{base}: {name} is not the matrix that the edit was computed on (another model, or edited already); "
                 "give its base with --model"
@@ -191,17 +176,12 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
         for name in changed:
             patch(replace(tensors[name], file=target), plan[name].blocks())
             moved.rewritten += tensors[name].size
-    _copy_rest(base, folder)
-    return moved
-
-
-def _copy_rest(base: Path, folder: Path) -> None:
-    """Copy config, tokenizer and everything else but weights; the model card and the edits are written anew."""
-    for path in sorted(base.iterdir()):
+    for path in sorted(base.iterdir()):  # all else but weights, the model card and the edits, which are written anew
         if path.name.startswith(".") or path.name in ("README.md", EDITS):
             continue
         other_index = path.name.endswith(".index.json") and path.name != INDEX
-        if path.is_dir() and path.name in FOLDERS:
+        if path.is_dir() and path.name == "additional_chat_templates":
             shutil.copytree(path, folder / path.name)
         elif path.is_file() and path.suffix not in WEIGHTS and not other_index:
             shutil.copyfile(path, folder / path.name)
+    return moved

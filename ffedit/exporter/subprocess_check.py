@@ -23,44 +23,27 @@ HOW = ("auto", "tensors", "logits")
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be verified.
+    """What is to be verified."""
 
-    Attributes:
-        kind: "checkpoint", "undo", "adapter", "delta", or "memory" (a checkpoint of a model that is on no disk).
-        folder: what was written.
-        base: folder of what it was made from; for "memory", the file of what is expected.
-        verify: "auto" (logits where the model fits in memory), "tensors" or "logits".
-        originals: whether the originals must be there.
-        edit, inexact: of an undo.
-        threads: of torch; sums depend on it in the last bit.
-    """
-
-    kind: str
-    folder: str
-    base: str
-    verify: str = "auto"
-    originals: bool = True
-    edit: str | None = None
-    inexact: bool = False
+    kind: str  # "checkpoint", "undo", "adapter", "delta", "gguf" or "memory" (of a model that is on no disk)
+    folder: str  # what was written
+    base: str  # folder of what it was made from; for "memory", the file of what is expected
+    verify: str = "auto"  # or "tensors", "logits"; "auto": logits where the model fits in memory
+    originals: bool = True  # whether the originals must be there
+    edit: str | None = None  # the edit to undo
+    inexact: bool = False  # of an undo
     trust_remote_code: bool = False
-    threads: int = 1
+    threads: int = 1  # of torch; sums depend on it in the last bit
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a fresh process found equal.
+    """What a fresh process found equal."""
 
-    Attributes:
-        tensors: number of tensors (or matrices of an adapter or delta).
-        logits: whether logits were compared.
-        peft: whether PEFT loaded the adapter; None where there is none to load.
-        peak: most resident memory of that process in bytes; 0 where the system does not tell.
-    """
-
-    tensors: int
-    logits: bool
-    peft: bool | None = None
-    peak: int = 0
+    tensors: int  # number of tensors (or matrices of an adapter or delta)
+    logits: bool  # whether logits were compared
+    peft: bool | None = None  # whether PEFT loaded the adapter; None where there is none to load
+    peak: int = 0  # most resident memory of that process in bytes; 0 where the system does not tell
 
 
 def check_how(verify: str) -> None:
