@@ -86,7 +86,9 @@ class Harness:
             self._manager = own if known else TaskManager(include_path=include_path)
             for task in self.tasks:
                 if not _is_known(self._manager, task):
-                    raise EditError(_unknown(task))
+                    lists = "`lm-eval ls tasks` lists its own, --include-path adds a folder of yours"
+                    none = f"{task}: no such file; a task file of the harness (YAML) was expected"
+                    raise EditError(none if _is_file_name(task) else f"the harness has no task {task!r}; {lists}")
                 try:
                     self._manager.load([task])
                 except Exception as error:  # a task file, its code or its data may fail in any way
@@ -189,10 +191,8 @@ class Measured:
 
 
 def _is_known(manager: Any, task: str) -> bool:
-    return task in manager.task_index or (Path(task).suffix in (".yaml", ".yml") and Path(task).is_file())
+    return task in manager.task_index or (_is_file_name(task) and Path(task).is_file())
 
 
-def _unknown(task: str) -> str:
-    if Path(task).suffix in (".yaml", ".yml"):
-        return f"{task}: no such file; a task file of the harness (YAML) was expected"
-    return f"the harness has no task {task!r}; `lm-eval ls tasks` lists its own, --include-path adds a folder of yours"
+def _is_file_name(task: str) -> bool:
+    return Path(task).suffix in (".yaml", ".yml")

@@ -10,12 +10,11 @@ from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
+from ffedit.benchmark.editing import edit_in_sequence, edit_single_or_batch
 from ffedit.benchmark.folder import Journal, merge
 from ffedit.benchmark.hardware import hardware, machines_list
 from ffedit.benchmark.report import BenchReport, report
-from ffedit.benchmark.sequence import edit_in_sequence
 from ffedit.benchmark.settings import Mode
-from ffedit.benchmark.single_and_batch import edit_single_or_batch
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
 from ffedit.editor import EditConfig, config_from_dict
@@ -99,8 +98,7 @@ def bench(
             layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, group, progress)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
-        about = {"unusable": [dict(record) for record in unusable]}
-        group.by_first(lambda: folder.write_manifest(path, there, run, machines, about))
+        group.by_first(lambda: folder.write_manifest(path, there, run, machines, unusable))
         single = plan.name == "single"
         journal = Journal(path, group.rank if single and group.size > 1 else None, writes=single or group.first)
         task = Task(

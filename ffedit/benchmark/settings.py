@@ -44,22 +44,18 @@ SEEDS = {
 }
 # Number of facts that are traced to choose the layer.
 TRACED = 30
-# The fields that identify key statistics.
-IDENTITY = ("source", "count", "ridge", "weighting", "texts")
-
 # Checkpoints of a sequence.
 CHECKPOINTS = 10
+# The fields that identify key statistics.
+IDENTITY = ("source", "count", "ridge", "weighting", "texts")
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of a benchmark: "single", "batch" or "sequential", and the minimum number of facts per chunk.
+    """Mode of a benchmark."""
 
-    The last chunk takes what is left.
-    """
-
-    name: str
-    size: int = 1
+    name: str  # "single", "batch" or "sequential"
+    size: int = 1  # the least number of facts per chunk; the last chunk takes what is left
 
     @classmethod
     def parse(cls, text: str) -> Mode:
@@ -96,8 +92,8 @@ class Mode:
 def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
     """Choose the chunks after which all facts so far are scored: about ten, evenly spaced; the last is the end."""
     ends = list(accumulate(map(len, chunks)))
-    wanted = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
-    return sorted({next(i for i, end in enumerate(ends) if end >= least) for least in wanted})
+    counts = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
+    return sorted({next(i for i, end in enumerate(ends) if end >= count) for count in counts})
 
 
 def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:

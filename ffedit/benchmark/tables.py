@@ -6,7 +6,7 @@ figure that was not measured in one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ffedit.algebra.bootstrap import Interval
@@ -15,17 +15,8 @@ from ffedit.evaluator import METRICS, NAMES
 
 # Scores of the first table; all others go into the second.
 LEADING = (
-    "efficacy",
-    "paraphrase",
-    "specificity",
-    "score",
-    "generation",
-    "teacher_forced",
-    "teacher_forced_gap",
-    "token_accuracy_gap",
-    "same_subject",
-    "entropy",
-    "consistency",
+    *("efficacy", "paraphrase", "specificity", "score", "generation", "teacher_forced", "teacher_forced_gap"),
+    *("token_accuracy_gap", "same_subject", "entropy", "consistency"),
 )
 GAPS = (
     "teacher_forced_gap is teacher_forced − generation; token_accuracy_gap is token_accuracy − generation, as "
@@ -66,11 +57,15 @@ def title(report: BenchReport) -> str:
 def notes(report: BenchReport) -> list[str]:
     """Say where the facts were written and what the figures are."""
     layers, sequential = report.run["layers"], any(method.end for method in report.methods.values())
+    weights = (
+        f" Document frequencies behind consistency are over the {report.references} reference texts of these facts: it "
+        "compares with runs on the same facts only."
+    )
     return [
         f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}. Figures are means over facts "
         "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
         + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
-        GAPS + _weights(report),
+        GAPS + ("" if report.before.scores.consistency is None else weights),
     ]
 
 
@@ -82,7 +77,7 @@ def tables(report: BenchReport) -> list[Table]:
     others = [name for name in METRICS if name not in LEADING]
     known = [row for method in report.methods.values() for row in method.known or ()]
     known = known[:1] + [row for row in known if row.name != "before"]
-    found = [
+    made = [
         _scores("Scores", rows, LEADING),
         _scores("What else was measured", rows, [name for name in others if not name.endswith("_magnitude")]),
         _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
@@ -92,11 +87,11 @@ def tables(report: BenchReport) -> list[Table]:
         *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
     for name, method in report.methods.items():
-        found += [
+        made += [
             _scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"),
             _scores(f"{name}: facts by how many were edited after them", method.retention, SHORT, "later edits"),
         ]
-    return [table for table in (*found, _costs(report)) if table is not None]
+    return [table for table in (*made, _costs(report)) if table is not None]
 
 
 def headline(report: BenchReport) -> list[list[str]]:
@@ -144,32 +139,16 @@ def _changes(title: str, changes: Sequence[Change]) -> list[Table]:
     """Make one table of the leading scores and one by kind; a table without columns is left out."""
     names = dict.fromkeys(name for change in changes for name in change.differences)
     leading, kinds = [name for name in LEADING if name in names], [name for name in names if "/" in name]
+
+    def row(change: Change, shown: Sequence[str]) -> list[str]:
+        bounds = [change.differences.get(name) for name in shown]
+        return [" → ".join(change.names), str(change.facts), *(_cell(bound and bound.mean, bound) for bound in bounds)]
+
     return [
-        Table(
-            heading,
-            ["", "facts", *shown],
-            [
-                [" → ".join(c.names), str(c.facts), *(_difference(c.differences, name) for name in shown)]
-                for c in changes
-            ],
-        )
+        Table(heading, ["", "facts", *shown], [row(change, shown) for change in changes])
         for heading, shown in ((title, leading), (f"{title}, by kind", kinds))
         if shown
     ]
-
-
-def _difference(differences: Mapping[str, Interval], name: str) -> str:
-    return _cell(differences[name].mean, differences[name]) if name in differences else "-"
-
-
-def _weights(report: BenchReport) -> str:
-    """Say what the document frequencies of consistency count; an empty string where it was not measured."""
-    if report.before.scores.consistency is None:
-        return ""
-    return (
-        f" Document frequencies behind consistency are over the {report.references} reference texts of these facts: it "
-        "compares with runs on the same facts only."
-    )
 
 
 def _costs(report: BenchReport) -> Table:

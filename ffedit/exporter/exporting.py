@@ -18,7 +18,7 @@ from ffedit.exporter.adapter import write_adapter, write_delta
 from ffedit.exporter.embedded_edits import embed, history, plan_undo, read_originals
 from ffedit.exporter.from_memory import is_on_disk, save_expected, write_from_memory
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
-from ffedit.exporter.model_card import Origin, adapter_card, delta_card, model_card, origin_of, undone_card
+from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.rewrite_shards import Moved, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, write_file, written
@@ -109,29 +109,30 @@ def export(
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    _check_comparable(base, format, verify)
+    if verify == "logits":
+        _check_comparable(base, format)
     with written(Path(out), force) as folder:
         moved = _write(base, folder, format, originals)
-        in_memory = base.editable if base.folder is None and format == "checkpoint" else None
         against = str(base.folder.absolute()) if base.folder else ""
         task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
-        if in_memory is None:
-            checked = check_fresh(task)
-        else:
-            with tempfile.TemporaryDirectory() as beside, base.edit.applied(in_memory):
+        if base.editable is not None and base.folder is None and format == "checkpoint":
+            with tempfile.TemporaryDirectory() as beside, base.edit.applied(base.editable):
                 expected = Path(beside) / "expected.safetensors"
-                save_expected(in_memory, expected)
+                save_expected(base.editable, expected)
                 checked = check_fresh(replace(task, kind="memory", base=str(expected)))
+        else:
+            checked = check_fresh(task)
     return Exported(Path(out), moved, checked, edit)
 
 
 def _export_gguf(base: Base, out: Path, verify: str) -> Exported:
     """Write and verify a GGUF file; the verifying process reads the edit from beside it."""
-    file, packed = base.packed()
+    file = source_file(base.name, base.folder)
     if out.suffix != ".gguf":
         raise EditError(f"{out}: a GGUF file is to be made; name one that ends in .gguf")
     if out.exists() and out.samefile(file):
         raise EditError(f"{out}: is the file that the model was loaded from, which stays as it is; name another")
+    packed = base.packed()
     done: list[Exported] = []
 
     def make(made: Path) -> None:
@@ -145,14 +146,10 @@ def _export_gguf(base: Base, out: Path, verify: str) -> Exported:
     return done[0]
 
 
-def packed_edit(editable: Editable, edit: Edit) -> Edit:
-    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
-    return as_packed(edit, find_base(editable, edit).packed()[1])
-
-
 def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
-    moved, origin = None, base.origin
+    loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
+    moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
     embedded = base.edit.noted(model=origin.name)
     edits: tuple[Edit, ...] = (embedded,)
     originals: dict[str, Matrix] = {}
@@ -186,6 +183,11 @@ def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit
     changed_before = {name for other in edits for name in export_plan(tensors, other)}
     originals |= {name: tensors[name] for name in plan if name not in changed_before}
     return moved, edits, {name: stored.matrix() for name, stored in originals.items()}
+
+
+def packed_edit(editable: Editable, edit: Edit) -> Edit:
+    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
+    return as_packed(edit, find_base(editable, edit).packed())
 
 
 def undo(
@@ -269,17 +271,11 @@ class Base(NamedTuple):
     editable: Editable | None = None
     revision: str | None = None
 
-    @property
-    def origin(self) -> Origin:
-        """The base as others find it."""
-        folder = self.folder if self.editable is None else self.folder or cached_folder(self.editable)
-        return origin_of(self.name, folder, self.edit.provenance.get("source"))
-
-    def packed(self) -> tuple[Path, dict[Address, Packed]]:
-        """Return the base's GGUF file, and the matrices that the edit changes packed as it holds them."""
+    def packed(self) -> dict[Address, Packed]:
+        """Pack the matrices that the edit changes as the base's GGUF file holds them."""
         file = source_file(self.name, self.folder)
         assert self.folder is not None
-        return file, pack(file, self.folder, self.edit)
+        return pack(file, self.folder, self.edit)
 
     @property
     def is_mixture(self) -> bool:
@@ -308,11 +304,9 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     return Base(str(model), edit, folder, revision=revision)
 
 
-def _check_comparable(base: Base, format: str, verify: str) -> None:
-    """Check that logits, if asked for, can be compared: the base is on disk, and PEFT installed for an adapter."""
-    if verify != "logits" or format == "checkpoint":
-        return
-    if base.folder is None:
+def _check_comparable(base: Base, format: str) -> None:
+    """Check that logits can be compared: the base is on disk, and PEFT installed for an adapter."""
+    if base.folder is None and format != "checkpoint":
         raise EditError(
             f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
             f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"

@@ -94,7 +94,7 @@ def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
                 f"{file}: the value matrix of layer {at} is not its tensor {name} (an expert's?), and no other tensor "
                 "of a GGUF file is written; export a checkpoint, and convert that"
             )
-        packed[at] = _packed(name, tensor.tensor_type, weight, edit.updates[at], edit.keys[at])
+        packed[at] = _packed(name, tensor.tensor_type, weight, change.updates[0], edit.keys[at])
     return packed
 
 

@@ -1,20 +1,29 @@
-"""Sequential edits on one model: each chunk is written on top of all before it.
+"""How each mode writes its chunks of facts, by one method after another.
 
-Every fact is scored right after its own edit, again at about ten evenly spaced checkpoints, and after the last edit:
-the difference shows what later edits destroy. The key statistics are those of the unedited model. Values are chosen
-anew by every method, since they depend on the model's current output. `alphaedit` keeps the keys of its earlier edits.
+**Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
+values v*, which depend on the facts, the layer and the unedited model only. So they are computed once per chunk, saved
+in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). ROME for one subject
+is EMMET for one key. Three cases compute their own values: several layers that share the update, ROME with several
+subjects (written one after another), and fine-tuning.
 
-The edited matrices are saved after each edit (`edits/METHOD/weights.safetensors`), bit for bit: a run that was
-interrupted continues from them, and every process but the first loads them from there.
+**In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
+at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
+statistics are those of the unedited model. Values are chosen anew by every method, since they depend on the model's
+current output. `alphaedit` keeps the keys of its earlier edits. The edited matrices are saved after each edit
+(`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
+the first loads them from there.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +31,122 @@ from torch import Tensor
 
 import ffedit
 from ffedit.algebra.linalg import double
-from ffedit.benchmark.folder import EDITS, needed
+from ffedit.benchmark.folder import EDITS, UNEDITED, needed
 from ffedit.benchmark.settings import checkpoints
-from ffedit.benchmark.task import Scorer, Task, check_finite, saved
-from ffedit.editor import Edit, applied_edits
-from ffedit.errors import EditError, FFEditError
+from ffedit.benchmark.task import Scorer, Task
+from ffedit.editor import METHODS, Edit, EditConfig, applied_edits, combine
+from ffedit.errors import EditError, FFEditError, ModelError
+from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
+from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
 # Methods that preserve what earlier edits stored, and so need those edits' keys.
 KEEPING = ("alphaedit",)
+
+
+def check_finite(edit: Edit) -> Edit:
+    """Return the edit. Raises ModelError where it holds NaN or infinity."""
+    if not all(update.is_finite() for update in edit.updates.values()):
+        raise ModelError("the edit holds NaN or infinity; nothing was written")
+    return edit
+
+
+def saved(path: Path, make: Callable[[], Edit]) -> Edit:
+    """Load the edit saved in a folder; where there is none or it is damaged, make and save it."""
+    if path.exists():
+        try:
+            return Edit.load(path)
+        except EditError:
+            pass
+    edit = make()
+    with needed():
+        edit.save(path, force=True)
+    return edit
+
+
+# Single edits and batches -------------------------------------------------------------------------
+
+
+def edit_single_or_batch(task: Task) -> None:
+    """Measure every chunk by every method; in single mode, each process takes its own share of the facts."""
+    chunks = list(enumerate(task.mode.chunks(task.facts)))
+    if task.mode.name == "single":
+        chunks, task = task.process_group.share(chunks), replace(task, process_group=ProcessGroup())
+    for chunk, facts in chunks:
+        methods = [method for method in task.methods if not task.journal.done(method, "after", chunk)]
+        if not methods and task.journal.done(UNEDITED, "before", chunk):
+            continue
+        scorer = Scorer(task, facts)
+        scorer.record_before(chunk)
+        edits = Chunk(task, chunk, [task.facts[i] for i in scorer.facts])
+        for method in methods:
+            try:
+                edit = check_finite(edits.by(method))
+                about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
+                with edit.applied(task.editable):
+                    scorer.record_edited(scorer.facts, method, "after", chunk, about)
+            except FFEditError as error:
+                task.record_failure(scorer.facts, method, chunk, error)
+
+
+class Chunk:
+    """Facts that are written at once, and the values that the methods share."""
+
+    def __init__(self, task: Task, chunk: int, facts: Sequence[Fact]) -> None:
+        self._task, self._name, self._facts = task, f"{chunk:05d}", facts
+        self._no_values: dict[EditConfig, FFEditError] = {}
+
+    def by(self, method: str) -> Edit:
+        """Return the edit of a method; its provenance has the `seconds` of choosing values and of solving."""
+        task = self._task
+        if task.mode.name == "single":
+            return self._make(method)
+        # The first process computes and saves the edit; the others load it.
+        path = task.folder / EDITS / method / self._name
+        task.process_group.by_first(lambda: saved(path, partial(self._make, method)).fingerprint())
+        return Edit.load(path)
+
+    def _make(self, method: str) -> Edit:
+        task, config = self._task, self._task.configs[method]
+        one_key = method != "rome" or len(by_subject(self._facts)) == 1
+        if not (METHODS[method].statistics and len(task.layers) == 1 and one_key):
+            return self._edit(method, config)
+        values = self._values(config)
+        started, solver = time.perf_counter(), "emmet" if method == "rome" else method
+        edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
+        return timed(edit, sum(values.provenance["seconds"].values()), started)
+
+    def _edit(self, method: str, config: EditConfig) -> Edit:
+        task, started = self._task, time.perf_counter()
+        layers = task.layers_of(method)
+        edit = ffedit.edit(task.editable, self._facts, method, layers, config, task.stats, progress=task.progress)
+        return timed(edit, 0.0, started)
+
+    def _values(self, config: EditConfig) -> Edit:
+        """Return the MEMIT edit, which holds the shared values, from the folder if it is there.
+
+        An error is remembered and raised again without a second attempt.
+        """
+        if config in self._no_values:
+            raise self._no_values[config]
+        numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
+        path = self._task.folder / EDITS / f"values-{numbers}" / self._name
+        try:
+            return saved(path, partial(self._edit, "memit", config))
+        except FFEditError as error:
+            self._no_values[config] = error
+            raise
+
+
+def timed(edit: Edit, choosing: float, started: float) -> Edit:
+    """Return the edit with its seconds in the provenance: `choosing` values, and solving since `started`."""
+    return edit.noted(seconds={"choosing": choosing, "solving": time.perf_counter() - started})
+
+
+# Sequences ----------------------------------------------------------------------------------------
 
 
 def edit_in_sequence(task: Task) -> None:
@@ -46,7 +159,7 @@ def edit_in_sequence(task: Task) -> None:
         if not task.journal.done(method, "end", len(chunks) - 1):
             memories = [memory for at in task.layers_of(method) for memory in task.editable.feed_forward[at].memories]
             with _temporarily_edited(task.editable, memories) as weights:
-                Run(task, scorer, chunks, method, weights).resume()
+                MethodSequence(task, scorer, chunks, method, weights).resume()
 
 
 class Weights:
@@ -95,8 +208,8 @@ def _temporarily_edited(editable: Editable, memories: Sequence[KeyValueMemory]) 
         weights.restore_()
 
 
-class Run:
-    """The sequence of edits of one method: `chunks` are indices of the facts that are written together, in order."""
+class MethodSequence:
+    """The edits of one method, in order: `chunks` are indices of the facts that are written together."""
 
     def __init__(
         self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights
