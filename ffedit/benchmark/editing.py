@@ -97,7 +97,6 @@ class Chunk:
 
     def __init__(self, task: Task, chunk: int, facts: Sequence[Fact]) -> None:
         self._task, self._name, self._facts = task, f"{chunk:05d}", facts
-        self._no_values: dict[EditConfig, FFEditError] = {}
 
     def by(self, method: str) -> Edit:
         """Return the edit of a method; its provenance has the `seconds` of choosing values and of solving."""
@@ -114,7 +113,9 @@ class Chunk:
         one_key = method != "rome" or len(by_subject(self._facts)) == 1
         if not (METHODS[method].statistics and len(task.layers) == 1 and one_key):
             return self._edit(method, config)
-        values = self._values(config)
+        numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
+        path = task.folder / EDITS / f"values-{numbers}" / self._name
+        values = saved(path, partial(self._edit, "memit", config))
         started, solver = time.perf_counter(), "emmet" if method == "rome" else method
         edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
         return timed(edit, sum(values.provenance["seconds"].values()), started)
@@ -124,21 +125,6 @@ class Chunk:
         layers = task.layers_of(method)
         edit = ffedit.edit(task.editable, self._facts, method, layers, config, task.stats, progress=task.progress)
         return timed(edit, 0.0, started)
-
-    def _values(self, config: EditConfig) -> Edit:
-        """Return the MEMIT edit, which holds the shared values, from the folder if it is there.
-
-        An error is remembered and raised again without a second attempt.
-        """
-        if config in self._no_values:
-            raise self._no_values[config]
-        numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
-        path = self._task.folder / EDITS / f"values-{numbers}" / self._name
-        try:
-            return saved(path, partial(self._edit, "memit", config))
-        except FFEditError as error:
-            self._no_values[config] = error
-            raise
 
 
 def timed(edit: Edit, choosing: float, started: float) -> Edit:
@@ -221,6 +207,11 @@ class MethodSequence:
     def resume(self) -> None:
         """Write and measure the chunks that are missing in the journal."""
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
+
+        def measure(facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
+            model = {**about, "norm_ratio": self._weights.norm_ratio}
+            self._scorer.record_edited(facts, method, when, chunk, model)
+
         last, seconds = task.process_group.by_first(self._resumed)
         self._catch_up(last)
         written: list[int] = []
@@ -232,12 +223,12 @@ class MethodSequence:
                 except FFEditError as error:
                     task.record_failure(facts, method, chunk, error)
             if not task.journal.done(method, "after", chunk):
-                self._measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
+                measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
             if not task.journal.failed(method, chunk):
                 written += facts
             when = "end" if chunk + 1 == len(self._chunks) else f"at {len(written)}"
             if chunk in stops and not task.journal.done(method, when, chunk):
-                self._measure(written, when, chunk)
+                measure(written, when, chunk)
 
     def _write(self, chunk: int) -> float:
         """Write a chunk into the current model, save the weights, and return the seconds the edit took to compute.
@@ -264,17 +255,13 @@ class MethodSequence:
         if chunk >= 0 and not self._task.process_group.first:
             self._weights.load_(load_state(self._file, "cannot be read")[0])
 
-    def _measure(self, facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
-        model = {**about, "norm_ratio": self._weights.norm_ratio}
-        self._scorer.record_edited(facts, self._method, when, chunk, model)
-
     def _resumed(self) -> tuple[int, float]:
         """Load the weights after the last saved edit; return its chunk (−1 for none) and its seconds.
 
         If the journal lacks a measurement due before that edit, the sequence starts over.
         """
-        task, method, stops, edited = self._task, self._method, checkpoints(self._chunks), 0
-        journal = task.journal
+        journal, history = self._task.journal, self._task.editable.history
+        method, stops, edited = self._method, checkpoints(self._chunks), 0
         try:
             tensors, state = load_state(self._file, "nothing to resume from")
             last = state["chunk"]
@@ -285,11 +272,11 @@ class MethodSequence:
                     raise EditError("measurements are missing")
             written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
             edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if method in KEEPING]
-            task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
+            history.edits = {edit.fingerprint(): edit for edit in edits}
             self._weights.load_(tensors)
             return last, state["seconds"]
         except EditError:  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)
             self._weights.restore_()
-            task.editable.history.edits = {}
+            history.edits = {}
             return -1, 0.0

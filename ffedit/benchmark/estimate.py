@@ -32,16 +32,11 @@ from ffedit.layer_choice.choose import SHOWN_SAMPLES
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
-# Rows and tokens of the batch that is timed, and the size of the matrix that is factored.
-ROWS, TOKENS, FACTORED = 16, 32, 512
-# Steps that most values take at the default numbers; operations of the equations, in d_ff³.
-USUAL_STEPS, SOLVING = 8, 1
-# A pass with its gradient takes about three passes.
-WITH_GRADIENT = 3
-# Corrupted runs of a trace that decides.
-RUNS = 10
-# Questions of a calibration fact, and their tokens.
-ASKED, ASKED_TOKENS = 12, 12
+ROWS, TOKENS, FACTORED = 16, 32, 512  # of the batch that is timed; size of the matrix that is factored
+USUAL_STEPS, SOLVING = 8, 1  # steps that most values take at the default numbers; operations to solve, in d_ff³
+WITH_GRADIENT = 3  # a pass with its gradient takes about three passes
+RUNS = 10  # corrupted runs of a trace that decides
+ASKED, ASKED_TOKENS = 12, 12  # questions of a calibration fact, and their tokens
 
 
 @dataclass(frozen=True)
@@ -92,15 +87,9 @@ def estimate(
 ) -> Estimate:
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
-    Args:
-        editable: the model.
-        facts: to write.
-        method: a name in `METHODS`.
-        layer: the highest layer to edit; None if it is still to be chosen.
-        asked: how: "auto", "sweep", or by the facts' traces.
-        spread: number of layers.
-        config: all numbers.
-        text: for the key statistics; None where these were collected before.
+    `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen, in the way that was `asked`
+    for: "auto", "sweep", or by the facts' traces. `text` is for the key statistics; None where these were collected
+    before.
     """
     costs = _Costs(editable, facts, config)
     top = calibrate.expected(None, len(editable.layers)) if layer is None else layer
@@ -165,11 +154,8 @@ class _Costs:
     def editing(self, layers: Sequence[int], method: str) -> Stage:
         """Estimate the values and the equations."""
         count, most = len(by_subject(self.facts)), self.config.value.steps
-        steps, generated, solving = (
-            min(USUAL_STEPS, most),
-            sum(self.config.prompts.context_tokens),
-            self._solving(layers),
-        )
+        steps, solving = min(USUAL_STEPS, most), self._solving(layers)
+        generated = sum(self.config.prompts.context_tokens)
         words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"
         stage = self._stage("edit", words, self._values(count, layers[-1], steps), generated, solving)
         longest = self._stage("edit", words, self._values(count, layers[-1], most), generated, solving)

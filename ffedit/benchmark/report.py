@@ -155,7 +155,7 @@ class Results:
         return self._scores.get((method, when), {})
 
     def row(self, name: str, method: str, when: str, only: Iterable[int] | None = None) -> Row:
-        """Average over all facts, or over the indices in `only`."""
+        """Average over all facts, or over the indices in `only`, and over the model's lines."""
         scores = self.scores(method, when)
         indices = sorted(scores if only is None else set(scores) & set(only))
         models = [line.measured for line in self.models(method, when)]
@@ -218,16 +218,7 @@ def report(
     run: Mapping[str, Any],
     unusable: Sequence[Mapping[str, Any]],
 ) -> BenchReport:
-    """Compute all figures from the lines of a run.
-
-    Args:
-        journal: the lines.
-        facts: the facts to be written.
-        methods: names in the order of the tables.
-        sequential: whether the edits stayed in the model.
-        run: the manifest's description of the run.
-        unusable: records of the data set that could not be made into facts.
-    """
+    """Compute all figures from the lines of a run; `methods` are in the order of the tables."""
     results, last = Results(journal, facts), "end" if sequential else "after"
     ends = {method: results.scores(method, last) for method in methods}
     rows = [line.measured["drift_rows"] for line in results.models(UNEDITED, "before") if "drift_rows" in line.measured]

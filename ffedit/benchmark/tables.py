@@ -42,16 +42,12 @@ class Table:
 
 def markdown(report: BenchReport) -> str:
     """Render a report as Markdown."""
-    sections = [f"# {title(report)}", *notes(report), *(table.markdown for table in tables(report))]
+    run = report.run
+    title = f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
+    sections = [f"# {title}", *notes(report), *(table.markdown for table in tables(report))]
     if lines := not_measured(report):
         sections.append("\n".join([f"## Not measured ({len(lines)})", "", *(f"- {line}" for line in lines)]))
     return "\n\n".join(sections) + "\n"
-
-
-def title(report: BenchReport) -> str:
-    """Name mode, facts and model."""
-    run = report.run
-    return f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
 
 
 def notes(report: BenchReport) -> list[str]:

@@ -108,12 +108,14 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
 class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
-    The contexts are sampled where those of all processes, `count`, would take more than `most` bytes.
+    The contexts are sampled, by a hash of their tokens, where those of all processes, `count`, would take more than
+    `most` bytes.
     """
 
     def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int, most: int = NEIGHBOR_BYTES) -> None:
         share = most / (4 * vocabulary * max(1, count))
-        self.contexts = frozenset(context for context in contexts if share >= 1 or _draw(context) < share)
+        draws = {each: int.from_bytes(sha256(repr(each).encode()).digest()[:8], "big") / 2**64 for each in contexts}
+        self.contexts = frozenset(context for context, draw in draws.items() if share >= 1 or draw < share)
         self._kept: dict[Context, Tensor] = {}
 
     def keep(self, contexts: Sequence[Context], log_probs: Tensor) -> None:
@@ -125,8 +127,3 @@ class ReferenceDistributions:
         before = torch.stack([self._kept[context] for context in contexts]).to(log_probs.device)
         distances: list[float] = divergence(before, log_probs.float()).tolist()
         return distances
-
-
-def _draw(context: Context) -> float:
-    """Return a number from 0 to 1, a hash of the tokens."""
-    return int.from_bytes(sha256(repr(context).encode()).digest()[:8], "big") / 2**64

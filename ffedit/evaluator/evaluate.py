@@ -20,7 +20,7 @@ from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
-from ffedit.evaluator.prompts import Questions, questions
+from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.responses import BUDGET, Context, ask
 from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts
@@ -88,7 +88,14 @@ class Evaluation:
         return self._score(self._ask(editable or self.editable, indices), indices)
 
     def _score(self, now: Responses, indices: Sequence[int]) -> tuple[FactScores, ...]:
-        return tuple(_fact_scores(self._questions[i], now, self._before) for i in indices)
+        scored, before, spoken = [], self._before, now.spoken
+        for q in (self._questions[i] for i in indices):
+            unsampled = len(q.neighbors) - len(moved(q, now))
+            left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
+            asked = (Continuation(name, prompt, spoken.answer(a), spoken.begun(a)) for name, prompt, a in q.by_score)
+            scores, kinds = Scores(**measure(q, now, before)), by_kind(q, now, before)
+            scored.append(FactScores(q.fact, scores, spoken.words(q.own.new), kinds, left_out, tuple(asked)))
+        return tuple(scored)
 
     def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False) -> Responses:
         prompts = [self._questions[i] for i in indices]
@@ -110,17 +117,8 @@ class Evaluation:
         return Responses(answers, spoken, divergences, drawn, self._weights)
 
 
-def _fact_scores(q: Questions, now: Responses, before: Responses) -> FactScores:
-    unsampled = len(q.neighbors) - len(moved(q, now))
-    left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
-    scores = Scores(**measure(q, now, before))
-    spoken = now.spoken
-    asked = tuple(Continuation(name, prompt, spoken.answer(a), spoken.begun(a)) for name, prompt, a in q.by_score)
-    return FactScores(q.fact, scores, spoken.words(q.own.new), by_kind(q, now, before), left_out, asked)
-
-
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
-    """Return the inverse document frequency of each term of the reference texts of `facts`: see `term_weights`."""
+    """Return the inverse document frequency of each term of the reference texts of `facts` (`term_weights`)."""
     return term_weights([text for fact in facts for text in fact.references])
 
 

@@ -81,7 +81,8 @@ def intervals(
         return {}
     means = mean_draws(np.stack(list(kept.values()), 1), seed, draws)
     drawn = dict(zip(kept, means.T, strict=True))
-    bounded = {name: mean_interval(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
+    shares = {name for name in kept if METRICS[name.partition("/")[0]].unit == "share"}  # of prompts, for each fact
+    bounded = {name: mean_interval(kept[name], drawn[name], bounds if name in shares else None) for name in kept}
     if all(part in kept for part in SCORE_PARTS):
         mean, low, high = (
             float(_harmonic([getattr(bounded[part], name) for part in SCORE_PARTS])) for name in ("mean", "low", "high")
@@ -111,11 +112,6 @@ def changes(before: Columns, after: Columns) -> dict[str, Interval]:
 
 def _differences(before: Sequence[float | None], after: Sequence[float | None]) -> list[float | None]:
     return [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
-
-
-def _is_share(name: str) -> bool:
-    """Return whether a score, or a kind of it, is a share of prompts for each fact."""
-    return METRICS[name.partition("/")[0]].unit == "share"
 
 
 def _array(values: Sequence[float | None]) -> Array | None:

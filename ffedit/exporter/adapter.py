@@ -27,7 +27,7 @@ from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.rewrite_shards import identity_in, rows_of
+from ffedit.exporter.checkpoint import identity_in, rows_of
 from ffedit.files.tensor_ranges import Stored, of_expert, row_blocks, write
 
 WEIGHTS, DELTAS = "adapter_model.safetensors", "delta.safetensors"

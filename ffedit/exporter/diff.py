@@ -27,9 +27,8 @@ from ffedit.algebra.rounding import INDEPENDENT, noise_floor, recover
 from ffedit.editor import Edit
 from ffedit.editor.provenance import dtypes, versions
 from ffedit.errors import EditError, ModelError
+from ffedit.exporter.checkpoint import file_name
 from ffedit.exporter.embedded_edits import history
-from ffedit.exporter.rewrite_shards import file_name
-from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted
 from ffedit.files.tensor_ranges import Stored, contents, of_expert
 from ffedit.loading.load import path_of
@@ -276,11 +275,6 @@ def recovered(editable: Editable, difference: Diff) -> Edit:
         "norm_ratio": max(delta.norm() / norms[str(at)] for at, delta in updates.items()),
         "versions": versions(),
     }
-    return Edit(dict(sorted(updates.items())), {}, {}, _added_facts(difference), about)
-
-
-def _added_facts(difference: Diff) -> tuple[Fact, ...]:
-    """Collect the facts of the edits that are stored in the second checkpoint and not in the first."""
-    before, after = (history(name) for name in (difference.base, difference.edited))
-    known = {edit.fingerprint() for edit in before}
-    return tuple(fact for edit in after if edit.fingerprint() not in known for fact in edit.facts)
+    known = {edit.fingerprint() for edit in history(difference.base)}
+    added = [edit for edit in history(difference.edited) if edit.fingerprint() not in known]
+    return Edit(dict(sorted(updates.items())), {}, {}, tuple(fact for edit in added for fact in edit.facts), about)

@@ -20,7 +20,7 @@ from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor import Edit
 from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.errors import EditError
-from ffedit.exporter.rewrite_shards import Plan, Rewrite, export_plan, file_name
+from ffedit.exporter.checkpoint import Plan, Rewrite, export_plan, file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, contents, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
 from ffedit.model.edit_history import History

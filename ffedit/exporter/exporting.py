@@ -15,11 +15,18 @@ from ffedit.editor.edit import check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, brief, choices
 from ffedit.exporter.adapter import write_adapter, write_delta
+from ffedit.exporter.checkpoint import (
+    Moved,
+    export_plan,
+    is_of_edited_base,
+    is_on_disk,
+    rewrite,
+    save_expected,
+    write_from_memory,
+)
 from ffedit.exporter.embedded_edits import embed, history, plan_undo, read_originals
-from ffedit.exporter.from_memory import is_on_disk, save_expected, write_from_memory
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
-from ffedit.exporter.rewrite_shards import Moved, export_plan, is_of_edited_base, rewrite
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, write_file, written
 from ffedit.files.tensor_ranges import Matrix, contents

@@ -27,7 +27,7 @@ from ffedit.algebra.low_rank import Dense, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.rewrite_shards import Moved, export_plan
+from ffedit.exporter.checkpoint import Moved, export_plan
 from ffedit.files.tensor_ranges import Stored, contents
 from ffedit.loading.gguf import converted, entry, open_gguf
 from ffedit.loading.names import gguf_file

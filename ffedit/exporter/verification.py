@@ -29,9 +29,8 @@ from ffedit.algebra.linalg import double
 from ffedit.editor import Edit
 from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, gguf
+from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
-from ffedit.exporter.from_memory import digest
-from ffedit.exporter.rewrite_shards import Plan, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
 from ffedit.loading.gguf import entry, open_gguf, read
@@ -62,7 +61,6 @@ def check_checkpoint(task: Task) -> Checked:
     if [edit.fingerprint() for edit in edits[:-1]] != [edit.fingerprint() for edit in history(base)]:
         raise CheckError("the exported checkpoint does not hold the edits of its base and the new one")
     plan = export_plan(before, edits[-1])
-    compare(before, contents(folder), plan)
     if task.originals:
         older, originals = read_originals(base), read_originals(folder)
         for name in plan:
@@ -70,22 +68,23 @@ def check_checkpoint(task: Task) -> Checked:
             expected = older.get(name) if was_edited else before[name]
             if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
                 raise CheckError(f"the original of {name} was not kept")
-    opens(task)
-    return Checked(len(before), logits_agree(task, before, plan))
+    return compare(task, before, plan)
 
 
 def check_undo(task: Task) -> Checked:
     """Check that a checkpoint is the old one with one edit undone, and stores the remaining edits."""
     undoing = plan_undo(Path(task.base), task.edit, task.inexact)
-    compare(undoing.tensors, contents(Path(task.folder)), undoing.plan)
     if [edit.fingerprint() for edit in history(task.folder)] != [edit.fingerprint() for edit in undoing.left]:
         raise CheckError("the checkpoint does not hold the edits that stay")
-    opens(task)
-    return Checked(len(undoing.tensors), logits_agree(task, undoing.tensors, undoing.plan))
+    return compare(task, undoing.tensors, undoing.plan)
 
 
-def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Plan) -> None:
-    """Check that every tensor is as in the plan, or unchanged where the plan does not have it."""
+def compare(task: Task, before: Mapping[str, Stored], plan: Plan) -> Checked:
+    """Check that every tensor of the folder is as in the plan, or unchanged where the plan does not have it.
+
+    Config and tokenizer can be loaded; if the model fits in memory, logits agree bit for bit.
+    """
+    after = contents(Path(task.folder))
     if odd := sorted(before.keys() ^ after.keys()):
         raise CheckError(f"{odd[0]} is in only one of the base and the export")
     for name, old in before.items():
@@ -95,6 +94,13 @@ def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Pla
             continue
         if not all(torch.equal(a, b) for a, b in zip(plan[name].blocks(), after[name].blocks(), strict=True)):
             raise CheckError(f"{name} is not the base's with the edit added")
+    opens(task)
+    if not fits(task, before):
+        return Checked(len(before), False)
+    expected = base_and_edited(task, plan)[1]
+    gc.collect()  # the base, before the export is loaded
+    _check_logits(expected, logits_of(load(task.folder, task)))
+    return Checked(len(before), True)
 
 
 def opens(task: Task) -> None:
@@ -154,16 +160,6 @@ def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
     expected = logits_of(model)
     model.load_state_dict(unedited, strict=False)
     return model, expected
-
-
-def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
-    """Compare logits bit for bit if the model fits in memory; return whether they were compared."""
-    if not fits(task, tensors):
-        return False
-    expected = base_and_edited(task, plan)[1]
-    gc.collect()  # the base, before the export is loaded
-    _check_logits(expected, logits_of(load(task.folder, task)))
-    return True
 
 
 def _check_logits(expected: Tensor, logits: Tensor, rounded_otherwise: Plan | None = None) -> None:
