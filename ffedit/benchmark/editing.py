@@ -233,8 +233,7 @@ class MethodSequence:
     def _write(self, chunk: int) -> float:
         """Write a chunk into the current model, save the weights, and return the seconds the edit took to compute.
 
-        Raises:
-            EditError: there is no edit, or the weights would not be finite; they are unchanged then.
+        Raises EditError where there is no edit, or the weights would not be finite; they are unchanged then.
         """
         task, method, started = self._task, self._method, time.perf_counter()
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)

@@ -176,8 +176,7 @@ def write_manifest(
 ) -> None:
     """Write the manifest of `run` into a claimed folder, at every start: methods or a machine may have been added.
 
-    Raises:
-        EditError: the run differs from the settings `there` that `earlier` returned, or the folder cannot be written.
+    Raises EditError where the run differs from the settings `there` that `earlier` returned, or it cannot be written.
     """
     _refuse_difference(folder, "another run", there, run)
     content = {"run": run, "versions": versions(), "hardware": list(machines), "unusable": list(map(dict, unusable))}

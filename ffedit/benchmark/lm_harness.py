@@ -97,12 +97,8 @@ class Harness:
     def measure(self, editable: Editable) -> dict[str, Any]:
         """Run the tasks on a model in its current state, with its chat template where `editable.chat` is set.
 
-        Returns:
-            What the harness reports, by its own names: `results`, `higher_is_better`, `n-samples`, `n-shot`,
-            `versions`; `lm_eval`, the version of the harness; and `chat`, whether the chat template was applied.
-
-        Raises:
-            EditError: a task cannot be run on this model.
+        Returns what the harness reports, by its own names (`results`, `higher_is_better`, `n-samples`, `n-shot`,
+        `versions`), its version (`lm_eval`), and `chat`. Raises EditError where a task cannot be run on this model.
         """
         with self._muffled():
             import lm_eval
@@ -133,11 +129,7 @@ class Harness:
         return {**figures, "lm_eval": results["lm_eval_version"], "chat": editable.chat}
 
     def compare(self, editable: Editable, edit: Edit) -> Measured:
-        """Run the tasks on a model and again with `edit` applied; the model is left unchanged.
-
-        Raises:
-            EditError: a task cannot be run on this model, or the edit does not belong to it.
-        """
+        """Run the tasks on a model and again with `edit`, which must belong to it, applied; errors are of `measure`."""
         edit.check(editable)
         before = self.measure(editable)
         with edit.applied(editable):

@@ -123,11 +123,8 @@ def bench(
         group.by_first(lambda: merge(path))
         about_run = {**run, "hardware": machines}
         made = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
-        group.by_first(lambda: _write(path, made))
+        content = json.dumps(finite(made.to_dict()), indent=1, ensure_ascii=False)
+        group.by_first(lambda: write_text(path / folder.REPORT, f"{content}\n"))
+        text = f"{markdown(made)}\n{machines_list(machines)}\n"
+        group.by_first(lambda: write_text(path / folder.TABLES, text))
     return made
-
-
-def _write(path: Path, made: BenchReport) -> None:
-    content = json.dumps(finite(made.to_dict()), indent=1, ensure_ascii=False)
-    write_text(path / folder.REPORT, f"{content}\n")
-    write_text(path / folder.TABLES, f"{markdown(made)}\n{machines_list(made.run['hardware'])}\n")

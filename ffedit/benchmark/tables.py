@@ -112,13 +112,9 @@ def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> Table | None:
     """Make a table of scores; None where none was measured."""
     shown = _measured(rows, names)
-    if not shown:
-        return None
-    cells = [
-        [row.name, str(row.facts), *(_cell(getattr(row.scores, n), row.intervals.get(n)) for n in shown)]
-        for row in rows
-    ]
-    return Table(title, [first, "facts", *shown], cells)
+    cells = [[_cell(getattr(row.scores, n), row.intervals.get(n)) for n in shown] for row in rows]
+    lines = [[row.name, str(row.facts), *line] for row, line in zip(rows, cells, strict=True)]
+    return Table(title, [first, "facts", *shown], lines) if shown else None
 
 
 def _cell(value: float | None, bound: Interval | None) -> str:
@@ -138,7 +134,8 @@ def _changes(title: str, changes: Sequence[Change]) -> list[Table]:
 
     def row(change: Change, shown: Sequence[str]) -> list[str]:
         bounds = [change.differences.get(name) for name in shown]
-        return [" → ".join(change.names), str(change.facts), *(_cell(bound and bound.mean, bound) for bound in bounds)]
+        cells = [_cell(bound.mean if bound else None, bound) for bound in bounds]
+        return [" → ".join(change.names), str(change.facts), *cells]
 
     return [
         Table(heading, ["", "facts", *shown], [row(change, shown) for change in changes])
@@ -163,9 +160,11 @@ def _costs(report: BenchReport) -> Table:
 
 def not_measured(report: BenchReport) -> list[str]:
     """List what was not measured, with the reasons."""
-    lines = [f"record {record['record']}: {record['reason']}" for record in report.unusable]
-    lines += [
-        f"{failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
-        for failure in report.failures
+    return [
+        *(f"record {record['record']}: {record['reason']}" for record in report.unusable),
+        *(
+            f"{failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
+            for failure in report.failures
+        ),
+        *map(str, report.left_out),
     ]
-    return lines + [str(left_out) for left_out in report.left_out]

@@ -61,18 +61,16 @@ class GenericText:
         self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
         self.drift_rows = len(self._compared), count
         self._reference: dict[int, Tensor] = {}
-        self.perplexity = self._run(editable)[1]
+        self.perplexity = self.measure()[1]
 
+    @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
         """Return drift from the unedited model, nats per token, and perplexity, of the model in its current state.
 
-        Or of `editable`, another model with the same tokenizer. Raises ModelError for numbers that are not finite.
+        Or of `editable`, another model with the same tokenizer. The first call keeps the distributions as the
+        reference, so its drift is 0. Raises ModelError for numbers that are not finite.
         """
-        return self._run(editable or self._editable)
-
-    @torch.no_grad()
-    def _run(self, editable: Editable) -> tuple[float, float]:
-        """Return drift and perplexity; the first run keeps the distributions as the reference, so its drift is 0."""
+        editable = editable or self._editable
         distances, chosen = [], []
         for batch in batches([len(row) for row in self.rows], BUDGET):
             ids = torch.tensor([self.rows[i] for i in batch])

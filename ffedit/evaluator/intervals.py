@@ -39,11 +39,8 @@ def interval(
 ) -> Interval | None:
     """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
-    Args:
-        values: one per fact; None where there was nothing to measure.
-        seed: seed of the draws.
-        draws: number of draws.
-        share: whether the values are shares, 0 to 1; None: assume so if all are 0 or 1.
+    `values` has one per fact, None where there was nothing to measure. They are shares, 0 to 1, or not (`share`); None:
+    they are taken for shares if all are 0 or 1.
     """
     array = _array(values)
     if array is None:
@@ -55,10 +52,7 @@ def interval(
 def paired(before: Sequence[float | None], after: Sequence[float | None]) -> Interval | None:
     """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
 
-    Where all values lie between 0 and 1 they are taken for shares.
-
-    Raises:
-        ValueError: the two have different numbers of facts.
+    Where all values lie between 0 and 1 they are taken for shares. Both must have the same number of facts.
     """
     array = _array(_differences(before, after))
     if array is None:

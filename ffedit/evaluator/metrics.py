@@ -294,11 +294,7 @@ METRICS = Registry("ffedit.metrics", [made for made in globals().values() if isi
 
 
 def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float | None]:
-    """Return every score of one fact.
-
-    Raises:
-        EditError: a metric of another package failed, or gave no number.
-    """
+    """Return every score of one fact. Raises EditError where a metric of another package fails, or gives no number."""
     values: dict[str, float | None] = {}
     for metric in METRICS.values():
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import compress
 from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,7 @@ class FactScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        asked = [asdict(one) for one in self.asked]
+        asked = [asdict(continuation) for continuation in self.asked]
         more = {"kinds": dict(self.kinds), "left_out": dict(self.left_out), "asked": asked}
         measured = {name: value for name, value in more.items() if value}
         return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **measured}
@@ -110,7 +111,7 @@ class FactScores:
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
         """Read what `to_dict` gave."""
         fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
-        asked = tuple(Continuation(**one) for one in record.get("asked", ()))
+        asked = tuple(Continuation(**fields) for fields in record.get("asked", ()))
         return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}), asked)
 
 
@@ -132,18 +133,16 @@ class LeftOut:
 
 
 def left_out(facts: Iterable[FactScores], drift_rows: tuple[int, int] = (0, 0)) -> tuple[LeftOut, ...]:
-    """Return all that was left out, by score and reason.
+    """Return all that was left out of the scores of `facts`, each there once, by score and reason.
 
-    Args:
-        facts: scores of the facts, each once.
-        drift_rows: number of rows of the generic text that drift was measured on, and number of all rows.
+    `drift_rows` is the number of rows of the generic text that drift was measured on, and that of all rows.
     """
     items, all_facts = [], list(facts)
     for score, item in MEASURED_ON.items():
         for suffix, reason in {**REASONS, "": OF_SCORE.get(score, "")}.items():
             counts = [fact.left_out[score + suffix] for fact in all_facts if score + suffix in fact.left_out]
             if counts:
-                what = f"{item}{'s' * (sum(counts) > 1)} of {len(counts)} fact{'s' * (len(counts) > 1)}"
+                what = f"{item}{'s' * (sum(counts) > 1)} of {counted(len(counts), 'fact')}"
                 items.append(LeftOut(score, sum(counts), what, reason))
     measured, rows = drift_rows
     if measured < rows:
@@ -209,11 +208,10 @@ class Report(Displayed):
     @cached_property
     def known(self) -> tuple[Scores, Scores | None]:
         """Scores before and after of the facts whose old object the unedited model said."""
-        which = [i for i, fact in enumerate(self.facts_before) if fact.scores.knew]
-        before = mean_scores(self.facts_before[i].scores for i in which)
-        if self.facts_after is None:
-            return before, None
-        return before, mean_scores(self.facts_after[i].scores for i in which)
+        known = [bool(fact.scores.knew) for fact in self.facts_before]
+        before = mean_scores(fact.scores for fact in compress(self.facts_before, known))
+        after = None if self.facts_after is None else mean_scores(f.scores for f in compress(self.facts_after, known))
+        return before, after
 
     @property
     def kinds(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -242,9 +240,7 @@ def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
 def mean_scores(scores: Iterable[Scores], **of_model: float | None) -> Scores:
     """Return means over facts of what was measured; `score` is the harmonic mean of the means, as published.
 
-    Args:
-        scores: of the facts.
-        of_model: scores of the whole model, which stand in place of means.
+    Scores of the whole model (`of_model`) stand in place of means.
     """
     facts = list(scores)
     means: dict[str, float | None] = {}

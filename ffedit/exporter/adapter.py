@@ -125,8 +125,7 @@ def _side_by_side(by_expert: Mapping[int | None, Factors], experts: int) -> Fact
 def balanced(update: LowRank) -> Factors:
     """Factor Δ = U S Vᵀ as (U √S) (√S Vᵀ): two factors of similar size, so that 16 bits lose little of either.
 
-    Returns:
-        [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.
+    They are [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.
     """
     # The SVD of a thin product is that of an r × r matrix between two orthonormal ones.
     q, inner = torch.linalg.qr(double(update.left))

@@ -83,8 +83,7 @@ def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
 def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
     """Plan the rewriting of the base's `tensors` that an edit with `provenance["matrices"]` changes.
 
-    Raises:
-        EditError: a matrix is missing, or has another shape.
+    Raises EditError where a matrix is missing, or has another shape.
     """
     plan = {}
     for address, update in edit.updates.items():
@@ -125,10 +124,7 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
     """Return True if an edit was computed on the base with its earlier edits, False if on the base before them.
 
     A sample of each matrix is compared, which must agree within the coarser rounding; `originals` are those that
-    earlier edits changed, as they were before.
-
-    Raises:
-        EditError: the edit was computed on neither; it is another model, or edited already.
+    earlier edits changed, as they were before. Raises EditError where the edit was computed on neither.
     """
     plan = export_plan(tensors, edit)
     others = [name for name, change in plan.items() if not _is_like(tensors[name], edit, change.address)]
@@ -232,7 +228,7 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
 
 def _save(editable: Editable, folder: Path) -> None:
     """Write the current weights, config and tokenizer of the model."""
-    dtype = _saved_dtype(editable)
+    dtype = next(iter(editable.memories.values())).saved_dtype
     # Tied weights must stay one tensor to be written once.
     cast: dict[int, Tensor] = {}
     weights = {
@@ -245,17 +241,9 @@ def _save(editable: Editable, folder: Path) -> None:
         raise OSError(shorten(str(error), 200)) from error
     # The dtype written may differ from the one computed in.
     config = folder / "config.json"
-    content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": _name(dtype)}
+    content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     editable.tokenizer.save_pretrained(folder)
-
-
-def _saved_dtype(editable: Editable) -> torch.dtype:
-    return next(iter(editable.memories.values())).saved_dtype
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @torch.no_grad()
@@ -263,11 +251,11 @@ def save_expected(editable: Editable, path: Path) -> None:
     """Save what a fresh process compares with: probe ids, the model's logits on them, and a hash of each weight."""
     ids = editable.probe_ids(min(32, editable.max_tokens)).to(editable.device)
     logits = editable.run(input_ids=ids, use_cache=False).logits
-    dtype = _saved_dtype(editable)
+    dtype = next(iter(editable.memories.values())).saved_dtype
     about = {
         "hashes": json.dumps({name: digest(weight, dtype) for name, weight in editable.model.state_dict().items()}),
-        "dtype": _name(editable.model.dtype),
-        "saved": _name(dtype),
+        "dtype": str(editable.model.dtype).removeprefix("torch."),
+        "saved": str(dtype).removeprefix("torch."),
         "device": str(editable.device),
     }
     save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, path, metadata=about)

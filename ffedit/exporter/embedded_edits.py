@@ -32,11 +32,7 @@ ORIGINALS = "originals.safetensors"
 
 
 def history(folder: str | Path) -> tuple[Edit, ...]:
-    """Load the edits in the weights of a checkpoint folder, oldest first.
-
-    Raises:
-        EditError: one of them is damaged, changed by hand, or missing.
-    """
+    """Load the edits in the weights of a checkpoint folder, oldest first; EditError where one is damaged or missing."""
     return tuple(Edit.load(path) for path in embedded(Path(folder)))
 
 

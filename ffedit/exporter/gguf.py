@@ -59,8 +59,7 @@ class Packed:
 def source_file(name: str, folder: Path | None) -> Path:
     """Return the GGUF file that a base was loaded from, by its name and the folder it was converted to.
 
-    Raises:
-        EditError: it was not loaded from one, or is not what its file holds.
+    Raises EditError where it was not loaded from one, or is not what its file holds.
     """
     file = gguf_file(name)
     if file is None:
@@ -77,8 +76,7 @@ def source_file(name: str, folder: Path | None) -> Path:
 def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
     """Pack the matrices of a GGUF file that an edit changes, computed on `folder`, which the file was converted to.
 
-    Raises:
-        EditError: a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
+    Raises EditError where a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
     """
     import gguf
 

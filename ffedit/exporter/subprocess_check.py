@@ -53,11 +53,7 @@ def check_how(verify: str) -> None:
 
 
 def check_fresh(task: Task) -> Checked:
-    """Run `python -m ffedit.exporter.verification` on a task.
-
-    Raises:
-        CheckError: it found a difference, or could not finish.
-    """
+    """Run `python -m ffedit.exporter.verification` on a task; CheckError where it differs, or could not finish."""
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
