@@ -34,7 +34,7 @@ from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS, UNEDITED, needed
 from ffedit.benchmark.settings import checkpoints
 from ffedit.benchmark.task import Scorer, Task
-from ffedit.editor import METHODS, Edit, EditConfig, applied_edits, combine
+from ffedit.editor import METHODS, Edit, applied_edits, combine
 from ffedit.errors import EditError, FFEditError, ModelError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
@@ -81,10 +81,9 @@ def edit_single_or_batch(task: Task) -> None:
             continue
         scorer = Scorer(task, facts)
         scorer.record_before(chunk)
-        edits = Chunk(task, chunk, [task.facts[i] for i in scorer.facts])
         for method in methods:
             try:
-                edit = check_finite(edits.by(method))
+                edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method))
                 about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
                 with edit.applied(task.editable):
                     scorer.record_edited(scorer.facts, method, "after", chunk, about)
@@ -92,39 +91,32 @@ def edit_single_or_batch(task: Task) -> None:
                 task.record_failure(scorer.facts, method, chunk, error)
 
 
-class Chunk:
-    """Facts that are written at once, and the values that the methods share."""
+def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Edit:
+    """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving."""
+    name, config = f"{chunk:05d}", task.configs[method]
 
-    def __init__(self, task: Task, chunk: int, facts: Sequence[Fact]) -> None:
-        self._task, self._name, self._facts = task, f"{chunk:05d}", facts
+    def edited(method: str) -> Edit:
+        started, layers = time.perf_counter(), task.layers_of(method)
+        edit = ffedit.edit(task.editable, facts, method, layers, config, task.stats, progress=task.progress)
+        return timed(edit, 0.0, started)
 
-    def by(self, method: str) -> Edit:
-        """Return the edit of a method; its provenance has the `seconds` of choosing values and of solving."""
-        task = self._task
-        if task.mode.name == "single":
-            return self._make(method)
-        # The first process computes and saves the edit; the others load it.
-        path = task.folder / EDITS / method / self._name
-        task.process_group.by_first(lambda: saved(path, partial(self._make, method)).fingerprint())
-        return Edit.load(path)
-
-    def _make(self, method: str) -> Edit:
-        task, config = self._task, self._task.configs[method]
-        one_key = method != "rome" or len(by_subject(self._facts)) == 1
+    def solved() -> Edit:
+        """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
+        one_key = method != "rome" or len(by_subject(facts)) == 1
         if not (METHODS[method].statistics and len(task.layers) == 1 and one_key):
-            return self._edit(method, config)
+            return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
-        path = task.folder / EDITS / f"values-{numbers}" / self._name
-        values = saved(path, partial(self._edit, "memit", config))
+        values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"))
         started, solver = time.perf_counter(), "emmet" if method == "rome" else method
         edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
-    def _edit(self, method: str, config: EditConfig) -> Edit:
-        task, started = self._task, time.perf_counter()
-        layers = task.layers_of(method)
-        edit = ffedit.edit(task.editable, self._facts, method, layers, config, task.stats, progress=task.progress)
-        return timed(edit, 0.0, started)
+    if task.mode.name == "single":
+        return solved()
+    # The first process computes and saves the edit; the others load it.
+    path = task.folder / EDITS / method / name
+    task.process_group.by_first(lambda: saved(path, solved).fingerprint())
+    return Edit.load(path)
 
 
 def timed(edit: Edit, choosing: float, started: float) -> Edit:

@@ -8,7 +8,7 @@ batch and one over a single token are timed; the second is what a generated toke
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -47,8 +47,7 @@ class Stage:
     words: str  # what is done
     tokens: int  # that pass through the model's layers, a share of these counting as such
     seconds: float  # estimated
-    # Seconds if no value is found before the last step; None where that makes no difference.
-    longest: float | None = None
+    longest: float | None = None  # seconds if no value is found before the last step; None where it does not matter
 
 
 @dataclass(frozen=True)
@@ -164,10 +163,10 @@ class _Costs:
     def evaluating(self) -> Stage:
         """Estimate the questions before and after, what the model says, and drift."""
         asked = questions(self.editable, self.facts, self.facts)
-        answers = sum(len(one.texts) for one in asked)
-        tokens = 2 * sum(len(text.ids) for one in asked for text in one.texts) + 3 * DRIFT_ROWS * DRIFT_TOKENS
-        batches = 2 * -(-sum(1 + len(one.generation) for one in asked) // ROWS)
-        words = f"{counted(answers, 'answer')} before and after, what the model says, drift"
+        texts = [text for q in asked for text in q.texts]
+        tokens = 2 * sum(len(text.ids) for text in texts) + 3 * DRIFT_ROWS * DRIFT_TOKENS
+        batches = 2 * -(-sum(1 + len(q.generation) for q in asked) // ROWS)
+        words = f"{counted(len(texts), 'answer')} before and after, what the model says, drift"
         return self._stage("evaluate", words, tokens, batches * SAID_TOKENS + DRIFT_TOKENS)
 
     def matrices(self, layers: Sequence[int]) -> int:
@@ -204,9 +203,4 @@ def _run(editable: Editable, rows: int, tokens: int) -> None:
 def _seconds(work: Callable[[], object]) -> float:
     """Return the seconds that `work` takes when it has run once before: the least of three."""
     work()
-    taken = []
-    for _ in range(3):
-        started = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+    return min(timeit.repeat(work, number=1, repeat=3))
