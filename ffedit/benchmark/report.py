@@ -173,8 +173,8 @@ class Results:
 
         A fact measured at several checkpoints in one range counts once, with its mean over them.
         """
-        made = {line.chunk for line in self.models(method, "after") if "error" not in line.measured}
-        written = [line for line in self.lines(method, "after") if line.chunk in made]
+        computed = {line.chunk for line in self.models(method, "after") if "error" not in line.measured}
+        written = [line for line in self.lines(method, "after") if line.chunk in computed]
         sizes = Counter(line.chunk for line in written)
         ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
         edited = {line.fact: ends[line.chunk] for line in written}
@@ -238,9 +238,9 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
     knew = [i for i, fact in results.before.items() if fact.scores.knew]
     known = results.row("before", UNEDITED, "before", knew), results.row(method, method, last, knew)
     written = results.lines(method, "after")
-    made = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
+    edits = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
     count = max(len(results.scores(method, "after")), 1)
-    ratios = [model["norm_ratio"] for model in made if model["norm_ratio"] is not None]
+    ratios = [model["norm_ratio"] for model in edits if model["norm_ratio"] is not None]
     return MethodReport(
         after=results.row(method, method, "after"),
         end=results.row(method, method, "end") if sequential else None,
@@ -252,7 +252,7 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
         not_finite=sum(line.measured.get("finite") is False for line in written),
         norm_ratio=(ratios[-1] if sequential else fmean(ratios)) if ratios else None,
         seconds_per_fact={
-            name: sum(model["seconds"][name] for model in made) / count for name in ("choosing", "solving")
+            name: sum(model["seconds"][name] for model in edits) / count for name in ("choosing", "solving")
         },
     )
 

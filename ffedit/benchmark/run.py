@@ -122,9 +122,9 @@ def bench(
         group.wait()
         group.by_first(lambda: merge(path))
         about_run = {**run, "hardware": machines}
-        made = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
-        content = json.dumps(finite(made.to_dict()), indent=1, ensure_ascii=False)
+        figures = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
+        content = json.dumps(finite(figures.to_dict()), indent=1, ensure_ascii=False)
         group.by_first(lambda: write_text(path / folder.REPORT, f"{content}\n"))
-        text = f"{markdown(made)}\n{machines_list(machines)}\n"
+        text = f"{markdown(figures)}\n{machines_list(machines)}\n"
         group.by_first(lambda: write_text(path / folder.TABLES, text))
-    return made
+    return figures

@@ -73,7 +73,7 @@ def tables(report: BenchReport) -> list[Table]:
     others = [name for name in METRICS if name not in LEADING]
     known = [row for method in report.methods.values() for row in method.known or ()]
     known = known[:1] + [row for row in known if row.name != "before"]
-    made = [
+    all_tables = [
         _scores("Scores", rows, LEADING),
         _scores("What else was measured", rows, [name for name in others if not name.endswith("_magnitude")]),
         _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
@@ -83,11 +83,11 @@ def tables(report: BenchReport) -> list[Table]:
         *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
     for name, method in report.methods.items():
-        made += [
+        all_tables += [
             _scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"),
             _scores(f"{name}: facts by how many were edited after them", method.retention, SHORT, "later edits"),
         ]
-    return [table for table in (*made, _costs(report)) if table is not None]
+    return [table for table in (*all_tables, _costs(report)) if table is not None]
 
 
 def headline(report: BenchReport) -> list[list[str]]:

@@ -255,18 +255,18 @@ def push(path: Path, name: str) -> str:
         EditError: no network, no token, no permission, or no such name; what was exported is kept.
     """
     try:
-        made = huggingface_hub.create_repo(name, exist_ok=True)
+        repository = huggingface_hub.create_repo(name, exist_ok=True)
         if path.is_file():
             huggingface_hub.upload_file(
-                repo_id=made.repo_id, path_or_fileobj=path, path_in_repo=path.name, commit_message=COMMIT
+                repo_id=repository.repo_id, path_or_fileobj=path, path_in_repo=path.name, commit_message=COMMIT
             )
         else:
-            huggingface_hub.upload_folder(repo_id=made.repo_id, folder_path=path, commit_message=COMMIT)
+            huggingface_hub.upload_folder(repo_id=repository.repo_id, folder_path=path, commit_message=COMMIT)
     except (OSError, ValueError) as error:  # all that the hub raises are these
         raise EditError(
             f"{name}: not pushed ({brief(error)}); {path} stands, `hf upload {name} {path}` tries again"
         ) from error
-    return str(made)
+    return str(repository)
 
 
 class Base(NamedTuple):

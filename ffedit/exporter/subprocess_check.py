@@ -62,7 +62,7 @@ def check_fresh(task: Task) -> Checked:
     question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
     with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-m", "ffedit.exporter.verification"],
                 input=question, capture_output=True, text=True, env=environment, cwd=elsewhere, check=False,
             )  # fmt: skip
@@ -70,7 +70,7 @@ def check_fresh(task: Task) -> Checked:
             raise CheckError(
                 f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
             ) from error
-    code, lines, problems = done.returncode, done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
+    code, lines, problems = process.returncode, process.stdout.strip().splitlines(), process.stderr.strip().splitlines()
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]
         raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
