@@ -8,7 +8,7 @@ batch and one over a single token are timed; the second is what a generated toke
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -32,35 +32,22 @@ from ffedit.layer_choice.choose import SHOWN_SAMPLES
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
-# Rows and tokens of the batch that is timed, and the size of the matrix that is factored.
-ROWS, TOKENS, FACTORED = 16, 32, 512
-# Steps that most values take at the default numbers; operations of the equations, in d_ff³.
-USUAL_STEPS, SOLVING = 8, 1
-# A pass with its gradient takes about three passes.
-WITH_GRADIENT = 3
-# Corrupted runs of a trace that decides.
-RUNS = 10
-# Questions of a calibration fact, and their tokens.
-ASKED, ASKED_TOKENS = 12, 12
+ROWS, TOKENS, FACTORED = 16, 32, 512  # of the batch that is timed; size of the matrix that is factored
+USUAL_STEPS, SOLVING = 8, 1  # steps that most values take at the default numbers; operations to solve, in d_ff³
+WITH_GRADIENT = 3  # a pass with its gradient takes about three passes
+RUNS = 10  # corrupted runs of a trace that decides
+ASKED, ASKED_TOKENS = 12, 12  # questions of a calibration fact, and their tokens
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an edit.
+    """One stage of an edit."""
 
-    Attributes:
-        name: locate, statistics, edit or evaluate.
-        words: what is done.
-        tokens: that pass through the model's layers, a share of these counting as such.
-        seconds: estimated.
-        longest: seconds if no value is found before the last step; None where that makes no difference.
-    """
-
-    name: str
-    words: str
-    tokens: int
-    seconds: float
-    longest: float | None = None
+    name: str  # locate, statistics, edit or evaluate
+    words: str  # what is done
+    tokens: int  # that pass through the model's layers, a share of these counting as such
+    seconds: float  # estimated
+    longest: float | None = None  # seconds if no value is found before the last step; None where it does not matter
 
 
 @dataclass(frozen=True)
@@ -99,15 +86,9 @@ def estimate(
 ) -> Estimate:
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
-    Args:
-        editable: the model.
-        facts: to write.
-        method: a name in `METHODS`.
-        layer: the highest layer to edit; None if it is still to be chosen.
-        asked: how: "auto", "sweep", or by the facts' traces.
-        spread: number of layers.
-        config: all numbers.
-        text: for the key statistics; None where these were collected before.
+    `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen, in the way that was `asked`
+    for: "auto", "sweep", or by the facts' traces. `text` is for the key statistics; None where these were collected
+    before.
     """
     costs = _Costs(editable, facts, config)
     top = calibrate.expected(None, len(editable.layers)) if layer is None else layer
@@ -172,11 +153,8 @@ class _Costs:
     def editing(self, layers: Sequence[int], method: str) -> Stage:
         """Estimate the values and the equations."""
         count, most = len(by_subject(self.facts)), self.config.value.steps
-        steps, generated, solving = (
-            min(USUAL_STEPS, most),
-            sum(self.config.prompts.context_tokens),
-            self._solving(layers),
-        )
+        steps, solving = min(USUAL_STEPS, most), self._solving(layers)
+        generated = sum(self.config.prompts.context_tokens)
         words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"
         stage = self._stage("edit", words, self._values(count, layers[-1], steps), generated, solving)
         longest = self._stage("edit", words, self._values(count, layers[-1], most), generated, solving)
@@ -185,10 +163,10 @@ class _Costs:
     def evaluating(self) -> Stage:
         """Estimate the questions before and after, what the model says, and drift."""
         asked = questions(self.editable, self.facts, self.facts)
-        answers = sum(len(one.texts) for one in asked)
-        tokens = 2 * sum(len(text.ids) for one in asked for text in one.texts) + 3 * DRIFT_ROWS * DRIFT_TOKENS
-        batches = 2 * -(-sum(1 + len(one.generation) for one in asked) // ROWS)
-        words = f"{counted(answers, 'answer')} before and after, what the model says, drift"
+        texts = [text for q in asked for text in q.texts]
+        tokens = 2 * sum(len(text.ids) for text in texts) + 3 * DRIFT_ROWS * DRIFT_TOKENS
+        batches = 2 * -(-sum(1 + len(q.generation) for q in asked) // ROWS)
+        words = f"{counted(len(texts), 'answer')} before and after, what the model says, drift"
         return self._stage("evaluate", words, tokens, batches * SAID_TOKENS + DRIFT_TOKENS)
 
     def matrices(self, layers: Sequence[int]) -> int:
@@ -225,9 +203,4 @@ def _run(editable: Editable, rows: int, tokens: int) -> None:
 def _seconds(work: Callable[[], object]) -> float:
     """Return the seconds that `work` takes when it has run once before: the least of three."""
     work()
-    taken = []
-    for _ in range(3):
-        started = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+    return min(timeit.repeat(work, number=1, repeat=3))

@@ -28,9 +28,9 @@ from ffedit.files.atomic import finite, write_text
 from ffedit.files.resuming import LOCK, differences, leaves
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
-WAYS_OUT = "name another folder, or replace these results with --force"
-OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
 RESULTS = "results.jsonl"
+OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
+WAYS_OUT = "name another folder, or replace these results with --force"
 # method, moment, chunk, index of the fact
 Key: TypeAlias = tuple[str, str, int, int]
 # As method: the unedited model. As index of a fact: the whole model; this line closes a group.
@@ -39,21 +39,13 @@ UNEDITED, WHOLE = "", -1
 
 @dataclass(frozen=True)
 class Line:
-    """The measurements of one fact, or of the whole model, at one moment.
+    """The measurements of one fact, or of the whole model, at one moment."""
 
-    Attributes:
-        method: the method that edited the model; `UNEDITED` before any edit.
-        when: "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited.
-        chunk: index of the edit; in a sequence, of the last one so far.
-        fact: index of the fact; `WHOLE` for the model.
-        measured: the measurements, plain JSON.
-    """
-
-    method: str
-    when: str
-    chunk: int
-    fact: int
-    measured: Mapping[str, Any]
+    method: str  # the method that edited the model; `UNEDITED` before any edit
+    when: str  # "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited
+    chunk: int  # index of the edit; in a sequence, of the last one so far
+    fact: int  # index of the fact; `WHOLE` for the model
+    measured: Mapping[str, Any]  # the measurements, plain JSON
 
     @property
     def key(self) -> Key:
@@ -78,10 +70,8 @@ class Line:
 class Journal:
     """The lines of a results folder.
 
-    Args:
-        folder: results folder.
-        process: rank of this process, if each writes its own file; None for `results.jsonl`.
-        writes: whether this process writes to disk; otherwise added lines are only held in memory.
+    `process` is the rank of this process, if each writes its own file; None for `results.jsonl`. A process that does
+    not write (`writes`) only holds added lines in memory.
 
     Raises:
         EditError: a line that is not the last one is damaged.
@@ -146,17 +136,21 @@ def needed() -> Iterator[None]:
 def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read the settings and the machines from the manifest of a claimed folder; both empty where it has no results.
 
-    Args:
-        folder: results folder.
-        run: the settings known so far of the run that is to continue there, plain JSON.
-        force: delete the results that are there.
+    `run` holds the settings known so far of the run that is to continue there; with `force`, results are deleted.
 
     Raises:
         EditError: results of another run or version, a damaged manifest, or files other than results.
     """
-    if force:
-        _clear(folder)
     path = folder / MANIFEST
+    if force:
+        own = [path for name in OWN for path in folder.glob(name)]
+        if (other := _other(folder, own)) is not None:
+            raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")
+        for entry in own:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
     if not path.exists():
         if (other := _other(folder)) is not None:
             raise EditError(f"{folder}: holds {other}, but no {MANIFEST} of `ffedit bench`; name a new folder")
@@ -178,15 +172,14 @@ def write_manifest(
     there: Mapping[str, Any],
     run: Mapping[str, Any],
     machines: Sequence[Mapping[str, Any]],
-    about: Mapping[str, Any],
+    unusable: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the manifest of `run` into a claimed folder, at every start: methods or a machine may have been added.
 
-    Raises:
-        EditError: the run differs from the settings `there` that `earlier` returned, or the folder cannot be written.
+    Raises EditError where the run differs from the settings `there` that `earlier` returned, or it cannot be written.
     """
     _refuse_difference(folder, "another run", there, run)
-    content = {"run": run, "versions": versions(), "hardware": list(machines), **about}
+    content = {"run": run, "versions": versions(), "hardware": list(machines), "unusable": list(map(dict, unusable))}
     write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -196,18 +189,6 @@ def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: 
     both = [name for name in new if name in old and not name.endswith(".name")]
     if other := differences({name: old[name] for name in both}, {name: new[name] for name in both}):
         raise EditError(f"{folder}: results of {what} ({other}); {WAYS_OUT}")
-
-
-def _clear(folder: Path) -> None:
-    """Delete the results in a folder; one that holds other files too is refused, and nothing is deleted."""
-    own = [path for name in OWN for path in folder.glob(name)]
-    if (other := _other(folder, own)) is not None:
-        raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")
-    for path in own:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _other(folder: Path, own: Sequence[Path] = ()) -> str | None:

@@ -16,12 +16,7 @@ import torch
 
 
 def hardware(device: torch.device, processes: int) -> dict[str, Any]:
-    """Describe this machine as plain JSON; what the platform does not report is None.
-
-    Args:
-        device: the device that the model is on.
-        processes: number of processes that share the work.
-    """
+    """Describe this machine as plain JSON, with the model's device; what the platform does not report is None."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -70,8 +65,8 @@ def _accelerators() -> list[dict[str, Any]]:
     devices = []
     for device in map(properties, range(torch.accelerator.device_count())):
         memory = getattr(device, "total_memory", None)
-        name = getattr(device, "name", kind.type)
-        devices.append({"name": name, "memory_gib": None if memory is None else _gib(memory)})
+        size = None if memory is None else _gib(memory)
+        devices.append({"name": getattr(device, "name", kind.type), "memory_gib": size})
     return devices
 
 

@@ -24,27 +24,16 @@ from ffedit.model.editable import Editable
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric of one task, before and after.
-
-    Attributes:
-        task: name of the task.
-        metric: the harness's name of the metric, with its filter if there is one ("exact_match, strict").
-        before: on the base model.
-        after: on the edited model.
-        error_before: standard error of `before`; None where the harness has none.
-        error_after: standard error of `after`; None where the harness has none.
-        examples: number of examples asked.
-        higher_is_better: None where the harness does not say.
-    """
+    """One metric of one task, before and after."""
 
     task: str
-    metric: str
-    before: float
-    after: float
-    error_before: float | None
-    error_after: float | None
-    examples: int | None
-    higher_is_better: bool | None
+    metric: str  # the harness's name of the metric, with its filter if there is one ("exact_match, strict")
+    before: float  # on the base model
+    after: float  # on the edited model
+    error_before: float | None  # standard error of `before`; None where the harness has none
+    error_after: float | None  # standard error of `after`; None where the harness has none
+    examples: int | None  # number of examples asked
+    higher_is_better: bool | None  # None where the harness does not say
 
     @property
     def change(self) -> float:
@@ -97,7 +86,9 @@ class Harness:
             self._manager = own if known else TaskManager(include_path=include_path)
             for task in self.tasks:
                 if not _is_known(self._manager, task):
-                    raise EditError(_unknown(task))
+                    lists = "`lm-eval ls tasks` lists its own, --include-path adds a folder of yours"
+                    none = f"{task}: no such file; a task file of the harness (YAML) was expected"
+                    raise EditError(none if _is_file_name(task) else f"the harness has no task {task!r}; {lists}")
                 try:
                     self._manager.load([task])
                 except Exception as error:  # a task file, its code or its data may fail in any way
@@ -106,12 +97,8 @@ class Harness:
     def measure(self, editable: Editable) -> dict[str, Any]:
         """Run the tasks on a model in its current state, with its chat template where `editable.chat` is set.
 
-        Returns:
-            What the harness reports, by its own names: `results`, `higher_is_better`, `n-samples`, `n-shot`,
-            `versions`; `lm_eval`, the version of the harness; and `chat`, whether the chat template was applied.
-
-        Raises:
-            EditError: a task cannot be run on this model.
+        Returns what the harness reports, by its own names (`results`, `higher_is_better`, `n-samples`, `n-shot`,
+        `versions`), its version (`lm_eval`), and `chat`. Raises EditError where a task cannot be run on this model.
         """
         with self._muffled():
             import lm_eval
@@ -142,11 +129,7 @@ class Harness:
         return {**figures, "lm_eval": results["lm_eval_version"], "chat": editable.chat}
 
     def compare(self, editable: Editable, edit: Edit) -> Measured:
-        """Run the tasks on a model and again with `edit` applied; the model is left unchanged.
-
-        Raises:
-            EditError: a task cannot be run on this model, or the edit does not belong to it.
-        """
+        """Run the tasks on a model and again with `edit`, which must belong to it, applied; errors are of `measure`."""
         edit.check(editable)
         before = self.measure(editable)
         with edit.applied(editable):
@@ -168,21 +151,13 @@ class Harness:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of the same tasks on a base model and an edited one.
-
-    Attributes:
-        base: name of the base model.
-        edited: name of the edited model, or of the edit.
-        before: what the harness reports of the base, by its own names.
-        after: what the harness reports of the edited model.
-        limit: maximum number of examples per task; None: all.
-    """
+    """The results of the same tasks on a base model and an edited one."""
 
     base: str
-    edited: str
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    limit: int | None = None
+    edited: str  # name of the edited model, or of the edit
+    before: Mapping[str, Any]  # what the harness reports of the base, by its own names
+    after: Mapping[str, Any]  # what the harness reports of the edited model
+    limit: int | None = None  # maximum number of examples per task; None: all
 
     @property
     def figures(self) -> list[Figure]:
@@ -208,10 +183,8 @@ class Measured:
 
 
 def _is_known(manager: Any, task: str) -> bool:
-    return task in manager.task_index or (Path(task).suffix in (".yaml", ".yml") and Path(task).is_file())
+    return task in manager.task_index or (_is_file_name(task) and Path(task).is_file())
 
 
-def _unknown(task: str) -> str:
-    if Path(task).suffix in (".yaml", ".yml"):
-        return f"{task}: no such file; a task file of the harness (YAML) was expected"
-    return f"the harness has no task {task!r}; `lm-eval ls tasks` lists its own, --include-path adds a folder of yours"
+def _is_file_name(task: str) -> bool:
+    return Path(task).suffix in (".yaml", ".yml")

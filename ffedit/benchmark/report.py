@@ -29,21 +29,13 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """Means over a set of facts at one moment of a run: a row of a table.
-
-    Attributes:
-        name: label of the row.
-        facts: number of facts measured.
-        scores: means; None where nothing was measured.
-        intervals: 95 % intervals by score and by kind, for two facts or more.
-        kinds: means by the data set's kinds of probes, as in `FactScores`.
-    """
+    """Means over a set of facts at one moment of a run: a row of a table."""
 
     name: str
-    facts: int
-    scores: Scores
-    intervals: Mapping[str, Interval]
-    kinds: Mapping[str, float]
+    facts: int  # number of facts measured
+    scores: Scores  # means; None where nothing was measured
+    intervals: Mapping[str, Interval]  # 95 % intervals by score and by kind, for two facts or more
+    kinds: Mapping[str, float]  # means by the data set's kinds of probes, as in `FactScores`
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
@@ -54,17 +46,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """Paired differences between two measurements of the same facts, second − first.
+    """Paired differences between two measurements of the same facts, second − first."""
 
-    Attributes:
-        names: labels of the two measurements.
-        facts: number of facts measured in both.
-        differences: mean and interval by score and by kind.
-    """
-
-    names: tuple[str, str]
-    facts: int
-    differences: Mapping[str, Interval]
+    names: tuple[str, str]  # labels of the two measurements
+    facts: int  # number of facts measured in both
+    differences: Mapping[str, Interval]  # mean and interval by score and by kind
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
@@ -74,30 +60,19 @@ class Change:
 
 @dataclass(frozen=True)
 class MethodReport:
-    """The figures of one method.
+    """The figures of one method."""
 
-    Attributes:
-        after: each fact right after its own edit.
-        end: each fact after the last edit; None unless sequential.
-        known: the facts whose old object the model knew, before and at the end; None where there are none.
-        change: the end against before.
-        curve: sequential only: all facts edited so far, one row per checkpoint, named by their number.
-        retention: sequential only: facts by how many were edited after them.
-        failed: number of facts that could not be written.
-        not_finite: number of facts not measured because the edit or the edited model's output is NaN or infinite.
-        norm_ratio: ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end.
-        seconds_per_fact: without measuring: `choosing` values (once for all methods that share them), `solving`.
-    """
-
-    after: Row
-    end: Row | None
+    after: Row  # each fact right after its own edit
+    end: Row | None  # each fact after the last edit; None unless sequential
+    # The facts whose old object the model knew, before and at the end; None where there are none.
     known: tuple[Row, Row] | None
-    change: Change
-    curve: tuple[Row, ...]
-    retention: tuple[Row, ...]
-    failed: int
-    not_finite: int
-    norm_ratio: float | None
+    change: Change  # the end against before
+    curve: tuple[Row, ...]  # sequential only: all facts edited so far, one row per checkpoint, named by their number
+    retention: tuple[Row, ...]  # sequential only: facts by how many were edited after them
+    failed: int  # number of facts that could not be written
+    not_finite: int  # number of facts not measured because the edit or the edited model's output is NaN or infinite
+    norm_ratio: float | None  # ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end
+    # Without measuring: `choosing` values (once for all methods that share them), `solving`.
     seconds_per_fact: Mapping[str, float]
 
     @property
@@ -180,7 +155,7 @@ class Results:
         return self._scores.get((method, when), {})
 
     def row(self, name: str, method: str, when: str, only: Iterable[int] | None = None) -> Row:
-        """Average over all facts, or over the indices in `only`."""
+        """Average over all facts, or over the indices in `only`, and over the model's lines."""
         scores = self.scores(method, when)
         indices = sorted(scores if only is None else set(scores) & set(only))
         models = [line.measured for line in self.models(method, when)]
@@ -198,8 +173,8 @@ class Results:
 
         A fact measured at several checkpoints in one range counts once, with its mean over them.
         """
-        made = {line.chunk for line in self.models(method, "after") if "error" not in line.measured}
-        written = [line for line in self.lines(method, "after") if line.chunk in made]
+        computed = {line.chunk for line in self.models(method, "after") if "error" not in line.measured}
+        written = [line for line in self.lines(method, "after") if line.chunk in computed]
         sizes = Counter(line.chunk for line in written)
         ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
         edited = {line.fact: ends[line.chunk] for line in written}
@@ -243,16 +218,7 @@ def report(
     run: Mapping[str, Any],
     unusable: Sequence[Mapping[str, Any]],
 ) -> BenchReport:
-    """Compute all figures from the lines of a run.
-
-    Args:
-        journal: the lines.
-        facts: the facts to be written.
-        methods: names in the order of the tables.
-        sequential: whether the edits stayed in the model.
-        run: the manifest's description of the run.
-        unusable: records of the data set that could not be made into facts.
-    """
+    """Compute all figures from the lines of a run; `methods` are in the order of the tables."""
     results, last = Results(journal, facts), "end" if sequential else "after"
     ends = {method: results.scores(method, last) for method in methods}
     rows = [line.measured["drift_rows"] for line in results.models(UNEDITED, "before") if "drift_rows" in line.measured]
@@ -272,9 +238,9 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
     knew = [i for i, fact in results.before.items() if fact.scores.knew]
     known = results.row("before", UNEDITED, "before", knew), results.row(method, method, last, knew)
     written = results.lines(method, "after")
-    made = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
+    edits = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
     count = max(len(results.scores(method, "after")), 1)
-    ratios = [model["norm_ratio"] for model in made if model["norm_ratio"] is not None]
+    ratios = [model["norm_ratio"] for model in edits if model["norm_ratio"] is not None]
     return MethodReport(
         after=results.row(method, method, "after"),
         end=results.row(method, method, "end") if sequential else None,
@@ -286,7 +252,7 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
         not_finite=sum(line.measured.get("finite") is False for line in written),
         norm_ratio=(ratios[-1] if sequential else fmean(ratios)) if ratios else None,
         seconds_per_fact={
-            name: sum(model["seconds"][name] for model in made) / count for name in ("choosing", "solving")
+            name: sum(model["seconds"][name] for model in edits) / count for name in ("choosing", "solving")
         },
     )
 

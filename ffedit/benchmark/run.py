@@ -10,12 +10,11 @@ from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
+from ffedit.benchmark.editing import edit_in_sequence, edit_single_or_batch
 from ffedit.benchmark.folder import Journal, merge
 from ffedit.benchmark.hardware import hardware, machines_list
 from ffedit.benchmark.report import BenchReport, report
-from ffedit.benchmark.sequence import edit_in_sequence
 from ffedit.benchmark.settings import Mode
-from ffedit.benchmark.single_and_batch import edit_single_or_batch
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
 from ffedit.editor import EditConfig, config_from_dict
@@ -99,8 +98,7 @@ def bench(
             layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, group, progress)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
-        about = {"unusable": [dict(record) for record in unusable]}
-        group.by_first(lambda: folder.write_manifest(path, there, run, machines, about))
+        group.by_first(lambda: folder.write_manifest(path, there, run, machines, unusable))
         single = plan.name == "single"
         journal = Journal(path, group.rank if single and group.size > 1 else None, writes=single or group.first)
         task = Task(
@@ -124,12 +122,9 @@ def bench(
         group.wait()
         group.by_first(lambda: merge(path))
         about_run = {**run, "hardware": machines}
-        made = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
-        group.by_first(lambda: _write(path, made))
-    return made
-
-
-def _write(path: Path, made: BenchReport) -> None:
-    content = json.dumps(finite(made.to_dict()), indent=1, ensure_ascii=False)
-    write_text(path / folder.REPORT, f"{content}\n")
-    write_text(path / folder.TABLES, f"{markdown(made)}\n{machines_list(made.run['hardware'])}\n")
+        figures = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
+        content = json.dumps(finite(figures.to_dict()), indent=1, ensure_ascii=False)
+        group.by_first(lambda: write_text(path / folder.REPORT, f"{content}\n"))
+        text = f"{markdown(figures)}\n{machines_list(machines)}\n"
+        group.by_first(lambda: write_text(path / folder.TABLES, text))
+    return figures

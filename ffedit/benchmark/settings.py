@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -44,22 +45,18 @@ SEEDS = {
 }
 # Number of facts that are traced to choose the layer.
 TRACED = 30
-# The fields that identify key statistics.
-IDENTITY = ("source", "count", "ridge", "weighting", "texts")
-
 # Checkpoints of a sequence.
 CHECKPOINTS = 10
+# The fields that identify key statistics.
+IDENTITY = ("source", "count", "ridge", "weighting", "texts")
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The mode of a benchmark: "single", "batch" or "sequential", and the minimum number of facts per chunk.
+    """Mode of a benchmark."""
 
-    The last chunk takes what is left.
-    """
-
-    name: str
-    size: int = 1
+    name: str  # "single", "batch" or "sequential"
+    size: int = 1  # the least number of facts per chunk; the last chunk takes what is left
 
     @classmethod
     def parse(cls, text: str) -> Mode:
@@ -96,8 +93,8 @@ class Mode:
 def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
     """Choose the chunks after which all facts so far are scored: about ten, evenly spaced; the last is the end."""
     ends = list(accumulate(map(len, chunks)))
-    wanted = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
-    return sorted({next(i for i, end in enumerate(ends) if end >= least) for least in wanted})
+    counts = [ends[-1] * tenth / CHECKPOINTS for tenth in range(1, CHECKPOINTS + 1)]
+    return sorted({next(i for i, end in enumerate(ends) if end >= count) for count in counts})
 
 
 def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:
@@ -170,10 +167,8 @@ def moments_of(
 ) -> Mapping[Address, KeyMoments]:
     """Return second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
 
-    Only the first process collects them; the others read them from the cache.
-
-    Raises:
-        EditError: layers that do not exist, or statistics that do not fit or cannot be collected.
+    Only the first process collects them; the others read them from the cache. Raises EditError for layers that do not
+    exist, and statistics that do not fit or cannot be collected.
     """
     depth, seeds = len(editable.layers), [c.seed for method, c in configs.items() if METHODS[method].statistics]
     if not layers or not set(layers) <= set(range(depth)):
@@ -181,15 +176,10 @@ def moments_of(
     if not seeds:
         return {}
     memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
-    most, collected = most_subjects(facts, mode), []
-
-    def collect() -> None:
-        collected.append(moments_for(editable, memories, stats, most, seeds[0], progress))
-
-    process_group.by_first(collect)
-    if not collected:
-        collect()
-    return collected[0]
+    collect = partial(moments_for, editable, memories, stats, most_subjects(facts, mode), seeds[0], progress)
+    collected: list[Mapping[Address, KeyMoments]] = []
+    process_group.by_first(lambda: collected.append(collect()))
+    return collected[0] if collected else collect()
 
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:

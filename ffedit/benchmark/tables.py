@@ -6,7 +6,7 @@ figure that was not measured in one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ffedit.algebra.bootstrap import Interval
@@ -15,17 +15,8 @@ from ffedit.evaluator import METRICS, NAMES
 
 # Scores of the first table; all others go into the second.
 LEADING = (
-    "efficacy",
-    "paraphrase",
-    "specificity",
-    "score",
-    "generation",
-    "teacher_forced",
-    "teacher_forced_gap",
-    "token_accuracy_gap",
-    "same_subject",
-    "entropy",
-    "consistency",
+    *("efficacy", "paraphrase", "specificity", "score", "generation", "teacher_forced", "teacher_forced_gap"),
+    *("token_accuracy_gap", "same_subject", "entropy", "consistency"),
 )
 GAPS = (
     "teacher_forced_gap is teacher_forced − generation; token_accuracy_gap is token_accuracy − generation, as "
@@ -51,26 +42,26 @@ class Table:
 
 def markdown(report: BenchReport) -> str:
     """Render a report as Markdown."""
-    sections = [f"# {title(report)}", *notes(report), *(table.markdown for table in tables(report))]
+    run = report.run
+    title = f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
+    sections = [f"# {title}", *notes(report), *(table.markdown for table in tables(report))]
     if lines := not_measured(report):
         sections.append("\n".join([f"## Not measured ({len(lines)})", "", *(f"- {line}" for line in lines)]))
     return "\n\n".join(sections) + "\n"
 
 
-def title(report: BenchReport) -> str:
-    """Name mode, facts and model."""
-    run = report.run
-    return f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
-
-
 def notes(report: BenchReport) -> list[str]:
     """Say where the facts were written and what the figures are."""
     layers, sequential = report.run["layers"], any(method.end for method in report.methods.values())
+    weights = (
+        f" Document frequencies behind consistency are over the {report.references} reference texts of these facts: it "
+        "compares with runs on the same facts only."
+    )
     return [
         f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}. Figures are means over facts "
         "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
         + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
-        GAPS + _weights(report),
+        GAPS + ("" if report.before.scores.consistency is None else weights),
     ]
 
 
@@ -82,7 +73,7 @@ def tables(report: BenchReport) -> list[Table]:
     others = [name for name in METRICS if name not in LEADING]
     known = [row for method in report.methods.values() for row in method.known or ()]
     known = known[:1] + [row for row in known if row.name != "before"]
-    found = [
+    all_tables = [
         _scores("Scores", rows, LEADING),
         _scores("What else was measured", rows, [name for name in others if not name.endswith("_magnitude")]),
         _scores("Magnitudes", rows, [name for name in others if name.endswith("_magnitude")]),
@@ -92,11 +83,11 @@ def tables(report: BenchReport) -> list[Table]:
         *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
     for name, method in report.methods.items():
-        found += [
+        all_tables += [
             _scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"),
             _scores(f"{name}: facts by how many were edited after them", method.retention, SHORT, "later edits"),
         ]
-    return [table for table in (*found, _costs(report)) if table is not None]
+    return [table for table in (*all_tables, _costs(report)) if table is not None]
 
 
 def headline(report: BenchReport) -> list[list[str]]:
@@ -121,13 +112,9 @@ def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 def _scores(title: str, rows: Sequence[Row], names: Sequence[str], first: str = "") -> Table | None:
     """Make a table of scores; None where none was measured."""
     shown = _measured(rows, names)
-    if not shown:
-        return None
-    cells = [
-        [row.name, str(row.facts), *(_cell(getattr(row.scores, n), row.intervals.get(n)) for n in shown)]
-        for row in rows
-    ]
-    return Table(title, [first, "facts", *shown], cells)
+    cells = [[_cell(getattr(row.scores, n), row.intervals.get(n)) for n in shown] for row in rows]
+    lines = [[row.name, str(row.facts), *line] for row, line in zip(rows, cells, strict=True)]
+    return Table(title, [first, "facts", *shown], lines) if shown else None
 
 
 def _cell(value: float | None, bound: Interval | None) -> str:
@@ -144,32 +131,17 @@ def _changes(title: str, changes: Sequence[Change]) -> list[Table]:
     """Make one table of the leading scores and one by kind; a table without columns is left out."""
     names = dict.fromkeys(name for change in changes for name in change.differences)
     leading, kinds = [name for name in LEADING if name in names], [name for name in names if "/" in name]
+
+    def row(change: Change, shown: Sequence[str]) -> list[str]:
+        bounds = [change.differences.get(name) for name in shown]
+        cells = [_cell(bound.mean if bound else None, bound) for bound in bounds]
+        return [" → ".join(change.names), str(change.facts), *cells]
+
     return [
-        Table(
-            heading,
-            ["", "facts", *shown],
-            [
-                [" → ".join(c.names), str(c.facts), *(_difference(c.differences, name) for name in shown)]
-                for c in changes
-            ],
-        )
+        Table(heading, ["", "facts", *shown], [row(change, shown) for change in changes])
         for heading, shown in ((title, leading), (f"{title}, by kind", kinds))
         if shown
     ]
-
-
-def _difference(differences: Mapping[str, Interval], name: str) -> str:
-    return _cell(differences[name].mean, differences[name]) if name in differences else "-"
-
-
-def _weights(report: BenchReport) -> str:
-    """Say what the document frequencies of consistency count; an empty string where it was not measured."""
-    if report.before.scores.consistency is None:
-        return ""
-    return (
-        f" Document frequencies behind consistency are over the {report.references} reference texts of these facts: it "
-        "compares with runs on the same facts only."
-    )
 
 
 def _costs(report: BenchReport) -> Table:
@@ -188,9 +160,11 @@ def _costs(report: BenchReport) -> Table:
 
 def not_measured(report: BenchReport) -> list[str]:
     """List what was not measured, with the reasons."""
-    lines = [f"record {record['record']}: {record['reason']}" for record in report.unusable]
-    lines += [
-        f"{failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
-        for failure in report.failures
+    return [
+        *(f"record {record['record']}: {record['reason']}" for record in report.unusable),
+        *(
+            f"{failure['method'] or 'every method'}, fact {failure['fact']} ({failure['subject']}): {failure['reason']}"
+            for failure in report.failures
+        ),
+        *map(str, report.left_out),
     ]
-    return lines + [str(left_out) for left_out in report.left_out]

@@ -7,16 +7,16 @@ of scores; it is counted and listed in the report, and the run continues.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line, needed
+from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.settings import Mode
-from ffedit.editor import METHODS, Edit, EditConfig
-from ffedit.errors import EditError, FactError, FFEditError, ModelError
+from ffedit.editor import METHODS, EditConfig
+from ffedit.errors import FactError, FFEditError, ModelError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
 from ffedit.facts.fact import Fact
 from ffedit.loading.distributed import ProcessGroup
@@ -30,33 +30,23 @@ SHOWN = ("efficacy", "paraphrase", "specificity")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A running benchmark of `facts` by each of `methods`, on the unedited model `editable`.
-
-    Attributes:
-        layers: layers to edit, in rising order; single-layer methods write to the last.
-        configs: hyperparameters by method.
-        stats: second moments of the unedited model's keys.
-        text: generic text for drift and perplexity.
-        weights: weights of the terms of all facts' reference texts.
-        process_group: the processes that measure each group together.
-        progress: callback for the progress of a single edit.
-    """
+    """A running benchmark of `facts` by each of `methods`, on the unedited model `editable`."""
 
     editable: Editable
     facts: Sequence[Fact]
     methods: Sequence[str]
     mode: Mode
-    layers: Sequence[int]
+    layers: Sequence[int]  # layers to edit, in rising order; single-layer methods write to the last
     configs: Mapping[str, EditConfig]
-    stats: Mapping[Address, KeyMoments]
+    stats: Mapping[Address, KeyMoments]  # second moments of the unedited model's keys
     text: GenericText
     full: bool
-    weights: Mapping[str, float]
+    weights: Mapping[str, float]  # weights of the terms of all facts' reference texts
     folder: Path
     journal: Journal
-    process_group: ProcessGroup
+    process_group: ProcessGroup  # the processes that measure each group together
     live_scores: LiveScores
-    progress: Progress
+    progress: Progress  # callback for the progress of a single edit
 
     def layers_of(self, method: str) -> Sequence[int]:
         """Return the layers that a method writes to."""
@@ -126,10 +116,9 @@ class Scorer:
         self._own = {facts[position]: position for position in positions}
         self._evaluation = None
         if positions:
-            together = [task.facts[i] for i in facts]
-            self._evaluation = Evaluation(
-                task.editable, together, task.progress, task.full, positions, weights=task.weights
-            )
+            edited = [task.facts[i] for i in facts]
+            evaluation = Evaluation(task.editable, edited, task.progress, task.full, positions, weights=task.weights)
+            self._evaluation = evaluation
 
     def _problem(self, i: int) -> str | None:
         try:
@@ -145,12 +134,9 @@ class Scorer:
             return
         scores = self._evaluation.before if self._evaluation else ()
         shares = task.process_group.gather([[i, pack(fact)] for i, fact in zip(self._own, scores, strict=True)])
-        model = {
-            "perplexity": task.text.perplexity,
-            "drift_rows": list(task.text.drift_rows),
-            "problems": {str(i): reason for i, reason in self.problems.items()},
-        }
-        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), model)
+        problems = {str(i): reason for i, reason in self.problems.items()}
+        text = {"perplexity": task.text.perplexity, "drift_rows": list(task.text.drift_rows)}
+        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), {**text, "problems": problems})
 
     def record_edited(self, facts: Sequence[int], method: str, when: str, chunk: int, model: Mapping[str, Any]) -> None:
         """Score facts on the model in its current state and record them as one group, or that it is not finite.
@@ -174,9 +160,8 @@ class Scorer:
             task.record(method, when, chunk, by_fact, {**model, "drift": drift, "perplexity": perplexity})
         else:
             reason = {"error": problem, "finite": False}
-            task.record(
-                method, when, chunk, dict.fromkeys(facts, reason), {**model, "reason": problem, "finite": False}
-            )
+            unmeasured = dict.fromkeys(facts, reason)
+            task.record(method, when, chunk, unmeasured, {**model, "reason": problem, "finite": False})
 
 
 def _in_order(shares: Sequence[Sequence[Any]], facts: Sequence[int]) -> dict[int, Any]:
@@ -195,23 +180,3 @@ def pack(scores: FactScores) -> dict[str, Any]:
 def unpack(packed: Mapping[str, Any], fact: Fact) -> FactScores:
     """Return the scores that `pack` made plain JSON."""
     return FactScores.from_dict({**packed, "fact": fact.to_dict()})
-
-
-def check_finite(edit: Edit) -> Edit:
-    """Return the edit. Raises ModelError where it holds NaN or infinity."""
-    if not all(update.is_finite() for update in edit.updates.values()):
-        raise ModelError("the edit holds NaN or infinity; nothing was written")
-    return edit
-
-
-def saved(path: Path, make: Callable[[], Edit]) -> Edit:
-    """Load the edit saved in a folder; where there is none or it is damaged, make and save it."""
-    if path.exists():
-        try:
-            return Edit.load(path)
-        except EditError:
-            pass
-    edit = make()
-    with needed():
-        edit.save(path, force=True)
-    return edit

@@ -25,7 +25,6 @@ from ffedit.inference.batching import batches
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
-from ffedit.model.tokenization import pad
 
 # For the text that the model samples; differs from every seed that an edit uses.
 DRIFT_SEED = 77_000
@@ -39,10 +38,7 @@ TEXT_BYTES, NEIGHBOR_BYTES = 2**28, 2**30
 class GenericText:
     """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
 
-    Args:
-        editable: the unedited model.
-        path: a text file; None for text that the model samples.
-        most: limit of the distributions in bytes.
+    Of a text file, or without `path` of text that the model samples; the distributions take at most `most` bytes.
 
     Attributes:
         rows: token ids, rows of equal length.
@@ -65,24 +61,22 @@ class GenericText:
         self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
         self.drift_rows = len(self._compared), count
         self._reference: dict[int, Tensor] = {}
-        self.perplexity = self._run(editable)[1]
+        self.perplexity = self.measure()[1]
 
+    @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
         """Return drift from the unedited model, nats per token, and perplexity, of the model in its current state.
 
-        Of `editable`, if that is given: another model with the same tokenizer. Raises ModelError for numbers that are
-        not finite.
+        Or of `editable`, another model with the same tokenizer. The first call keeps the distributions as the
+        reference, so its drift is 0. Raises ModelError for numbers that are not finite.
         """
-        return self._run(editable or self._editable)
-
-    @torch.no_grad()
-    def _run(self, editable: Editable) -> tuple[float, float]:
-        """Return drift and perplexity; the first run keeps the distributions as the reference, so its drift is 0."""
+        editable = editable or self._editable
         distances, chosen = [], []
         for batch in batches([len(row) for row in self.rows], BUDGET):
-            log_probs = _next_token_log_probs(editable, [self.rows[i] for i in batch])
-            ids = torch.tensor([self.rows[i] for i in batch], device=log_probs.device)
-            chosen.append(log_probs[:, :-1].gather(-1, ids[:, 1:, None]).flatten().cpu())
+            ids = torch.tensor([self.rows[i] for i in batch])
+            reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
+            log_probs = log_softmax(replay.forward(editable, ids, reads)).float().view(*ids.shape, -1)
+            chosen.append(log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device)).flatten().cpu())
             for i, row in zip(batch, log_probs, strict=True):
                 if i in self._compared:
                     reference = self._reference.setdefault(i, row.cpu())
@@ -94,13 +88,6 @@ class GenericText:
                 "sound checkpoint, or a smaller edit, was expected"
             )
         return drift, text
-
-
-def _next_token_log_probs(editable: Editable, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return next-token log-probabilities at every position of `rows` of equal length, [rows, tokens, vocabulary]."""
-    ids = pad(rows)
-    reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
-    return log_softmax(replay.forward(editable, ids, reads)).float().view(*ids.shape, -1)
 
 
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
@@ -119,12 +106,14 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
 class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
-    The contexts are sampled where those of all processes, `count`, would take more than `most` bytes.
+    The contexts are sampled, by a hash of their tokens, where those of all processes, `count`, would take more than
+    `most` bytes.
     """
 
     def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int, most: int = NEIGHBOR_BYTES) -> None:
         share = most / (4 * vocabulary * max(1, count))
-        self.contexts = frozenset(context for context in contexts if share >= 1 or _draw(context) < share)
+        draws = {each: int.from_bytes(sha256(repr(each).encode()).digest()[:8], "big") / 2**64 for each in contexts}
+        self.contexts = frozenset(context for context, draw in draws.items() if share >= 1 or draw < share)
         self._kept: dict[Context, Tensor] = {}
 
     def keep(self, contexts: Sequence[Context], log_probs: Tensor) -> None:
@@ -136,8 +125,3 @@ class ReferenceDistributions:
         before = torch.stack([self._kept[context] for context in contexts]).to(log_probs.device)
         distances: list[float] = divergence(before, log_probs.float()).tolist()
         return distances
-
-
-def _draw(context: Context) -> float:
-    """Return a number from 0 to 1, a hash of the tokens."""
-    return int.from_bytes(sha256(repr(context).encode()).digest()[:8], "big") / 2**64

@@ -20,7 +20,7 @@ from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
-from ffedit.evaluator.prompts import Questions, questions
+from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.responses import BUDGET, Context, ask
 from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts
@@ -34,6 +34,8 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京
 class Evaluation:
     """Prompts of facts, prepared on the unedited model, that can be run on any state of it any number of times.
 
+    The scores of the unedited model are in `before`.
+
     Args:
         editable: the unedited model.
         facts: all facts of the edit; a prompt of one fact that another fact of the edit changes is excluded.
@@ -42,11 +44,7 @@ class Evaluation:
             sentence.
         only: indices of the facts to evaluate, a share for one of several processes; None for all.
         budget: padded tokens in a batch.
-        weights: weights of the terms of reference texts, by `reference_weights` of a whole data set; None for those
-            of `facts`.
-
-    Attributes:
-        before: the scores of the unedited model.
+        weights: `reference_weights` of a whole data set; None for those of `facts`.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -90,7 +88,14 @@ class Evaluation:
         return self._score(self._ask(editable or self.editable, indices), indices)
 
     def _score(self, now: Responses, indices: Sequence[int]) -> tuple[FactScores, ...]:
-        return tuple(_fact_scores(self._questions[i], now, self._before) for i in indices)
+        scored, before, spoken = [], self._before, now.spoken
+        for q in (self._questions[i] for i in indices):
+            unsampled = len(q.neighbors) - len(moved(q, now))
+            left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
+            asked = (Continuation(name, prompt, spoken.answer(a), spoken.begun(a)) for name, prompt, a in q.by_score)
+            scores, kinds = Scores(**measure(q, now, before)), by_kind(q, now, before)
+            scored.append(FactScores(q.fact, scores, spoken.words(q.own.new), kinds, left_out, tuple(asked)))
+        return tuple(scored)
 
     def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False) -> Responses:
         prompts = [self._questions[i] for i in indices]
@@ -103,26 +108,17 @@ class Evaluation:
 
         texts = dict.fromkeys(text for q in prompts for text in q.texts)
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
-        wanted = [request for q in prompts for request in requests(q, kinds)]
-        closed = {want.text for want in wanted if want.settled and want.count > len(want.text.target_ids)}
+        asked = [request for q in prompts for request in requests(q, kinds)]
+        closed = {request.text for request in asked if request.settled and request.count > len(request.text.target_ids)}
         answers = ask(editable, texts, self._budget, closed, self._reference.contexts, listen, self._progress)
-        spoken = Generations(editable, wanted, answers)
-        drawn = sampled(editable, [q.generation for q in prompts])
-        by_prompts = {q.generation: texts_of_fact for q, texts_of_fact in zip(prompts, drawn, strict=True)}
-        return Responses(answers, spoken, divergences, by_prompts, self._weights)
-
-
-def _fact_scores(q: Questions, now: Responses, before: Responses) -> FactScores:
-    unsampled = len(q.neighbors) - len(moved(q, now))
-    left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
-    scores = Scores(**measure(q, now, before))
-    spoken = now.spoken
-    asked = (Continuation(one.score, one.prompt, spoken.answer(one.text), spoken.begun(one.text)) for one in q.probed)
-    return FactScores(q.fact, scores, spoken.words(q.own.new), by_kind(q, now, before), left_out, tuple(asked))
+        spoken = Generations(editable, asked, answers)
+        groups = [q.generation for q in prompts]
+        drawn = dict(zip(groups, sampled(editable, groups), strict=True))
+        return Responses(answers, spoken, divergences, drawn, self._weights)
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
-    """Return the inverse document frequency of each term of the reference texts of `facts`: see `term_weights`."""
+    """Return the inverse document frequency of each term of the reference texts of `facts` (`term_weights`)."""
     return term_weights([text for fact in facts for text in fact.references])
 
 
@@ -157,9 +153,8 @@ def evaluate(
         check_edit(edit)
     if edited is not None:
         check_model(edited, Editable)
-    if edit is not None and edited is not None:
-        raise EditError("an edit and an edited model were given; give one of them")
-    if edited is not None:
+        if edit is not None:
+            raise EditError("an edit and an edited model were given; give one of them")
         check_tokenizers(editable, edited.name, edited.tokenizer, edited.model.config)
         if editable.chat != edited.chat:
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
@@ -178,13 +173,9 @@ def evaluate(
 
 
 def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Refuse an edited model whose tokenizer or vocabulary differs from the base's: answers cannot be compared.
+    """Refuse an edited model, called `name`, whose tokenizer or vocabulary differs from the base's.
 
-    Args:
-        editable: the base.
-        name: name of the edited model, whose weights need not be loaded.
-        tokenizer: its tokenizer.
-        config: its config.
+    Answers could not be compared. Its weights need not be loaded.
     """
     base = editable.tokenizer
     sizes = [each.get_text_config().vocab_size for each in (editable.model.config, config)]

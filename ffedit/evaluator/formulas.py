@@ -79,12 +79,7 @@ def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
     """KL(before ‖ after) = Σ p log(p/q) of next-token distributions; nats per token. Zero is best (CF+).
 
-    Args:
-        before: log-probabilities of the unedited model, [.., vocabulary].
-        after: those of the edited one, [.., vocabulary].
-
-    Returns:
-        One divergence for each distribution, [..].
+    From log-probabilities [.., vocabulary] of the unedited and of the edited model, one number for each pair, [..].
     """
     # A token that is impossible (a padded vocabulary) adds nothing, where −inf − (−inf) would be NaN.
     terms = before.exp() * (before - after)
@@ -102,14 +97,12 @@ def generation_entropy(text: str) -> float:
     H_n = −Σ f log₂ f over the frequencies f of n-grams. Low where a damaged model repeats itself. Words and punctuation
     marks count as words.
     """
-    words = _WORDS.findall(text)
-    return fmean(weight * _entropy(words, n) for n, weight in ENTROPY_WEIGHTS.items())
-
-
-def _entropy(words: Sequence[str], n: int) -> float:
-    counts = Counter(zip(*(words[i:] for i in range(n)), strict=False))
-    total = sum(counts.values())
-    return -sum(c / total * math.log2(c / total) for c in counts.values()) + 0.0
+    words, entropies = _WORDS.findall(text), []
+    for n, weight in ENTROPY_WEIGHTS.items():
+        counts = Counter(zip(*(words[i:] for i in range(n)), strict=False))
+        total = sum(counts.values())
+        entropies.append(weight * (-sum(c / total * math.log2(c / total) for c in counts.values()) + 0.0))
+    return fmean(entropies)
 
 
 def term_weights(documents: Sequence[str]) -> dict[str, float]:
@@ -117,8 +110,7 @@ def term_weights(documents: Sequence[str]) -> dict[str, float]:
 
     The formula and the terms are those of scikit-learn's `TfidfVectorizer`, which ROME uses. ROME fits it on all
     attribute snippets of CounterFact (`idf.npy` beside the data), whatever is scored. Here N and df count the reference
-    texts of the facts that are given, each as often as facts hold it: a term that none of them has does not count, and
-    the weights change with the set.
+    texts of the facts, each as often as facts hold it: the weights change with the set.
     """
     counts = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
     return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in counts.items()}
@@ -129,11 +121,7 @@ def reference_consistency(said: str, references: Sequence[str], weights: Mapping
 
     Comparable between models, methods and moments that are scored on one set of facts, since these share the weights;
     not between sets, nor digit for digit with published figures, whose weights are of another text (`term_weights`).
-
-    Args:
-        said: all generated texts of a fact, joined.
-        references: texts about subjects that have the new object.
-        weights: of terms, by `term_weights`; other terms do not count.
+    `said` is all generated texts of a fact, joined. Terms without a weight do not count.
     """
     vectors = []
     for text in (said, " ".join(references)):

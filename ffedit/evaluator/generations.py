@@ -34,18 +34,13 @@ SAMPLE_SEED = 0
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt to continue greedily, with the answer to look for.
+    """A prompt to continue greedily, with the answer to look for."""
 
-    Attributes:
-        text: the prompt with its answer.
-        count: number of tokens to generate.
-        settled: whether fewer tokens suffice once the text so far is no prefix of the answer or of any of `others`.
-        others: the prompt with the other objects to look for: aliases of the answer, the competing object.
-    """
-
-    text: Encoded
-    count: int
+    text: Encoded  # the prompt with its answer
+    count: int  # number of tokens to generate
+    # Whether fewer tokens suffice once the text so far is no prefix of the answer or of any of `others`.
     settled: bool = True
+    # The prompt with the other objects to look for: aliases of the answer, the competing object.
     others: tuple[Encoded, ...] = ()
 
 
@@ -76,15 +71,15 @@ class Generations:
     """Greedy continuations of prompts, as token ids."""
 
     def __init__(
-        self, editable: Editable, wanted: Sequence[GenerationRequest], answers: Mapping[Encoded, Answer]
+        self, editable: Editable, requests: Sequence[GenerationRequest], answers: Mapping[Encoded, Answer]
     ) -> None:
         self._editable, self._answers = editable, answers
         self._said: dict[Context, tuple[int, ...]] = {}
-        for request in wanted:
+        for request in requests:
             prompt, known = prompt_of(request.text), answers[request.text].said(request.text.target_ids)
             self._said[prompt] = max(self._said.get(prompt, ()), known, key=len)
         rest: dict[int, dict[Context, None]] = defaultdict(dict)
-        for request in wanted:
+        for request in requests:
             if not self._settled(request):
                 rest[request.count][prompt_of(request.text)] = None
         for count, prompts in sorted(rest.items()):
@@ -110,22 +105,21 @@ class Generations:
 
     def says(self, text: Encoded, other: Encoded | None = None, aliases: Sequence[Encoded] = ()) -> bool:
         """Return whether the continuation says the whole answer or an alias, and not the longer answer of `other`."""
-        longer = "" if other is None else words(self._editable, other.target_ids)
-        names = [words(self._editable, alias.target_ids) for alias in aliases]
-        return exact_match(self.words(text), words(self._editable, text.target_ids), longer, names)
+        longer = "" if other is None else self.answer(other)
+        return exact_match(self.words(text), self.answer(text), longer, [*map(self.answer, aliases)])
 
-    def goes_on(self, text: Encoded) -> bool:
+    def begins_with(self, text: Encoded) -> bool:
         """Return whether the continuation begins with exactly the answer's tokens; for the model's own answers."""
         return self.ids(text)[: len(text.target_ids)] == text.target_ids
 
-    def _settled(self, wanted: GenerationRequest) -> bool:
-        said = self.ids(wanted.text)
-        if len(said) >= wanted.count:
+    def _settled(self, request: GenerationRequest) -> bool:
+        said = self.ids(request.text)
+        if len(said) >= request.count:
             return True
         # The last character may still lack bytes, which later tokens supply.
         begun = words(self._editable, said).rstrip("\ufffd")
-        names = (words(self._editable, each.target_ids) for each in (wanted.text, *wanted.others))
-        return wanted.settled and not any(name.startswith(begun) for name in names)
+        names = map(self.answer, (request.text, *request.others))
+        return request.settled and not any(name.startswith(begun) for name in names)
 
 
 def prompt_of(text: Encoded) -> Context:
@@ -133,7 +127,7 @@ def prompt_of(text: Encoded) -> Context:
     return text.ids[: text.answer]
 
 
-def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]], seed: int = SAMPLE_SEED) -> list[list[str]]:
+def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]]) -> list[list[str]]:
     """Sample a continuation of each fact's prompts and return both, up to `SAMPLED_TOKENS` tokens together, by fact.
 
     In a chat, the assistant's turn alone is returned. A prompt that is there twice for one fact is drawn twice.
@@ -144,7 +138,7 @@ def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]], seed: int 
     for group in prompts:
         seen: Counter[Context] = Counter()
         for prompt in group:
-            digest = sha256(repr((seed, prompt.ids, seen[prompt.ids])).encode()).digest()
+            digest = sha256(repr((SAMPLE_SEED, prompt.ids, seen[prompt.ids])).encode()).digest()
             seen[prompt.ids] += 1
             draws.append(np.random.default_rng(int.from_bytes(digest[:8], "big")).random(count))
     numbers = torch.from_numpy(np.array(draws, dtype=np.float64).reshape(len(flat), count))

@@ -14,6 +14,7 @@ anew in every draw from that draw's means.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from ffedit.algebra.bootstrap import (
 from ffedit.evaluator.metrics import METRICS, SCORE_PARTS
 
 SEED, DRAWS = 0, 2000
+# By the name of a score, its value of each fact; None where there was nothing to measure.
+Columns: TypeAlias = Mapping[str, Sequence[float | None]]
 
 
 def interval(
@@ -36,11 +39,8 @@ def interval(
 ) -> Interval | None:
     """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
-    Args:
-        values: one per fact; None where there was nothing to measure.
-        seed: seed of the draws.
-        draws: number of draws.
-        share: whether the values are shares, 0 to 1; None: assume so if all are 0 or 1.
+    `values` has one per fact, None where there was nothing to measure. They are shares, 0 to 1, or not (`share`); None:
+    they are taken for shares if all are 0 or 1.
     """
     array = _array(values)
     if array is None:
@@ -49,85 +49,63 @@ def interval(
     return mean_interval(array, mean_draws(array[:, None], seed, draws)[:, 0], bounds)
 
 
-def paired(
-    before: Sequence[float | None], after: Sequence[float | None], seed: int = SEED, draws: int = DRAWS
-) -> Interval | None:
+def paired(before: Sequence[float | None], after: Sequence[float | None]) -> Interval | None:
     """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
 
-    Where all values lie between 0 and 1 they are taken for shares.
-
-    Raises:
-        ValueError: the two have different numbers of facts.
+    Where all values lie between 0 and 1 they are taken for shares. Both must have the same number of facts.
     """
-    array = _array([None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)])
+    array = _array(_differences(before, after))
     if array is None:
         return None
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
-    return mean_interval(array, mean_draws(array[:, None], seed, draws)[:, 0], (-1.0, 1.0) if shares else None)
+    return mean_interval(array, mean_draws(array[:, None], SEED, DRAWS)[:, 0], (-1.0, 1.0) if shares else None)
 
 
-def intervals(columns: dict[str, Sequence[float | None]], seed: int = SEED, draws: int = DRAWS) -> dict[str, Interval]:
+def intervals(
+    columns: Columns, seed: int = SEED, draws: int = DRAWS, bounds: tuple[float, float] = (0.0, 1.0)
+) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
     `columns` has one value per fact by the name of a score; "score" is computed from `SCORE_PARTS`, where all of them
-    were measured.
+    were measured. Shares, or differences of shares, lie within `bounds`.
     """
-    return _intervals(columns, seed, draws, (0.0, 1.0))
-
-
-def _intervals(
-    columns: Mapping[str, Sequence[float | None]], seed: int, draws: int, bounds: tuple[float, float]
-) -> dict[str, Interval]:
-    """Return `intervals` for shares, or differences of shares, within `bounds`."""
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
     kept.pop("score", None)
     if not kept:
         return {}
     means = mean_draws(np.stack(list(kept.values()), 1), seed, draws)
     drawn = dict(zip(kept, means.T, strict=True))
-    bounded = {name: mean_interval(kept[name], drawn[name], bounds if _is_share(name) else None) for name in kept}
+    shares = {name for name in kept if METRICS[name.partition("/")[0]].unit == "share"}  # of prompts, for each fact
+    bounded = {name: mean_interval(kept[name], drawn[name], bounds if name in shares else None) for name in kept}
     if all(part in kept for part in SCORE_PARTS):
-        score = percentile_interval(
-            _harmonic([bounded[p].mean for p in SCORE_PARTS]), _harmonics([drawn[p] for p in SCORE_PARTS])
+        mean, low, high = (
+            float(_harmonic([getattr(bounded[part], name) for part in SCORE_PARTS])) for name in ("mean", "low", "high")
         )
-        if score.low == score.high:
-            low, high = (_harmonic([getattr(bounded[p], end) for p in SCORE_PARTS]) for end in ("low", "high"))
-            score = Interval(score.mean, low, high)
-        bounded["score"] = score
+        score = percentile_interval(mean, _harmonic([drawn[part] for part in SCORE_PARTS]))
+        bounded["score"] = Interval(mean, low, high) if score.low == score.high else score
     return bounded
 
 
-def changes(
-    before: dict[str, Sequence[float | None]],
-    after: dict[str, Sequence[float | None]],
-    seed: int = SEED,
-    draws: int = DRAWS,
-) -> dict[str, Interval]:
+def changes(before: Columns, after: Columns) -> dict[str, Interval]:
     """Return the intervals of after − before by name, paired by fact; for "score", of the difference of harmonic means.
 
     In each draw, both harmonic means are of the same facts.
     """
     both = [name for name in before if name in after and name != "score"]
-    paired_columns: dict[str, Sequence[float | None]] = {
-        name: [None if a is None or b is None else b - a for a, b in zip(before[name], after[name], strict=True)]
-        for name in both
-    }
-    differences = _intervals(paired_columns, seed, draws, (-1.0, 1.0))
+    differences = intervals({name: _differences(before[name], after[name]) for name in both}, bounds=(-1.0, 1.0))
     differences.pop("score", None)
     sides = [[_array(side.get(part, ())) for part in SCORE_PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
-        drawn = [_harmonics(list(mean_draws(side, seed, draws).T)) for side in (old, new)]
-        mean = _harmonic(list(np.nanmean(new, 0))) - _harmonic(list(np.nanmean(old, 0)))
-        differences["score"] = percentile_interval(mean, drawn[1] - drawn[0])
-        if differences["score"].low == differences["score"].high:
-            differences["score"] = with_unseen(differences["score"], len(old), (-1.0, 1.0))
+        drawn = [_harmonic(list(mean_draws(side, SEED, DRAWS).T)) for side in (old, new)]
+        mean = float(_harmonic(list(np.nanmean(new, 0)))) - float(_harmonic(list(np.nanmean(old, 0))))
+        score = percentile_interval(mean, drawn[1] - drawn[0])
+        differences["score"] = with_unseen(score, len(old), (-1.0, 1.0)) if score.low == score.high else score
     return differences
 
 
-def _is_share(name: str) -> bool:
-    """Return whether a score, or a kind of it, is a share of prompts for each fact."""
-    return METRICS[name.partition("/")[0]].unit == "share"
+def _differences(before: Sequence[float | None], after: Sequence[float | None]) -> list[float | None]:
+    return [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
 
 
 def _array(values: Sequence[float | None]) -> Array | None:
@@ -136,11 +114,7 @@ def _array(values: Sequence[float | None]) -> Array | None:
     return array if int((~np.isnan(array)).sum()) > 1 else None
 
 
-def _harmonic(means: Sequence[float]) -> float:
-    return float(_harmonics([np.array([mean]) for mean in means])[0])
-
-
-def _harmonics(means: Sequence[Array]) -> Array:
-    """Return the harmonic means, entry by entry; 0 where one of the values is 0."""
+def _harmonic(means: Sequence[Array] | Sequence[float]) -> Array:
+    """Return the harmonic mean, entry by entry; 0 where one of the values is 0."""
     with np.errstate(divide="ignore"):
-        return np.asarray(len(means) / sum(1 / mean for mean in means))
+        return np.asarray(len(means) / sum(1 / np.asarray(mean) for mean in means))

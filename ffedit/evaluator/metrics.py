@@ -39,21 +39,13 @@ FFEDIT = "ffedit"
 
 @dataclass(frozen=True)
 class Responses:
-    """All outputs of a model on the prompts of some facts.
+    """All outputs of a model on the prompts of some facts."""
 
-    Attributes:
-        answers: log-probabilities and argmax of the prompts' objects.
-        spoken: greedy continuations.
-        divergences: KL from the unedited model after neighbors, nats.
-        sampled: sampled texts about a fact, by its `Questions.generation`.
-        weights: weights of the terms of reference texts (`formulas.term_weights`).
-    """
-
-    answers: Mapping[Encoded, Answer]
-    spoken: Generations
-    divergences: Mapping[Context, float]
-    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]
-    weights: Mapping[str, float]
+    answers: Mapping[Encoded, Answer]  # log-probabilities and argmax of the prompts' objects
+    spoken: Generations  # greedy continuations
+    divergences: Mapping[Context, float]  # KL from the unedited model after neighbors, nats
+    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]  # sampled texts about a fact, by its `Questions.generation`
+    weights: Mapping[str, float]  # weights of the terms of reference texts (`formulas.term_weights`)
 
     def argmax(self, text: Encoded) -> tuple[int, ...]:
         """Return the likeliest token at each token of the object of `text`, after the true tokens before it."""
@@ -66,29 +58,17 @@ Function: TypeAlias = Callable[[Questions, Responses, Responses], float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a fact.
-
-    Attributes:
-        name: name of the score.
-        function: computes it; None for a score of the whole model, measured on generic text (`drift.GenericText`).
-        unit: "share", whose intervals stay within 0 and 1; or "probability", "nats", "bits", ...
-        direction: "up", "keep" as before the edit, "zero" is best, or "" where no direction is better.
-        meaning: a few words for tables.
-        source: the publication.
-        generates: kinds of prompts, fields of `Questions`, after which greedy generation is needed.
-        full: True if it is measured in full only (`Evaluation`).
-        package: the package that it comes from.
-    """
+    """A score of a fact."""
 
     name: str
-    function: Function | None
-    unit: str = ""
-    direction: str = ""
-    meaning: str = ""
-    source: str = ""
-    generates: tuple[str, ...] = ()
-    full: bool = False
-    package: str = "ffedit"
+    function: Function | None  # computes it; None for a score of the whole model, measured on `drift.GenericText`
+    unit: str = ""  # "share", whose intervals stay within 0 and 1; or "probability", "nats", "bits", ...
+    direction: str = ""  # "up", "keep" as before the edit, "zero" is best, or "" where no direction is better
+    meaning: str = ""  # a few words for tables
+    source: str = ""  # the publication
+    generates: tuple[str, ...] = ()  # kinds of prompts, fields of `Questions`, after which it needs greedy generation
+    full: bool = False  # True if it is measured in full only (`Evaluation`)
+    package: str = "ffedit"  # the package that it comes from
 
     def __call__(self, q: Questions, now: Responses, before: Responses) -> float | None:
         """Compute the score of a fact from its prompts, the model's answers now, and those before the edit."""
@@ -130,8 +110,8 @@ def same_subject(q: Questions, now: Responses, before: Responses) -> float | Non
 
     By any of its names, where the data give it; else with what the model said before the edit.
     """
-    says, goes_on = now.spoken.says, now.spoken.goes_on
-    return _mean([says(p.true, p.new, p.true_aliases) if p.named else goes_on(p.true) for p in q.same_subject])
+    says, begins_with = now.spoken.says, now.spoken.begins_with
+    return _mean([says(p.true, p.new, p.true_aliases) if p.named else begins_with(p.true) for p in q.same_subject])
 
 
 SCORE_PARTS = ("efficacy", "paraphrase", "specificity")
@@ -161,23 +141,21 @@ drift = Metric("drift", None, "nats", "zero", "nats per token", COUNTERFACT_PLUS
 # Magnitudes, and what is measured on generic text ----------------------------------------------
 
 
-def _magnitude(pairs: Callable[[Questions], Sequence[Pair]], new: bool) -> Function:
-    """Return the mean p(new) − p(true) over some of a fact's prompts; with `new` False, p(true) − p(new)."""
-    return lambda q, now, before: _mean([formulas.magnitude(*both) for both in _log_probs(pairs(q), now, new)])
+def _magnitude(
+    name: str, direction: str, pairs: Callable[[Questions], Sequence[Pair]], new: bool, source: str, full: bool = False
+) -> Metric:
+    """Make the metric of the mean p(new) − p(true) over `pairs` of a fact; with `new` False, p(true) − p(new)."""
+
+    def function(q: Questions, now: Responses, before: Responses) -> float | None:
+        return _mean([formulas.magnitude(*both) for both in _log_probs(pairs(q), now, new)])
+
+    return Metric(name, function, "probability", direction, source=source, full=full)
 
 
-efficacy_magnitude = Metric(
-    "efficacy_magnitude", _magnitude(lambda q: [q.own], new=True), "probability", "up", source=ROME
-)
-paraphrase_magnitude = Metric(
-    "paraphrase_magnitude", _magnitude(lambda q: q.paraphrases, new=True), "probability", "up", source=ROME
-)
-specificity_magnitude = Metric(
-    "specificity_magnitude", _magnitude(lambda q: q.neighbors, new=False), "probability", "keep", source=ROME
-)
-same_subject_magnitude = Metric(
-    "same_subject_magnitude", _magnitude(lambda q: q.same_subject, new=False), "probability", "keep", source=FFEDIT
-)
+efficacy_magnitude = _magnitude("efficacy_magnitude", "up", lambda q: [q.own], True, ROME)
+paraphrase_magnitude = _magnitude("paraphrase_magnitude", "up", lambda q: q.paraphrases, True, ROME)
+specificity_magnitude = _magnitude("specificity_magnitude", "keep", lambda q: q.neighbors, False, ROME)
+same_subject_magnitude = _magnitude("same_subject_magnitude", "keep", lambda q: q.same_subject, False, FFEDIT)
 perplexity = Metric("perplexity", None, "", "keep", "of generic text", "exp of the mean −log p of its tokens")
 
 
@@ -268,13 +246,8 @@ def neighbor_with_edit(q: Questions, now: Responses, before: Responses) -> float
     return _success(q.with_edit, now, new=False)
 
 
-neighbor_with_edit_magnitude = Metric(
-    "neighbor_with_edit_magnitude",
-    _magnitude(lambda q: q.with_edit, new=False),
-    "probability",
-    "keep",
-    source=COUNTERFACT_PLUS,
-    full=True,
+neighbor_with_edit_magnitude = _magnitude(
+    "neighbor_with_edit_magnitude", "keep", lambda q: q.with_edit, False, COUNTERFACT_PLUS, full=True
 )
 
 
@@ -321,11 +294,7 @@ METRICS = Registry("ffedit.metrics", [made for made in globals().values() if isi
 
 
 def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float | None]:
-    """Return every score of one fact.
-
-    Raises:
-        EditError: a metric of another package failed, or gave no number.
-    """
+    """Return every score of one fact. Raises EditError where a metric of another package fails, or gives no number."""
     values: dict[str, float | None] = {}
     for metric in METRICS.values():
         try:

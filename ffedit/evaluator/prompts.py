@@ -10,7 +10,7 @@ expected to change, however the prompt is worded, so they are excluded from spec
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ffedit.errors import FactError
@@ -23,67 +23,33 @@ from ffedit.model.tokenization import Encoded, decode, joined
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt with each of two objects.
+    """One prompt with each of two objects."""
 
-    Attributes:
-        new: the prompt with the new object.
-        true: the prompt with the old object, or with the true object of another subject or relation.
-        named: whether the true object was given; otherwise it is the model's own answer.
-        kind: the data set's name for what the prompt tests, or None.
-        new_aliases: the prompt with each alias of the new object.
-        true_aliases: the prompt with each alias of the true object.
-    """
-
-    new: Encoded
-    true: Encoded
-    named: bool = True
-    kind: str | None = None
-    new_aliases: tuple[Encoded, ...] = ()
-    true_aliases: tuple[Encoded, ...] = ()
+    prompt: str  # as it is worded
+    new: Encoded  # the prompt with the new object
+    true: Encoded  # the prompt with the old object, or with the true object of another subject or relation
+    named: bool = True  # whether the true object was given; otherwise it is the model's own answer
+    kind: str | None = None  # the data set's name for what the prompt tests, or None
+    new_aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the new object
+    true_aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the true object
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with one answer.
+    """A prompt with one answer."""
 
-    Attributes:
-        text: the prompt with its answer.
-        kind: the data set's name for what the prompt tests, or None.
-        named: whether the answer was given; otherwise it is the model's own.
-        aliases: the prompt with each alias of the answer.
-        answer: the answer as text, where it was given.
-        needs: prompts of the other facts that the answer follows from.
-    """
-
-    text: Encoded
-    kind: str | None
-    named: bool = True
-    aliases: tuple[Encoded, ...] = ()
-    answer: str | None = None
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Probed:
-    """A prompt of a fact beside its own, as text.
-
-    Attributes:
-        score: name of the score that is measured on it.
-        prompt: the prompt.
-        text: the prompt with the answer that the score favours.
-    """
-
-    score: str
-    prompt: str
-    text: Encoded
+    prompt: str  # as it is worded
+    text: Encoded  # the prompt with its answer
+    kind: str | None  # the data set's name for what the prompt tests, or None
+    named: bool = True  # whether the answer was given; otherwise it is the model's own
+    aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the answer
+    answer: str | None = None  # the answer as text, where it was given
+    needs: tuple[str, ...] = ()  # prompts of the other facts that the answer follows from
 
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out.
-
-    `probed` lists the prompts of paraphrase, specificity, same_subject, portability and locality as they are worded.
-    """
+    """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out."""
 
     fact: Fact
     own: Pair
@@ -95,7 +61,6 @@ class Questions:
     locality: tuple[Prompt, ...]
     generation: tuple[Encoded, ...]
     left_out: Mapping[str, int]
-    probed: tuple[Probed, ...] = ()
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -106,7 +71,19 @@ class Questions:
     def stay(self) -> tuple[Prompt, ...]:
         """Prompts to be answered as before the edit: unrelated questions, and other facts' prompts with a kind."""
         others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
-        return (*self.locality, *(Prompt(pair.true, pair.kind, pair.named) for pair in others))
+        return (*self.locality, *(Prompt(pair.prompt, pair.true, pair.kind, pair.named) for pair in others))
+
+    @property
+    def by_score(self) -> Iterator[tuple[str, str, Encoded]]:
+        """All prompts beside the fact's own: a score, a prompt that it is measured on, and this with its true answer.
+
+        For paraphrase, the answer is the new object.
+        """
+        yield from (("paraphrase", pair.prompt, pair.new) for pair in self.paraphrases)
+        yield from (("specificity", pair.prompt, pair.true) for pair in self.neighbors)
+        yield from (("same_subject", pair.prompt, pair.true) for pair in self.same_subject)
+        yield from (("portability", asked.prompt, asked.text) for asked in self.portability)
+        yield from (("locality", asked.prompt, asked.text) for asked in self.locality)
 
     @property
     def texts(self) -> tuple[Encoded, ...]:
@@ -120,14 +97,10 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
 
     A neighbor, a same-subject prompt or an unrelated question whose own fact is edited in the batch is expected to
     change, and is left out. So is a prompt without an object to compare with the new one, where none is named and the
-    model generates none, and one whose answer needs edits that are not in the batch. All are counted.
+    model, unedited, generates none, and one whose answer needs edits that are not in the batch. All are counted.
 
-    Args:
-        editable: the unedited model.
-        facts: the facts whose prompts are returned.
-        batch: all facts of the edit.
-        full: also include neighbors behind the edit's sentence, where they fit the model's context, and prompts to
-            generate from.
+    With `full`, the neighbors behind the edit's sentence are included, where they fit the model's context, and prompts
+    to generate from.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -171,15 +144,16 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         return tuple(encoded)
 
     def stated(prompt: str, named: bool = True) -> Pair:
-        return Pair(text(prompt, new), text(prompt, old), named, new_aliases=aliases(prompt, fact.target_aliases))
+        names = aliases(prompt, fact.target_aliases)
+        return Pair(prompt, text(prompt, new), text(prompt, old), named, new_aliases=names)
 
-    def asked(probe: Probe) -> Pair:
-        names = aliases(probe.prompt, probe.aliases)
-        return Pair(text(probe.prompt, new), answered(probe), probe.target is not None, probe.kind, true_aliases=names)
+    def pair(probe: Probe, named: bool = True, names: tuple[Encoded, ...] = ()) -> Pair:
+        return Pair(probe.prompt, text(probe.prompt, new), answered(probe), named, probe.kind, true_aliases=names)
 
     def question(probe: Probe) -> Prompt:
         names = aliases(probe.prompt, probe.aliases)
-        return Prompt(answered(probe), probe.kind, probe.target is not None, names, probe.target, probe.needs)
+        named = probe.target is not None
+        return Prompt(probe.prompt, answered(probe), probe.kind, named, names, probe.target, probe.needs)
 
     def unchanged(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
         """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
@@ -200,21 +174,12 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
     prompt = stated(fact.text, fact.previous is not None)
     paraphrases = tuple(stated(wording) for wording in fact.paraphrase_texts)
-    neighbors = tuple(Pair(text(probe.prompt, new), answered(probe), kind=probe.kind) for probe in others)
-    pairs = tuple(map(asked, same_subject))
-    portability, unrelated = tuple(map(question, follows)), tuple(map(question, locality))
-    probed = [
-        *(Probed("paraphrase", *one) for one in zip(fact.paraphrase_texts, (p.new for p in paraphrases), strict=True)),
-        *(Probed("specificity", of.prompt, pair.true) for of, pair in zip(others, neighbors, strict=True)),
-        *(Probed("same_subject", of.prompt, pair.true) for of, pair in zip(same_subject, pairs, strict=True)),
-        *(Probed("portability", of.prompt, one.text) for of, one in zip(follows, portability, strict=True)),
-        *(Probed("locality", of.prompt, one.text) for of, one in zip(locality, unrelated, strict=True)),
-    ]
+    neighbors = tuple(map(pair, others))
     with_edit = _behind(editable, fact, others) if full else ()
     reason = "one" if previous else "unsaid"
-    left_out[f"efficacy/{reason}"] = _of_one_object([prompt])
-    left_out[f"paraphrase/{reason}"] = _of_one_object(paraphrases)
-    left_out["specificity/one"] = _of_one_object(neighbors)
+    compared = {f"efficacy/{reason}": (prompt,), f"paraphrase/{reason}": paraphrases, "specificity/one": neighbors}
+    for score, pairs in compared.items():
+        left_out[score] = sum(pair.new.ids == pair.true.ids for pair in pairs)  # there is nothing to compare
     left_out["portability/alone"] = len(fact.portability_probes) - len(follows)
     left_out["neighbor_with_edit"] = len(neighbors) - len(with_edit) if full else 0
     return Questions(
@@ -222,19 +187,13 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         own=prompt,
         paraphrases=paraphrases,
         neighbors=neighbors,
-        same_subject=pairs,
+        same_subject=tuple(pair(p, p.target is not None, aliases(p.prompt, p.aliases)) for p in same_subject),
         with_edit=with_edit,
-        portability=portability,
-        locality=unrelated,
+        portability=tuple(map(question, follows)),
+        locality=tuple(map(question, locality)),
         generation=tuple(text(begun, "") for begun in fact.generation_texts) if full else (),
         left_out=+left_out,
-        probed=tuple(probed),
     )
-
-
-def _of_one_object(pairs: Sequence[Pair]) -> int:
-    """Count the `pairs` whose two objects are equal, so that there is nothing to compare."""
-    return sum(pair.new.ids == pair.true.ids for pair in pairs)
 
 
 def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple[Pair, ...]:
@@ -243,18 +202,14 @@ def _behind(editable: Editable, fact: Fact, neighbors: Sequence[Probe]) -> tuple
     pairs = []
     for probe in neighbors:
         prompt = sentence + probe.prompt
-        pair = Pair(editable.encode(prompt, fact.new_object), editable.encode(prompt, probe.target or ""))
+        pair = Pair(prompt, editable.encode(prompt, fact.new_object), editable.encode(prompt, probe.target or ""))
         if max(len(pair.new.ids), len(pair.true.ids)) <= editable.max_tokens:
             pairs.append(pair)
     return tuple(pairs)
 
 
 class Edited:
-    """Index of the facts of an edit, by prompt, relation and old object.
-
-    Args:
-        facts: all facts that are edited together.
-    """
+    """Index of the facts that are edited together, by prompt, relation and old object."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         self._texts: set[str] = set()

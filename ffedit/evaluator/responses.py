@@ -78,16 +78,16 @@ def ask(
         texts: prompts with answers.
         budget: padded tokens in a batch; a batch has one row at least.
         closed: those of `texts` for which the argmax after the last token is returned, too.
-        watched: contexts among those of `texts` whose whole distributions go to `listener`.
-        listener: called with these distributions, batch by batch.
+        watched: contexts among those of `texts` whose whole distributions go to `listener`, batch by batch.
+        listener: called with these.
         progress: progress callback.
 
     Raises:
         ModelError: the model's numbers are not finite.
     """
-    wanted = {text: [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in closed))] for text in texts}
+    needed = {text: [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in closed))] for text in texts}
     tokens: dict[Context, set[int]] = {}
-    for text, contexts in wanted.items():
+    for text, contexts in needed.items():
         for context in contexts:
             tokens.setdefault(context, set()).update(text.ids[len(context) : len(context) + 1])
     log_prob: dict[tuple[Context, int], float] = {}
@@ -98,18 +98,18 @@ def ask(
         _check(editable, contexts, top)
         argmax.update(zip(contexts, best.tolist(), strict=True))
         pairs = [(i, context, token) for i, context in enumerate(contexts) for token in tokens[context]]
-        rows, ids = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2).unbind(1)
-        values = distribution[rows.to(logits.device), ids.to(logits.device)].tolist()
+        entries = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2)
+        values = distribution[entries.to(logits.device).unbind(1)].tolist()
         log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
-        if listener is not None and (heard := [i for i, context in enumerate(contexts) if context in watched]):
-            listener([contexts[i] for i in heard], distribution[heard])
+        if listener is not None and (rows := [i for i, context in enumerate(contexts) if context in watched]):
+            listener([contexts[i] for i in rows], distribution[rows])
         progress("measuring", len(argmax), len(tokens))
     return {
         text: Answer(
             tuple(log_prob[pair] for pair in zip(contexts, text.target_ids, strict=False)),
             tuple(argmax[context] for context in contexts),
         )
-        for text, contexts in wanted.items()
+        for text, contexts in needed.items()
     }
 
 
@@ -144,8 +144,7 @@ def _run(editable: Editable, rows: Sequence[Row], budget: int) -> Iterator[tuple
     for family in _families(rows) if editable.resumable else [[row] for row in rows]:
         if len(family) == 1:
             whole += family
-        else:
-            # Rows are sorted, so the first and the last share the fewest tokens.
+        else:  # rows are sorted, so the first and the last share the fewest tokens
             stems[_common(family[0][-1], family[-1][-1])].append(family)
     for length, families in stems.items():
         if sum(length * (len(family) - 1) for family in families) < WORTH:
@@ -154,7 +153,10 @@ def _run(editable: Editable, rows: Sequence[Row], budget: int) -> Iterator[tuple
         for batch in batches([sum(len(row[-1]) for row in family) for family in families], budget):
             yield from _branched(editable, [families[i] for i in batch], length)
     for batch in batches([len(row[-1]) for row in whole], budget):
-        yield _whole(editable, [whole[i] for i in batch])
+        chosen = [whole[i] for i in batch]
+        reads = torch.tensor([(i, len(context) - 1) for i, row in enumerate(chosen) for context in row])
+        logits = replay.forward(editable, pad([row[-1] for row in chosen]), reads)
+        yield [context for row in chosen for context in row], logits
 
 
 def _families(rows: Sequence[Row]) -> list[list[Row]]:
@@ -162,23 +164,17 @@ def _families(rows: Sequence[Row]) -> list[list[Row]]:
     families: list[list[Row]] = []
     longest = 0
     for row in rows:
-        length = len(row[-1])
-        if families and 2 * _common(families[-1][0][-1], row[-1]) >= max(longest, length):
+        longest = max(longest, len(row[-1]))
+        if families and 2 * _common(families[-1][0][-1], row[-1]) >= longest:
             families[-1].append(row)
-            longest = max(longest, length)
         else:
             families.append([row])
-            longest = length
+            longest = len(row[-1])
     return families
 
 
 def _common(a: Context, b: Context) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _whole(editable: Editable, rows: Sequence[Row]) -> tuple[list[Context], Tensor]:
-    reads = torch.tensor([(i, len(context) - 1) for i, row in enumerate(rows) for context in row])
-    return [context for row in rows for context in row], replay.forward(editable, pad([row[-1] for row in rows]), reads)
 
 
 def _branched(

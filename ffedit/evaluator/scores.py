@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import compress
 from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -77,45 +78,31 @@ class Scores(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Continuation:
-    """A prompt of a fact beside its own, and how the model continues it.
+    """A prompt of a fact beside its own, and how the model continues it."""
 
-    Attributes:
-        score: name of the score that is measured on the prompt.
-        prompt: the prompt.
-        answer: the answer that the score favours.
-        says: the first words of the greedy continuation, as many as it takes to compare them with the answer.
-    """
-
-    score: str
+    score: str  # name of the score that is measured on the prompt
     prompt: str
-    answer: str
-    says: str
+    answer: str  # the answer that the score favours
+    says: str  # the first words of the greedy continuation, as many as it takes to compare them with the answer
 
 
 @dataclass(frozen=True)
 class FactScores:
-    """One fact's scores.
+    """One fact's scores."""
 
-    Attributes:
-        fact: what was asked for.
-        scores: of this fact alone.
-        says: what the model said to its prompt by itself.
-        kinds: portability and locality by the data set's kinds of probes, as by `metrics.by_kind`.
-        left_out: by score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not
-            measured on; the reasons are in `REASONS`.
-        asked: the other prompts that were asked.
-    """
-
-    fact: Fact
-    scores: Scores
-    says: str
+    fact: Fact  # what was asked for
+    scores: Scores  # of this fact alone
+    says: str  # what the model said to its prompt by itself
+    # Portability and locality by the data set's kinds of probes, as by `metrics.by_kind`.
     kinds: Mapping[str, float] = field(default_factory=dict)
+    # By score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not measured on;
+    # the reasons are in `REASONS`.
     left_out: Mapping[str, int] = field(default_factory=dict)
-    asked: tuple[Continuation, ...] = ()
+    asked: tuple[Continuation, ...] = ()  # the other prompts that were asked
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        asked = [asdict(one) for one in self.asked]
+        asked = [asdict(continuation) for continuation in self.asked]
         more = {"kinds": dict(self.kinds), "left_out": dict(self.left_out), "asked": asked}
         measured = {name: value for name, value in more.items() if value}
         return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **measured}
@@ -124,25 +111,18 @@ class FactScores:
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
         """Read what `to_dict` gave."""
         fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
-        asked = tuple(Continuation(**one) for one in record.get("asked", ()))
+        asked = tuple(Continuation(**fields) for fields in record.get("asked", ()))
         return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}), asked)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Items that one score was not measured on.
+    """Items that one score was not measured on."""
 
-    Attributes:
-        score: name of the score.
-        count: number of items left out.
-        what: the items: "neighbors of 5 facts", "of 1200 rows of text".
-        reason: why they were left out.
-    """
-
-    score: str
-    count: int
-    what: str
-    reason: str
+    score: str  # name of the score
+    count: int  # number of items left out
+    what: str  # the items: "neighbors of 5 facts", "of 1200 rows of text"
+    reason: str  # why they were left out
 
     def __str__(self) -> str:
         return f"{self.score}: {self.count} {self.what} left out: {self.reason}"
@@ -153,18 +133,16 @@ class LeftOut:
 
 
 def left_out(facts: Iterable[FactScores], drift_rows: tuple[int, int] = (0, 0)) -> tuple[LeftOut, ...]:
-    """Return all that was left out, by score and reason.
+    """Return all that was left out of the scores of `facts`, each there once, by score and reason.
 
-    Args:
-        facts: scores of the facts, each once.
-        drift_rows: number of rows of the generic text that drift was measured on, and number of all rows.
+    `drift_rows` is the number of rows of the generic text that drift was measured on, and that of all rows.
     """
     items, all_facts = [], list(facts)
     for score, item in MEASURED_ON.items():
         for suffix, reason in {**REASONS, "": OF_SCORE.get(score, "")}.items():
             counts = [fact.left_out[score + suffix] for fact in all_facts if score + suffix in fact.left_out]
             if counts:
-                what = f"{item}{'s' * (sum(counts) > 1)} of {len(counts)} fact{'s' * (len(counts) > 1)}"
+                what = f"{item}{'s' * (sum(counts) > 1)} of {counted(len(counts), 'fact')}"
                 items.append(LeftOut(score, sum(counts), what, reason))
     measured, rows = drift_rows
     if measured < rows:
@@ -230,11 +208,10 @@ class Report(Displayed):
     @cached_property
     def known(self) -> tuple[Scores, Scores | None]:
         """Scores before and after of the facts whose old object the unedited model said."""
-        which = [i for i, fact in enumerate(self.facts_before) if fact.scores.knew]
-        before = mean_scores(self.facts_before[i].scores for i in which)
-        if self.facts_after is None:
-            return before, None
-        return before, mean_scores(self.facts_after[i].scores for i in which)
+        known = [bool(fact.scores.knew) for fact in self.facts_before]
+        before = mean_scores(fact.scores for fact in compress(self.facts_before, known))
+        after = None if self.facts_after is None else mean_scores(f.scores for f in compress(self.facts_after, known))
+        return before, after
 
     @property
     def kinds(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -263,9 +240,7 @@ def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
 def mean_scores(scores: Iterable[Scores], **of_model: float | None) -> Scores:
     """Return means over facts of what was measured; `score` is the harmonic mean of the means, as published.
 
-    Args:
-        scores: of the facts.
-        of_model: scores of the whole model, which stand in place of means.
+    Scores of the whole model (`of_model`) stand in place of means.
     """
     facts = list(scores)
     means: dict[str, float | None] = {}

@@ -34,25 +34,17 @@ ENOUGH = 10
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an edit.
+    """What became of an edit."""
 
-    Attributes:
-        outcome: "took"; "took narrowly", in few other wordings; "took with damage", something else changed; "took in
-            part", not for all facts; "did not take", for fewer than half of them; "nothing to change", the model said
-            all new objects before; "no edit", only the unedited model was measured.
-        facts: number of facts measured.
-        took: number of them that took.
-        damage: by score that changed beyond its threshold, how, in words.
-        text: the outcome and its reason, one sentence.
-        caveats: what the state before the edit says about the outcome, a sentence each.
-    """
-
+    # "took"; "took narrowly", in few other wordings; "took with damage", something else changed; "took in part", not
+    # for all facts; "did not take", for fewer than half of them; "nothing to change", the model said all new objects
+    # before; "no edit", only the unedited model was measured.
     outcome: Outcome
-    facts: int
-    took: int
-    damage: Mapping[str, str]
-    text: str
-    caveats: tuple[str, ...] = ()
+    facts: int  # number of facts measured
+    took: int  # number of them that took
+    damage: Mapping[str, str]  # by score that changed beyond its threshold, how, in words
+    text: str  # the outcome and its reason, one sentence
+    caveats: tuple[str, ...] = ()  # what the state before the edit says about the outcome, a sentence each
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; of the damage, the names of the scores."""

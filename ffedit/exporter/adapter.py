@@ -1,20 +1,22 @@
-"""An edit as a LoRA adapter: a low-rank edit already has the form Δ = B A.
+"""An edit without its base: as a LoRA adapter, or as plain Δ.
 
-The folder is PEFT's (arXiv 2106.09685), so that anything that loads LoRA adapters can put the edit on the base, even
-on a quantised one. Each layer has its own rank, alpha equals the rank (scale 1), and modules are named by their full
-paths: `c_proj` alone would also match GPT-2's attention.
+A low-rank edit already has the form Δ = B A. The adapter's folder is PEFT's (arXiv 2106.09685), so that anything that
+loads LoRA adapters can put the edit on the base, even on a quantised one. Each layer has its own rank, alpha equals the
+rank (scale 1), and modules are named by their full paths: `c_proj` alone would also match GPT-2's attention.
 
 Experts that share one parameter also share one pair of factors: the rows of A [E r, d_ff] are ordered expert by
 expert, and the columns of B [d_model, r E] cycle through the experts. All experts have the same rank; those that were
 not edited hold zeros. In a mixture everything is named by its parameter, dense layers and shared experts too: there
 PEFT takes a module called `down_proj` for the older layout's experts, and for those of all layers. PEFT reads
 parameter names only on a base that is not quantised.
+
+Plain Δ is for use without ffedit or PEFT: one file with the matrix to add to each parameter.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,27 +24,23 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.rewrite_shards import identity_in
-from ffedit.files.tensor_ranges import Stored, of_expert, write
+from ffedit.exporter.checkpoint import identity_in, rows_of
+from ffedit.files.tensor_ranges import Stored, of_expert, row_blocks, write
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS, DELTAS = "adapter_model.safetensors", "delta.safetensors"
 PREFIX = "base_model.model."
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
 
 
 def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = None, mixture: bool = False) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors`.
+    """Write `adapter_config.json` and `adapter_model.safetensors`, of an edit with `provenance["matrices"]`.
 
-    Args:
-        folder: an empty folder, where PEFT loads the adapter from.
-        base: hub id of the base, by which PEFT loads it, or another name.
-        edit: an edit with `provenance["matrices"]`.
-        revision: revision of a hub id.
-        mixture: whether the base has experts, even if the edit changes none.
+    `base` is the name that PEFT loads the base by, with the `revision` of a hub id; `mixture` tells if it has experts,
+    even where the edit changes none.
 
     Raises:
         EditError: an update is dense, or matrices do not fit into one adapter.
@@ -58,9 +56,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
             )
         about = identity_in(edit, address)
         parameter, expert = of_expert(about["parameter"])
-        pair = balanced(update)
-        pair = turned(pair) if expert is not None and unknown_to_peft(about) else pair
-        factors.setdefault(parameter, {})[expert] = pair
+        factors.setdefault(parameter, {})[expert] = _as_peft_stores(balanced(update), about)
         experts[parameter] = 1 if expert is None else about["experts"]
         transposed.add(expert is None and about["transposed"])
     if len(transposed) > 1:
@@ -89,7 +85,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         "rank_pattern": ranks,
         "alpha_pattern": ranks,
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write(folder / WEIGHTS, {name: (t.dtype, tuple(t.shape), [t]) for name, t in tensors.items()})
 
 
@@ -102,19 +98,17 @@ def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Fact
     if expert is None:
         return b, double(right.rows(0, right.shape[0]))
     rank = right.shape[0] // about["experts"]
-    pair = b.view(len(b), rank, -1)[:, :, expert], double(right.rows(expert * rank, (expert + 1) * rank))
-    return turned(pair) if unknown_to_peft(about) else pair
+    a = double(right.rows(expert * rank, (expert + 1) * rank))
+    return _as_peft_stores((b.view(len(b), rank, -1)[:, :, expert], a), about)
 
 
-def unknown_to_peft(about: Mapping[str, Any]) -> bool:
-    """Check whether experts are stored transposed without their module declaring it, on which PEFT relies (Llama 4)."""
-    return bool(about["transposed"]) and not about["declared"]
+def _as_peft_stores(factors: Factors, about: Mapping[str, Any]) -> Factors:
+    """Return the factors of Δ as PEFT multiplies them; of factors that PEFT multiplies, those of Δ.
 
-
-def turned(factors: Factors) -> Factors:
-    """Return the factors of the transposed product."""
+    They are transposed for experts that are stored transposed by a module that does not declare it (Llama 4).
+    """
     left, right = factors
-    return right.T, left.T
+    return (right.T, left.T) if about["transposed"] and about.get("declared") is False else factors
 
 
 def _side_by_side(by_expert: Mapping[int | None, Factors], experts: int) -> Factors:
@@ -131,8 +125,7 @@ def _side_by_side(by_expert: Mapping[int | None, Factors], experts: int) -> Fact
 def balanced(update: LowRank) -> Factors:
     """Factor Δ = U S Vᵀ as (U √S) (√S Vᵀ): two factors of similar size, so that 16 bits lose little of either.
 
-    Returns:
-        [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.
+    They are [d_out, r] and [r, d_in], float64; r is the rank of Δ, at least 1.
     """
     # The SVD of a thin product is that of an r × r matrix between two orthonormal ones.
     q, inner = torch.linalg.qr(double(update.left))
@@ -141,3 +134,47 @@ def balanced(update: LowRank) -> Factors:
     rank = max(1, int((s > s.max() * 1e-12).sum()))
     root = s[:rank].sqrt()
     return (q @ u[:, :rank]) * root, root[:, None] * (vh[:rank] @ p.T)
+
+
+# Plain Δ ------------------------------------------------------------------------------------------
+
+
+def write_delta(folder: Path, base: str, edit: Edit) -> None:
+    """Write `delta.safetensors` {parameter: Δ as it is stored, float32} and `manifest.json`.
+
+    `base` is the name of the model that the edit, with `provenance["matrices"]`, was computed on.
+    """
+    matrices, parameters = {}, {}
+    for address, update in edit.updates.items():
+        about = identity_in(edit, address)
+        name, transposed = about["parameter"], about["transposed"]
+        shape = (update.shape[1], update.shape[0]) if transposed else update.shape
+        matrices[name] = (torch.float32, shape, delta_blocks(update, transposed))
+        parameters[name] = {"layer": address.layer, "shape": list(shape), "norm": update.norm()}
+    write(folder / DELTAS, matrices)
+    manifest = {
+        "base": base,
+        "base_fingerprint": edit.base,
+        "edit": edit.fingerprint(),
+        "parameters": parameters,
+        "facts": [fact.to_dict() for fact in edit.facts],
+    }
+    text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def delta_blocks(update: Update, transposed: bool) -> Iterator[Tensor]:
+    """Yield Δ in its stored orientation, float32, a block of rows at a time."""
+    rows, columns = reversed(update.shape) if transposed else update.shape
+    for first, last in row_blocks(rows, columns):
+        yield rows_of(update, first, last, transposed).float()
+
+
+@torch.no_grad()
+def add_(model: Any, deltas: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
+    """Add deltas to a model as the code in the folder's card does; `dtypes` are the checkpoint's, by parameter."""
+    for name, change in deltas.items():
+        parameter, expert = of_expert(name)
+        weight = model.get_parameter(parameter).data
+        weight = weight if expert is None else weight[expert]
+        weight.copy_((double(weight) + change).to(dtypes[name]))

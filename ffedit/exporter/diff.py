@@ -27,9 +27,8 @@ from ffedit.algebra.rounding import INDEPENDENT, noise_floor, recover
 from ffedit.editor import Edit
 from ffedit.editor.provenance import dtypes, versions
 from ffedit.errors import EditError, ModelError
+from ffedit.exporter.checkpoint import file_name
 from ffedit.exporter.embedded_edits import history
-from ffedit.exporter.rewrite_shards import file_name
-from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted
 from ffedit.files.tensor_ranges import Stored, contents, of_expert
 from ffedit.loading.load import path_of
@@ -42,34 +41,21 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Change:
-    """One tensor that changed, or one matrix of a tensor that holds several.
+    """One tensor that changed, or one matrix of a tensor that holds several."""
 
-    Attributes:
-        name: name of the tensor; `name[3]` is the fourth matrix in it.
-        shape: [d_out, d_in] as stored, or [d].
-        dtype: stored dtype by safetensors' name; `base → edited` where they differ.
-        norm: ‖Δ‖, Frobenius.
-        norm_ratio: ‖Δ‖ / ‖W‖.
-        share: share of the entries that changed.
-        rank: number of singular values of Δ above the rounding noise; None where Δ is no matrix of finite floats.
-        exact: whether the rank is neither an estimate (see `ffedit.algebra.rounding`) nor a lower bound.
-        more: whether the rank is a lower bound.
-        floor: largest singular value that rounding explains.
-        values: the largest singular values of Δ.
-        update: the change, of this rank or of the one asked for, float64, in the stored orientation.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    norm: float
-    norm_ratio: float
-    share: float
+    name: str  # name of the tensor; `name[3]` is the fourth matrix in it
+    shape: tuple[int, ...]  # [d_out, d_in] as stored, or [d]
+    dtype: str  # stored dtype by safetensors' name; `base → edited` where they differ
+    norm: float  # ‖Δ‖, Frobenius
+    norm_ratio: float  # ‖Δ‖ / ‖W‖
+    share: float  # share of the entries that changed
+    # Number of singular values of Δ above the rounding noise; None where Δ is no matrix of finite floats.
     rank: int | None = None
-    exact: bool = True
-    more: bool = False
-    floor: float = 0.0
-    values: tuple[float, ...] = ()
+    exact: bool = True  # whether the rank is neither an estimate (see `ffedit.algebra.rounding`) nor a lower bound
+    more: bool = False  # whether the rank is a lower bound
+    floor: float = 0.0  # largest singular value that rounding explains
+    values: tuple[float, ...] = ()  # the largest singular values of Δ
+    # The change, of this rank or of the one asked for, float64, in the stored orientation.
     update: LowRank | None = None
 
 
@@ -289,11 +275,6 @@ def recovered(editable: Editable, difference: Diff) -> Edit:
         "norm_ratio": max(delta.norm() / norms[str(at)] for at, delta in updates.items()),
         "versions": versions(),
     }
-    return Edit(dict(sorted(updates.items())), {}, {}, _added_facts(difference), about)
-
-
-def _added_facts(difference: Diff) -> tuple[Fact, ...]:
-    """Collect the facts of the edits that are stored in the second checkpoint and not in the first."""
-    before, after = (history(name) for name in (difference.base, difference.edited))
-    known = {edit.fingerprint() for edit in before}
-    return tuple(fact for edit in after if edit.fingerprint() not in known for fact in edit.facts)
+    known = {edit.fingerprint() for edit in history(difference.base)}
+    added = [edit for edit in history(difference.edited) if edit.fingerprint() not in known]
+    return Edit(dict(sorted(updates.items())), {}, {}, tuple(fact for edit in added for fact in edit.facts), about)

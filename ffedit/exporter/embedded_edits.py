@@ -1,22 +1,27 @@
 """The edits in a checkpoint and the matrices before them: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
 
 W + Δ − Δ is not W in floating point. So a checkpoint stores its edits in order of application and each matrix that
-they changed as it was before the oldest of them: with these, any edit can be undone exactly.
+they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: in
+whatever order edits are undone, the result is bit for bit the checkpoint without them, and with all of them undone it
+is the base. Δ is subtracted only on request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor import Edit
 from ffedit.editor.edit_files import EDITS, embedded
-from ffedit.exporter.rewrite_shards import file_name
-from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
+from ffedit.errors import EditError
+from ffedit.exporter.checkpoint import Plan, Rewrite, export_plan, file_name
+from ffedit.files.tensor_ranges import Matrix, Stored, contents, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
 from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
@@ -27,11 +32,7 @@ ORIGINALS = "originals.safetensors"
 
 
 def history(folder: str | Path) -> tuple[Edit, ...]:
-    """Load the edits in the weights of a checkpoint folder, oldest first.
-
-    Raises:
-        EditError: one of them is damaged, changed by hand, or missing.
-    """
+    """Load the edits in the weights of a checkpoint folder, oldest first; EditError where one is damaged or missing."""
     return tuple(Edit.load(path) for path in embedded(Path(folder)))
 
 
@@ -79,3 +80,68 @@ def _load_originals(
         original = torch.cat(list(stored[name].blocks())).to(device_of(memory.module), memory.weight.dtype)
         originals[at] = original.T if memory.stored_transposed else original
     return originals
+
+
+# Undoing ------------------------------------------------------------------------------------------
+
+
+class UndoPlan(NamedTuple):
+    """The matrices to rewrite and the edits to keep when an edit is undone."""
+
+    tensors: dict[str, Stored]  # of the checkpoint
+    edit: Edit  # to undo
+    left: tuple[Edit, ...]  # the remaining edits, in order
+    plan: Plan  # the matrices that change
+    originals: dict[str, Stored]  # those that are still needed
+    exact: bool  # the result is bit for bit what it would be without the edit
+
+
+def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = False) -> UndoPlan:
+    """Plan the undoing of one edit of a checkpoint; arguments and errors are those of `exporting.undo`."""
+    edits = history(folder)
+    if not edits:
+        raise EditError(f"{folder}: no edits in it, nothing to undo; a checkpoint of `ffedit export` was expected")
+    number = len(edits) - 1 if which is None else _index_of(str(which), edits, folder)
+    edit, tensors, originals = edits[number], contents(folder), read_originals(folder)
+    added = [export_plan(tensors, other) for other in edits]
+
+    def updates(name: str, without: int | None = None) -> tuple[Update, ...]:
+        """Return the updates of one tensor, in order; those of the edit `without` are left out."""
+        return tuple(change[name].updates[0] for i, change in enumerate(added) if name in change and i != without)
+
+    plan, subtracted = {}, set()
+    for name, change in added[number].items():
+        source, (delta,) = originals.get(name), change.updates
+        if source is not None and _leads_to(replace(change, source=source, updates=updates(name)), tensors[name]):
+            plan[name] = replace(change, source=source, updates=updates(name, without=number))
+        elif inexact:
+            minus = LowRank(-delta.left, delta.right) if isinstance(delta, LowRank) else Dense(-delta.matrix)
+            plan[name] = replace(change, updates=(minus,))
+            subtracted.add(name)
+        else:
+            why = "its original was left out" if source is None else "it was changed by something else than its edits"
+            raise EditError(
+                f"{folder}: {name} cannot be restored exactly ({why}); export from the base again, or subtract the "
+                "edit with --inexact"
+            )
+    needed = {name for i, change in enumerate(added) if i != number for name in change} - subtracted
+    still = {name: originals[name] for name in originals if name in needed}
+    return UndoPlan(tensors, edit, edits[:number] + edits[number + 1 :], plan, still, exact=not subtracted)
+
+
+def _leads_to(rewrite: Rewrite, stored: Stored) -> bool:
+    """Check whether an original plus all updates gives the stored matrix, bit for bit."""
+    if (rewrite.source.kind, rewrite.source.shape) != (stored.kind, stored.shape):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(rewrite.blocks(), stored.blocks(), strict=True))
+
+
+def _index_of(which: str, edits: Sequence[Edit], folder: Path) -> int:
+    """Return the index of an edit that is named by number or fingerprint."""
+    prints = [edit.fingerprint() for edit in edits]
+    if which.isdecimal() and int(which) < len(edits) and len(which) < len(prints[0]):
+        return int(which)
+    if which in prints:
+        return prints.index(which)
+    held = ", ".join(f"{i:03} {fingerprint}" for i, fingerprint in enumerate(prints))
+    raise EditError(f"{folder}: edit {which} is not in it (undone already?); it holds {held}")

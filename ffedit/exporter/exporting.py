@@ -1,4 +1,4 @@
-"""Export of an edit as a checkpoint, adapter or delta, verified in a fresh process before it counts as done."""
+"""Export of an edit, and undoing one in a checkpoint; a fresh process verifies both before they count as done."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from ffedit.editor import Edit
 from ffedit.editor.edit import check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, brief, choices
-from ffedit.exporter.adapter import write_adapter
-from ffedit.exporter.delta import write_delta
-from ffedit.exporter.embedded_edits import embed, history, read_originals
-from ffedit.exporter.from_memory import identified, is_on_disk, save_expected, write_from_memory
+from ffedit.exporter.adapter import write_adapter, write_delta
+from ffedit.exporter.checkpoint import (
+    Moved,
+    export_plan,
+    is_of_edited_base,
+    is_on_disk,
+    rewrite,
+    save_expected,
+    write_from_memory,
+)
+from ffedit.exporter.embedded_edits import embed, history, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
-from ffedit.exporter.model_card import adapter_card, delta_card, model_card
-from ffedit.exporter.origin import Origin, origin_of
-from ffedit.exporter.rewrite_shards import Moved, changed_by, export_plan, is_of_edited_base, rewrite
+from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, write_file, written
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import cached_folder, local_folder
 from ffedit.model.editable import Editable
-from ffedit.model.memory import Address
+from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
 
 COMMIT = "Edited with ffedit"
@@ -111,19 +116,19 @@ def export(
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    _check_comparable(base, format, verify)
+    if verify == "logits":
+        _check_comparable(base, format)
     with written(Path(out), force) as folder:
         moved = _write(base, folder, format, originals)
-        in_memory = base.editable if base.folder is None and format == "checkpoint" else None
         against = str(base.folder.absolute()) if base.folder else ""
         task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
-        if in_memory is None:
-            checked = check_fresh(task)
-        else:
-            with tempfile.TemporaryDirectory() as beside, base.edit.applied(in_memory):
+        if base.editable is not None and base.folder is None and format == "checkpoint":
+            with tempfile.TemporaryDirectory() as beside, base.edit.applied(base.editable):
                 expected = Path(beside) / "expected.safetensors"
-                save_expected(in_memory, expected)
+                save_expected(base.editable, expected)
                 checked = check_fresh(replace(task, kind="memory", base=str(expected)))
+        else:
+            checked = check_fresh(task)
     return Exported(Path(out), moved, checked, edit)
 
 
@@ -148,15 +153,10 @@ def _export_gguf(base: Base, out: Path, verify: str) -> Exported:
     return done[0]
 
 
-def packed_edit(editable: Editable, edit: Edit) -> Edit:
-    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
-    return as_packed(edit, find_base(editable, edit).packed())
-
-
 def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
-    moved: Moved | None = None
-    origin = base.origin
+    loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
+    moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
     embedded = base.edit.noted(model=origin.name)
     edits: tuple[Edit, ...] = (embedded,)
     originals: dict[str, Matrix] = {}
@@ -178,18 +178,72 @@ def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved
 def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit, ...], dict[str, Matrix]]:
     """Write the base's files with the edit added, or the model in memory.
 
-    Returns:
-        The bytes moved (None for a model in memory), the earlier edits, and the originals of all edited matrices.
+    Returns the bytes moved (None for a model in memory), the earlier edits, and the originals of all edited matrices.
     """
     if base.folder is None:
         assert base.editable is not None
         return None, *write_from_memory(base.editable, base.edit, folder)
     tensors = contents(base.folder)
-    moved = rewrite(base.folder, tensors, export_plan(tensors, base.edit), folder)
+    plan = export_plan(tensors, base.edit)
+    moved = rewrite(base.folder, tensors, plan, folder)
     edits, originals = history(base.folder), read_originals(base.folder)
-    changed_before = {name for other in edits for name in changed_by(other, tensors)}
-    originals |= {name: tensors[name] for name in changed_by(base.edit, tensors) if name not in changed_before}
+    changed_before = {name for other in edits for name in export_plan(tensors, other)}
+    originals |= {name: tensors[name] for name in plan if name not in changed_before}
     return moved, edits, {name: stored.matrix() for name, stored in originals.items()}
+
+
+def packed_edit(editable: Editable, edit: Edit) -> Edit:
+    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
+    return as_packed(edit, find_base(editable, edit).packed())
+
+
+def undo(
+    checkpoint: str | Path,
+    out: str | Path,
+    edit: int | str | None = None,
+    inexact: bool = False,
+    force: bool = False,
+    verify: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Exported:
+    """Write a checkpoint without one of its edits.
+
+    Args:
+        checkpoint: folder or hub id of a checkpoint that `export` made.
+        out: the folder to make, atomically.
+        edit: number (0 is the oldest) or fingerprint; None: the last.
+        inexact: where exact undo is not possible, subtract Δ.
+        force: replace an existing folder.
+        verify: what a fresh process compares, as for `export`.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: run code that comes with the checkpoint when it is verified.
+
+    Returns:
+        The folder, what was rewritten and verified, the undone edit, and whether the undo is exact.
+
+    Raises:
+        ModelError: the checkpoint cannot be found or read.
+        EditError: there is no such edit in it, the originals are missing or do not lead to its weights, or the folder
+            exists or cannot be written.
+        CheckError: the verification failed; nothing is left then.
+    """
+    check_how(verify)
+    check_free(Path(out), force)
+    base = local_folder(checkpoint, revision)
+    undoing = plan_undo(base, edit, inexact)
+    with written(Path(out), force) as folder:
+        moved = rewrite(base, undoing.tensors, undoing.plan, folder)
+        if undoing.left:
+            embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
+        origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
+        card = undone_card(origin, undoing.edit, undoing.left, undoing.exact)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        which = None if edit is None else str(edit)
+        checked = check_fresh(
+            Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
+        )
+    return Exported(Path(out), moved, checked, undoing.edit, undoing.exact)
 
 
 def push(path: Path, name: str) -> str:
@@ -201,18 +255,18 @@ def push(path: Path, name: str) -> str:
         EditError: no network, no token, no permission, or no such name; what was exported is kept.
     """
     try:
-        made = huggingface_hub.create_repo(name, exist_ok=True)
+        repository = huggingface_hub.create_repo(name, exist_ok=True)
         if path.is_file():
             huggingface_hub.upload_file(
-                repo_id=made.repo_id, path_or_fileobj=path, path_in_repo=path.name, commit_message=COMMIT
+                repo_id=repository.repo_id, path_or_fileobj=path, path_in_repo=path.name, commit_message=COMMIT
             )
         else:
-            huggingface_hub.upload_folder(repo_id=made.repo_id, folder_path=path, commit_message=COMMIT)
+            huggingface_hub.upload_folder(repo_id=repository.repo_id, folder_path=path, commit_message=COMMIT)
     except (OSError, ValueError) as error:  # all that the hub raises are these
         raise EditError(
             f"{name}: not pushed ({brief(error)}); {path} stands, `hf upload {name} {path}` tries again"
         ) from error
-    return str(made)
+    return str(repository)
 
 
 class Base(NamedTuple):
@@ -223,12 +277,6 @@ class Base(NamedTuple):
     folder: Path | None  # None: the weights are in memory only
     editable: Editable | None = None
     revision: str | None = None
-
-    @property
-    def origin(self) -> Origin:
-        """The base as others find it."""
-        folder = self.folder if self.editable is None else self.folder or cached_folder(self.editable)
-        return origin_of(self.name, folder, self.edit.provenance.get("source"))
 
     def packed(self) -> dict[Address, Packed]:
         """Pack the matrices that the edit changes as the base's GGUF file holds them."""
@@ -251,7 +299,9 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
         edit.check(model)
         folder = cached_folder(model)
         folder = folder if folder is not None and is_on_disk(model, folder) else None
-        return Base(model.name, identified(edit, model), folder, model)
+        if "matrices" not in edit.provenance:
+            edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
+        return Base(model.name, edit, folder, model)
     folder = local_folder(model, revision)
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
@@ -261,11 +311,9 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     return Base(str(model), edit, folder, revision=revision)
 
 
-def _check_comparable(base: Base, format: str, verify: str) -> None:
-    """Check that logits, if asked for, can be compared: the base is on disk, and PEFT installed for an adapter."""
-    if verify != "logits" or format == "checkpoint":
-        return
-    if base.folder is None:
+def _check_comparable(base: Base, format: str) -> None:
+    """Check that logits can be compared: the base is on disk, and PEFT installed for an adapter."""
+    if base.folder is None and format != "checkpoint":
         raise EditError(
             f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
             f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"

@@ -27,7 +27,7 @@ from ffedit.algebra.low_rank import Dense, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.rewrite_shards import Moved, changed_by
+from ffedit.exporter.checkpoint import Moved, export_plan
 from ffedit.files.tensor_ranges import Stored, contents
 from ffedit.loading.gguf import converted, entry, open_gguf
 from ffedit.loading.names import gguf_file
@@ -40,24 +40,16 @@ MOST_LOST = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A changed value matrix as a GGUF file stores it.
+    """A changed value matrix as a GGUF file stores it."""
 
-    Attributes:
-        name: the tensor's name in the file.
-        was: its GGML type in the base's file.
-        kind: its GGML type now.
-        lost: share of the change at the edit's keys that packing loses, ‖(W' − W − Δ) K‖ / ‖Δ K‖; of Δ itself, where
-            the edit has no keys.
-        data: its bytes, as `gguf.quantize` returns them.
-        change: W' − W [d_model, d_ff], float64; W' is what the bytes unpack to.
-    """
-
-    name: str
-    was: str
-    kind: str
+    name: str  # the tensor's name in the file
+    was: str  # its GGML type in the base's file
+    kind: str  # its GGML type now
+    # Share of the change at the edit's keys that packing loses, ‖(W' − W − Δ) K‖ / ‖Δ K‖; of Δ itself, where the edit
+    # has no keys.
     lost: float
-    data: Any
-    change: Tensor
+    data: Any  # its bytes, as `gguf.quantize` returns them
+    change: Tensor  # W' − W [d_model, d_ff], float64; W' is what the bytes unpack to
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name, the types and the loss as plain JSON."""
@@ -67,8 +59,7 @@ class Packed:
 def source_file(name: str, folder: Path | None) -> Path:
     """Return the GGUF file that a base was loaded from, by its name and the folder it was converted to.
 
-    Raises:
-        EditError: it was not loaded from one, or is not what its file holds.
+    Raises EditError where it was not loaded from one, or is not what its file holds.
     """
     file = gguf_file(name)
     if file is None:
@@ -83,32 +74,25 @@ def source_file(name: str, folder: Path | None) -> Path:
 
 
 def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
-    """Pack the matrices that an edit changes.
+    """Pack the matrices of a GGUF file that an edit changes, computed on `folder`, which the file was converted to.
 
-    Args:
-        file: the GGUF file.
-        folder: the checkpoint that it was converted to.
-        edit: an edit with `provenance["matrices"]`, computed on that checkpoint.
-
-    Raises:
-        EditError: a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
+    Raises EditError where a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
     """
     import gguf
 
     tensors = {tensor.name: tensor for tensor in open_gguf(file).tensors}
-    stored = contents(folder)
     packed = {}
-    for parameter, (at, transposed) in changed_by(edit, stored).items():
+    for change in export_plan(contents(folder), edit).values():
+        at, weight = change.address, torch.cat(list(change.source.blocks()))
         name = f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_DOWN].format(bid=at.layer)}.weight"
-        weight = torch.cat(list(stored[parameter].blocks()))
-        weight = weight.T if transposed else weight
+        weight = weight.T if change.transposed else weight
         tensor = tensors.get(name) if at.expert is None else None
         if tensor is None or not torch.equal(_unpacked(tensor.data, tensor.tensor_type), weight):
             raise EditError(
                 f"{file}: the value matrix of layer {at} is not its tensor {name} (an expert's?), and no other tensor "
                 "of a GGUF file is written; export a checkpoint, and convert that"
             )
-        packed[at] = _packed(name, tensor.tensor_type, weight, edit.updates[at], edit.keys[at])
+        packed[at] = _packed(name, tensor.tensor_type, weight, change.updates[0], edit.keys[at])
     return packed
 
 
@@ -172,7 +156,13 @@ def write_gguf(file: Path, target: Path, edit: Edit, packed: Mapping[Address, Pa
         if tensor.name in changed:
             kind = gguf.GGMLQuantizationType[changed[tensor.name].kind]
         struct.pack_into("<IQ", infos, _end(tensor.field) - first - 12, kind, offsets[tensor.name])
-    header = _entries(reader, first, [*edits_in(reader), _note(edit, packed)]) + infos
+    note = {
+        "edit": edit.fingerprint(),
+        "method": edit.provenance.get("method"),
+        "facts": [{"prompt": fact.text, "target": fact.new_object} for fact in edit.facts],
+        "tensors": [matrix.to_dict() for matrix in packed.values()],
+    }
+    header = _entries(reader, first, [*edits_in(reader), note]) + infos
     with target.open("wb") as new:
         new.write(header + b"\0" * (-len(header) % reader.alignment))
         for tensor in tensors:
@@ -203,16 +193,6 @@ def _entries(reader: Any, end: int, edits: list[Any]) -> bytearray:
 
 def _end(field: Any) -> int:
     return int(field.offset) + sum(int(piece.nbytes) for piece in field.parts)
-
-
-def _note(edit: Edit, packed: Mapping[Address, Packed]) -> dict[str, Any]:
-    """Describe an edit in a file's header."""
-    return {
-        "edit": edit.fingerprint(),
-        "method": edit.provenance.get("method"),
-        "facts": [{"prompt": fact.text, "target": fact.new_object} for fact in edit.facts],
-        "tensors": [matrix.to_dict() for matrix in packed.values()],
-    }
 
 
 def edits_in(reader: Any) -> list[dict[str, Any]]:

@@ -1,24 +1,74 @@
-"""The model card of an export, which is the folder's README: the facts, the recipe and the scores."""
+"""The model card of an export, which is the folder's README: the base, the facts, the recipe and the scores.
+
+The base is named as a stranger finds it: by its id on the hub and its license, and by no path of this machine.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+import yaml
+from huggingface_hub import ModelCardData, metadata_load
 
 from ffedit.editor import Edit
-from ffedit.exporter.origin import Origin
+from ffedit.editor.edit_files import EDITS
 from ffedit.facts.text import counted
-from ffedit.loading.names import in_words
+from ffedit.loading.names import PACKAGES, in_words
 
+# Entries of a model card that hold for the edited model, too.
+INHERITED = ("license", "license_name", "license_link", "language")
+CACHED = re.compile(r"models--(.+)")  # a folder in the hub's cache
+OWNED = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 ROWS = 20
 # Code that finds a parameter by its name in a delta, and one expert's slice of it.
 WHOLE = "weight = model.get_parameter(name).data"
 EXPERT = """name, _, expert = name.rstrip("]").partition("[")
     weight = model.get_parameter(name).data
     weight = weight[int(expert)] if expert else weight"""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The base model as a card names it."""
+
+    name: str  # its id on the hub; where it is not known to have one, the name of its folder or file, without the path
+    on_hub: bool = False  # True for an id
+    about: Mapping[str, Any] = field(default_factory=dict)  # its license and language, as its own card has them
+
+
+def origin_of(name: str, folder: Path | None, source: Mapping[str, Any] | None = None) -> Origin:
+    """Describe the base that was loaded by `name`.
+
+    `folder` is the folder that was loaded, None for a model that is in memory only; `source` is the GGUF file that it
+    was converted from (`loading.gguf.source_of`).
+    """
+    try:
+        card = (metadata_load(folder / "README.md") if folder else None) or {}
+    except (OSError, ValueError, yaml.YAMLError):  # no card that can be read
+        card = {}
+    about = {entry: card[entry] for entry in INHERITED if card.get(entry)}
+    if source is not None and source.get("license"):
+        about = {"license": source["license"], **about}
+    if folder is not None and (folder / EDITS).is_dir() and isinstance(card.get("base_model"), str):
+        name, folder = card["base_model"], None  # the base of all edits, which the new card lists
+    if (known := _hub_id(name, folder)) is not None:
+        return Origin(known, True, about)
+    path = Path(name)
+    return Origin((path.resolve() if path.exists() else path).name, False, about)
+
+
+def _hub_id(name: str, folder: Path | None) -> str | None:
+    """Return the base's id on the hub; None where it is not known to have one."""
+    if name in PACKAGES:
+        return PACKAGES[name].hub_id
+    if cached := [match for step in (folder or Path()).parts if (match := CACHED.fullmatch(step))]:
+        return cached[-1][1].replace("--", "/")
+    return name if OWNED.fullmatch(name) and not Path(name).exists() else None
 
 
 def model_card(base: Origin, edits: Sequence[Edit]) -> str:
@@ -110,9 +160,12 @@ def _source(edits: Sequence[Edit]) -> str:
 
 
 def _table(edits: Sequence[Edit]) -> str:
+    def cell(text: str | None) -> str:
+        return "not measured" if text is None else " ".join(text.replace("|", "\\|").split())
+
     facts = [(fact, *said) for edit in edits for fact, said in zip(edit.facts, edit.says, strict=True)]
     rows = "\n".join(
-        f"| {' | '.join(_cell(cell) for cell in (fact.text, fact.previous or '', fact.new_object, *said))} |"
+        f"| {' | '.join(map(cell, (fact.text, fact.previous or '', fact.new_object, *said)))} |"
         for fact, *said in facts[:ROWS]
     )
     more = f"\n… and {len(facts) - ROWS} more in `ffedit_edits/`.\n" if len(facts) > ROWS else ""
@@ -121,11 +174,6 @@ def _table(edits: Sequence[Edit]) -> str:
 {rows}
 {more}
 What the model said was measured when each edit was made, without it and with it."""
-
-
-def _cell(text: str | None) -> str:
-    """Format what was measured, or None where nothing was, for a table of Markdown."""
-    return "not measured" if text is None else " ".join(text.replace("|", "\\|").split())
 
 
 def _recipe(name: str, edit: Edit) -> str:

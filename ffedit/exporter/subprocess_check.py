@@ -23,44 +23,27 @@ HOW = ("auto", "tensors", "logits")
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be verified.
+    """What is to be verified."""
 
-    Attributes:
-        kind: "checkpoint", "undo", "adapter", "delta", or "memory" (a checkpoint of a model that is on no disk).
-        folder: what was written.
-        base: folder of what it was made from; for "memory", the file of what is expected.
-        verify: "auto" (logits where the model fits in memory), "tensors" or "logits".
-        originals: whether the originals must be there.
-        edit, inexact: of an undo.
-        threads: of torch; sums depend on it in the last bit.
-    """
-
-    kind: str
-    folder: str
-    base: str
-    verify: str = "auto"
-    originals: bool = True
-    edit: str | None = None
-    inexact: bool = False
+    kind: str  # "checkpoint", "undo", "adapter", "delta", "gguf" or "memory" (of a model that is on no disk)
+    folder: str  # what was written
+    base: str  # folder of what it was made from; for "memory", the file of what is expected
+    verify: str = "auto"  # or "tensors", "logits"; "auto": logits where the model fits in memory
+    originals: bool = True  # whether the originals must be there
+    edit: str | None = None  # the edit to undo
+    inexact: bool = False  # of an undo
     trust_remote_code: bool = False
-    threads: int = 1
+    threads: int = 1  # of torch; sums depend on it in the last bit
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a fresh process found equal.
+    """What a fresh process found equal."""
 
-    Attributes:
-        tensors: number of tensors (or matrices of an adapter or delta).
-        logits: whether logits were compared.
-        peft: whether PEFT loaded the adapter; None where there is none to load.
-        peak: most resident memory of that process in bytes; 0 where the system does not tell.
-    """
-
-    tensors: int
-    logits: bool
-    peft: bool | None = None
-    peak: int = 0
+    tensors: int  # number of tensors (or matrices of an adapter or delta)
+    logits: bool  # whether logits were compared
+    peft: bool | None = None  # whether PEFT loaded the adapter; None where there is none to load
+    peak: int = 0  # most resident memory of that process in bytes; 0 where the system does not tell
 
 
 def check_how(verify: str) -> None:
@@ -70,11 +53,7 @@ def check_how(verify: str) -> None:
 
 
 def check_fresh(task: Task) -> Checked:
-    """Run `python -m ffedit.exporter.verification` on a task.
-
-    Raises:
-        CheckError: it found a difference, or could not finish.
-    """
+    """Run `python -m ffedit.exporter.verification` on a task; CheckError where it differs, or could not finish."""
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
@@ -83,7 +62,7 @@ def check_fresh(task: Task) -> Checked:
     question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
     with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-m", "ffedit.exporter.verification"],
                 input=question, capture_output=True, text=True, env=environment, cwd=elsewhere, check=False,
             )  # fmt: skip
@@ -91,7 +70,7 @@ def check_fresh(task: Task) -> Checked:
             raise CheckError(
                 f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
             ) from error
-    code, lines, problems = done.returncode, done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
+    code, lines, problems = process.returncode, process.stdout.strip().splitlines(), process.stderr.strip().splitlines()
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]
         raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")

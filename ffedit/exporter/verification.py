@@ -28,12 +28,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ffedit.algebra.linalg import double
 from ffedit.editor import Edit
 from ffedit.errors import CheckError, FFEditError, brief
-from ffedit.exporter import adapter, delta, gguf
-from ffedit.exporter.embedded_edits import history, read_originals
-from ffedit.exporter.from_memory import digest
-from ffedit.exporter.rewrite_shards import Plan, changed_by, export_plan, file_name, identity_in, rows_of
+from ffedit.exporter import adapter, gguf
+from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, identity_in, rows_of
+from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
-from ffedit.exporter.undoing import plan_undo
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
 from ffedit.loading.gguf import entry, open_gguf, read
 from ffedit.loading.load import local_folder
@@ -63,30 +61,30 @@ def check_checkpoint(task: Task) -> Checked:
     if [edit.fingerprint() for edit in edits[:-1]] != [edit.fingerprint() for edit in history(base)]:
         raise CheckError("the exported checkpoint does not hold the edits of its base and the new one")
     plan = export_plan(before, edits[-1])
-    compare(before, contents(folder), plan)
     if task.originals:
         older, originals = read_originals(base), read_originals(folder)
         for name in plan:
-            was_edited = any(name in changed_by(edit, before) for edit in edits[:-1])
+            was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
             expected = older.get(name) if was_edited else before[name]
             if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
                 raise CheckError(f"the original of {name} was not kept")
-    opens(task)
-    return Checked(len(before), logits_agree(task, before, plan))
+    return compare(task, before, plan)
 
 
 def check_undo(task: Task) -> Checked:
     """Check that a checkpoint is the old one with one edit undone, and stores the remaining edits."""
     undoing = plan_undo(Path(task.base), task.edit, task.inexact)
-    compare(undoing.tensors, contents(Path(task.folder)), undoing.plan)
     if [edit.fingerprint() for edit in history(task.folder)] != [edit.fingerprint() for edit in undoing.left]:
         raise CheckError("the checkpoint does not hold the edits that stay")
-    opens(task)
-    return Checked(len(undoing.tensors), logits_agree(task, undoing.tensors, undoing.plan))
+    return compare(task, undoing.tensors, undoing.plan)
 
 
-def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Plan) -> None:
-    """Check that every tensor is as in the plan, or unchanged where the plan does not have it."""
+def compare(task: Task, before: Mapping[str, Stored], plan: Plan) -> Checked:
+    """Check that every tensor of the folder is as in the plan, or unchanged where the plan does not have it.
+
+    Config and tokenizer can be loaded; if the model fits in memory, logits agree bit for bit.
+    """
+    after = contents(Path(task.folder))
     if odd := sorted(before.keys() ^ after.keys()):
         raise CheckError(f"{odd[0]} is in only one of the base and the export")
     for name, old in before.items():
@@ -96,6 +94,13 @@ def compare(before: Mapping[str, Stored], after: Mapping[str, Stored], plan: Pla
             continue
         if not all(torch.equal(a, b) for a, b in zip(plan[name].blocks(), after[name].blocks(), strict=True)):
             raise CheckError(f"{name} is not the base's with the edit added")
+    opens(task)
+    if not fits(task, before):
+        return Checked(len(before), False)
+    expected = base_and_edited(task, plan)[1]
+    gc.collect()  # the base, before the export is loaded
+    _check_logits(expected, logits_of(load(task.folder, task)))
+    return Checked(len(before), True)
 
 
 def opens(task: Task) -> None:
@@ -116,19 +121,16 @@ def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
     return task.verify == "logits" or (task.verify == "auto" and wide < psutil.virtual_memory().available / 2)
 
 
-def load(folder: str, task: Task, dtype: str | torch.dtype = "auto") -> PreTrainedModel:
-    """Load a model with transformers as users do; by default in the dtype of its files."""
+def load(folder: str, task: Task, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Load a model with transformers as users do, in `dtype`.
+
+    By default in the dtype of its files, but float16 is computed in float32 on a CPU.
+    """
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=task.trust_remote_code
+        folder, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=task.trust_remote_code
     )
     model.eval().requires_grad_(False)
-    return model
-
-
-def load_to_compute(folder: str, task: Task) -> PreTrainedModel:
-    """Load a model; float16 is computed in float32 on a CPU."""
-    model = load(folder, task)
-    return model.float() if model.dtype == torch.float16 else model
+    return model.float() if dtype is None and model.dtype == torch.float16 else model
 
 
 @torch.no_grad()
@@ -145,7 +147,7 @@ def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
 @torch.no_grad()
 def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
     """Load the base, and return it unchanged with the logits that it has with a plan written into it."""
-    model: Any = load_to_compute(task.base, task)
+    model: Any = load(task.base, task)
     weights = dict(model.named_parameters())
     unedited: dict[str, Tensor] = {}
     for name, rewrite in plan.items():
@@ -160,17 +162,10 @@ def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
     return model, expected
 
 
-def logits_agree(task: Task, tensors: Mapping[str, Stored], plan: Plan) -> bool:
-    """Compare logits bit for bit if the model fits in memory; return whether they were compared."""
-    if not fits(task, tensors):
-        return False
-    expected = base_and_edited(task, plan)[1]
-    gc.collect()  # the base, before the export is loaded
-    _check_logits(expected, logits_of(load_to_compute(task.folder, task)))
-    return True
-
-
-def _check_logits(expected: Tensor, logits: Tensor, tolerance: float = 0.0) -> None:
+def _check_logits(expected: Tensor, logits: Tensor, rounded_otherwise: Plan | None = None) -> None:
+    """Check that logits are equal; almost, where W + Δ is `rounded_otherwise` than in a plan, at another step."""
+    eps = [torch.finfo(rewrite.source.dtype).eps for rewrite in (rounded_otherwise or {}).values()]
+    tolerance = 0.0 if rounded_otherwise is None else max([1e-4, *(6.5 * each for each in eps)])  # of the largest logit
     gap = float((double(expected) - double(logits)).abs().max())
     if not gap <= tolerance * float(expected.abs().max()):
         raise CheckError(f"the logits of what was written differ from those of the edited model by {gap:.1e}")
@@ -199,19 +194,19 @@ def check_memory(task: Task) -> Checked:
 def check_delta(task: Task) -> Checked:
     """Check a delta: every entry against the edit, and if the base fits in memory, its logits with the delta added."""
     (edit,) = history(task.folder)
-    weights = Path(task.folder) / delta.WEIGHTS
+    weights = Path(task.folder) / adapter.DELTAS
     stored = read_header(weights)
     for address, update in edit.updates.items():
         about = identity_in(edit, address)
-        blocks = delta.blocks(update, about["transposed"]), stored[about["parameter"]].blocks()
+        blocks = adapter.delta_blocks(update, about["transposed"]), stored[about["parameter"]].blocks()
         if not all(torch.equal(a, b) for a, b in zip(*blocks, strict=True)):
             raise CheckError(f"{about['parameter']} is not the edit's")
     plan = plan_if_comparable(task, edit)
     if plan is None:
         return Checked(len(stored), False)
     model, expected = base_and_edited(task, plan)
-    delta.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
-    _check_logits(expected, logits_of(model), rounding_of_logits(plan))
+    adapter.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
+    _check_logits(expected, logits_of(model), plan)
     return Checked(len(stored), True)
 
 
@@ -239,7 +234,7 @@ def check_adapter(task: Task) -> Checked:
             f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
             "(--format)"
         ) from error
-    _check_logits(expected, logits, rounding_of_logits(plan))
+    _check_logits(expected, logits, plan)
     return Checked(len(edit.updates), True, peft=True)
 
 
@@ -247,11 +242,6 @@ def plan_if_comparable(task: Task, edit: Edit) -> Plan | None:
     """Return the matrices of the edited base; None where it is not on disk, or logits are not to be compared."""
     before = contents(Path(task.base)) if task.base else {}
     return export_plan(before, edit) if before and fits(task, before) else None
-
-
-def rounding_of_logits(plan: Plan) -> float:
-    """Return the allowed difference of logits, relative to the largest, where W + Δ is rounded at another step."""
-    return max([1e-4, *(6.5 * torch.finfo(rewrite.source.dtype).eps for rewrite in plan.values())])
 
 
 # GGUF ---------------------------------------------------------------------------------------------

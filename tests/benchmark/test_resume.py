@@ -18,7 +18,7 @@ from writing import quick
 
 import ffedit
 from ffedit import Edit, EditError
-from ffedit.benchmark import sequence
+from ffedit.benchmark import editing
 from ffedit.files.resuming import claimed
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
@@ -88,14 +88,14 @@ def test_a_failed_edit_is_no_earlier_edit_of_a_resumed_sequence(
     editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`alphaedit` holds what earlier edits stored: one that was computed but not written is none of them."""
-    some, checked = facts(5), sequence.check_finite
+    some, checked = facts(5), editing.check_finite
 
     def failing(edit: Edit) -> Edit:
         if edit.facts[0] == some[2]:
             raise EditError("no solution")
         return checked(edit)
 
-    monkeypatch.setattr(sequence, "check_finite", failing)
+    monkeypatch.setattr(editing, "check_finite", failing)
     calls: list[str] = []
     whole = run(editable, tmp_path / "whole", "sequential", some, ["alphaedit"], progress=lambda *s: calls.append(s[0]))
     last = max(i for i, call in enumerate(calls) if call == "measuring")

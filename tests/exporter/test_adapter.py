@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ffedit
 from ffedit import CheckError, Edit, EditError
-from ffedit.exporter.adapter import balanced
-from ffedit.exporter.delta import add_
+from ffedit.exporter.adapter import add_, balanced
 from ffedit.loading.names import EMBEDDED
 
 peft: Any = pytest.importorskip("peft")
@@ -237,7 +236,7 @@ def test_the_logits_of_the_base_with_a_delta_are_those_of_the_edited_model(
         assert not ffedit.export(base, edit, tmp_path / "large", format="delta").checked.logits
         assert ffedit.export(base, edit, tmp_path / "asked", format="delta", verify="logits").checked.logits
     for wrong in (lambda *_: None, lambda model, deltas, dtypes: [add_(model, deltas, dtypes) for _ in range(2)]):
-        monkeypatch.setattr("ffedit.exporter.delta.add_", wrong)
+        monkeypatch.setattr("ffedit.exporter.adapter.add_", wrong)
         before = disk(tmp_path)
         with pytest.raises(CheckError, match="logits of what was written differ"):
             ffedit.export(base, edit, tmp_path / "delta", format="delta")

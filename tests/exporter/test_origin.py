@@ -12,7 +12,7 @@ from making import SECOND, base, edit, editable, made, verified_here
 
 import ffedit
 from ffedit import Edit
-from ffedit.exporter.origin import Origin, origin_of
+from ffedit.exporter.model_card import Origin, origin_of
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 here = pytest.mark.usefixtures("verified_here")

@@ -102,7 +102,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(
         assert any(tmp_path.glob(".out.*/*.safetensors"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ffedit.exporter.rewrite_shards.patch", interrupt)
+    monkeypatch.setattr("ffedit.exporter.checkpoint.patch", interrupt)
     untouched = disk(base)
     with pytest.raises(KeyboardInterrupt):
         ffedit.export(base, edit, tmp_path / "out")

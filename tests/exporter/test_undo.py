@@ -145,7 +145,7 @@ def test_an_undo_that_went_wrong_is_found(
 ) -> None:
     folder = exported(base, edits[:1], tmp_path)
     before = disk(tmp_path)
-    monkeypatch.setattr("ffedit.exporter.rewrite_shards.patch", lambda *_: None)
+    monkeypatch.setattr("ffedit.exporter.checkpoint.patch", lambda *_: None)
     with pytest.raises(CheckError, match="nothing was written"):
         ffedit.undo(folder, tmp_path / "out")
     assert disk(tmp_path) == before

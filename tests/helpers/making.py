@@ -104,8 +104,7 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[subprocess_check.Task
         tasks.append(task)
         return check_here(task)
 
-    for module in ("exporting", "undoing"):
-        monkeypatch.setattr(f"ffedit.exporter.{module}.check_fresh", check)
+    monkeypatch.setattr("ffedit.exporter.exporting.check_fresh", check)
     return tasks
 
 

@@ -17,8 +17,7 @@ import ffedit
 from ffedit import EditError, Fact, editor
 from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.display.terminal.show import edit_view
-from ffedit.exporter.model_card import model_card
-from ffedit.exporter.origin import origin_of
+from ffedit.exporter.model_card import model_card, origin_of
 from ffedit.inference.generation import answer_log_probs
 from ffedit.safety.guardrails import Limits, breaches
 

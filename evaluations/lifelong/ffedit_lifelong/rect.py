@@ -6,14 +6,16 @@ The small entries are taken for what is learnt of the wording and not of the fac
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.config import check_numbers
 from ffedit.editor.methods.alphaedit import ALPHAEDIT, solve as alphaedit
-from ffedit.editor.solve import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.editor.solve import Problem
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class RectConfig:
 
 def kept(W: Tensor, delta: Tensor, share: float) -> Tensor:
     """Return Δ [d_model, d_ff] with all entries set to 0 but the `share` of largest |Δ| / |W|."""
+    import torch
+
     change = (delta / W).abs().nan_to_num(0.0)
     least = change.flatten().kthvalue(max(1, round((1 - share) * change.numel()))).values
     return torch.where(change > least, delta, 0.0)
@@ -39,6 +43,10 @@ def kept(W: Tensor, delta: Tensor, share: float) -> Tensor:
 
 def solve(problem: Problem) -> LowRank:
     """Return AlphaEdit's change without its small entries; it has full rank."""
+    import torch
+
+    from ffedit.algebra.low_rank import LowRank
+
     share = problem.config.of("rect", RectConfig).share
     delta = kept(problem.W, alphaedit(problem).dense, share)
     return LowRank(torch.eye(len(delta)).to(delta), delta)

@@ -7,17 +7,17 @@ from or writes to one of the dominant directions, which hold a share of ‖W₀�
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.config import check_numbers
-from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
 from ffedit.editor.methods.alphaedit import ALPHAEDIT, solve as alphaedit
-from ffedit.editor.solve import Problem, write_batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffedit.algebra.low_rank import LowRank
+    from ffedit.editor.edit import Edit
+    from ffedit.editor.solve import Job, Problem
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class ReviveConfig:
 
 def filtered(delta: LowRank, W: Tensor, energy: float) -> LowRank:
     """Return Δ without what it reads from and writes to the dominant singular directions of W [d_model, d_ff]."""
+    import torch
+
+    from ffedit.algebra.low_rank import LowRank
+
     U, S, Vt = torch.linalg.svd(W, full_matrices=False)
     held = S.square().cumsum(0) / S.square().sum()
     count = int((held < energy).sum()) + 1 if energy else 0
@@ -45,6 +49,11 @@ def filtered(delta: LowRank, W: Tensor, energy: float) -> LowRank:
 
 def compute(job: Job) -> Edit:
     """Write as AlphaEdit does, with each change filtered by the singular directions of the unedited matrix."""
+    import torch
+
+    from ffedit.algebra.linalg import double
+    from ffedit.editor.solve import write_batch
+
     (ff,) = job.ff_layers
     originals = [job.editable.history.originals.get(memory.address, memory.value) for memory in ff.memories]
     W = torch.cat([double(original) for original in originals], 1).to(ff.solve_device)

@@ -1,21 +1,29 @@
-"""Sequential edits on one model: each chunk is written on top of all before it.
+"""How each mode writes its chunks of facts, by one method after another.
 
-Every fact is scored right after its own edit, again at about ten evenly spaced checkpoints, and after the last edit:
-the difference shows what later edits destroy. The key statistics are those of the unedited model. Values are chosen
-anew by every method, since they depend on the model's current output. A method that `preserves` earlier edits is given
-its own.
+**Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
+values v*, which depend on the facts, the layer and the unedited model only. So they are computed once per chunk, saved
+in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). ROME for one subject
+is EMMET for one key. Three cases compute their own values: several layers that share the update, ROME with several
+subjects (written one after another), and fine-tuning.
 
-The edited matrices are saved after each edit (`edits/METHOD/weights.safetensors`), bit for bit: a run that was
-interrupted continues from them, and every process but the first loads them from there.
+**In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
+at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
+statistics are those of the unedited model. Values are chosen anew by every method, since they depend on the model's
+current output. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
+(`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
+the first loads them from there.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +31,97 @@ from torch import Tensor
 
 import ffedit
 from ffedit.algebra.linalg import double
-from ffedit.benchmark.folder import EDITS, needed
+from ffedit.benchmark.folder import EDITS, UNEDITED, needed
 from ffedit.benchmark.settings import checkpoints
-from ffedit.benchmark.task import Scorer, Task, check_finite, saved
-from ffedit.editor import METHODS, Edit, applied_edits
-from ffedit.errors import EditError, FFEditError
+from ffedit.benchmark.task import Scorer, Task
+from ffedit.editor import METHODS, Edit, applied_edits, combine
+from ffedit.errors import EditError, FFEditError, ModelError
+from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
+from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.edit_history import History
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
+
+
+def check_finite(edit: Edit) -> Edit:
+    """Return the edit. Raises ModelError where it holds NaN or infinity."""
+    if not all(update.is_finite() for update in edit.updates.values()):
+        raise ModelError("the edit holds NaN or infinity; nothing was written")
+    return edit
+
+
+def saved(path: Path, make: Callable[[], Edit]) -> Edit:
+    """Load the edit saved in a folder; where there is none or it is damaged, make and save it."""
+    if path.exists():
+        try:
+            return Edit.load(path)
+        except EditError:
+            pass
+    edit = make()
+    with needed():
+        edit.save(path, force=True)
+    return edit
+
+
+# Single edits and batches -------------------------------------------------------------------------
+
+
+def edit_single_or_batch(task: Task) -> None:
+    """Measure every chunk by every method; in single mode, each process takes its own share of the facts."""
+    chunks = list(enumerate(task.mode.chunks(task.facts)))
+    if task.mode.name == "single":
+        chunks, task = task.process_group.share(chunks), replace(task, process_group=ProcessGroup())
+    for chunk, facts in chunks:
+        methods = [method for method in task.methods if not task.journal.done(method, "after", chunk)]
+        if not methods and task.journal.done(UNEDITED, "before", chunk):
+            continue
+        scorer = Scorer(task, facts)
+        scorer.record_before(chunk)
+        for method in methods:
+            try:
+                edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method))
+                about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
+                with edit.applied(task.editable):
+                    scorer.record_edited(scorer.facts, method, "after", chunk, about)
+            except FFEditError as error:
+                task.record_failure(scorer.facts, method, chunk, error)
+
+
+def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Edit:
+    """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving."""
+    name, config = f"{chunk:05d}", task.configs[method]
+
+    def edited(method: str) -> Edit:
+        started, layers = time.perf_counter(), task.layers_of(method)
+        edit = ffedit.edit(task.editable, facts, method, layers, config, task.stats, progress=task.progress)
+        return timed(edit, 0.0, started)
+
+    def solved() -> Edit:
+        """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
+        as_emmet = method == "rome" and len(by_subject(facts)) == 1
+        if len(task.layers) > 1 or not (as_emmet or METHODS[method].solve):
+            return edited(method)
+        numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
+        values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"))
+        started, solver = time.perf_counter(), "emmet" if as_emmet else method
+        edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
+        return timed(edit, sum(values.provenance["seconds"].values()), started)
+
+    if task.mode.name == "single":
+        return solved()
+    # The first process computes and saves the edit; the others load it.
+    path = task.folder / EDITS / method / name
+    task.process_group.by_first(lambda: saved(path, solved).fingerprint())
+    return Edit.load(path)
+
+
+def timed(edit: Edit, choosing: float, started: float) -> Edit:
+    """Return the edit with its seconds in the provenance: `choosing` values, and solving since `started`."""
+    return edit.noted(seconds={"choosing": choosing, "solving": time.perf_counter() - started})
+
+
+# Sequences ----------------------------------------------------------------------------------------
 
 
 def edit_in_sequence(task: Task) -> None:
@@ -44,7 +134,7 @@ def edit_in_sequence(task: Task) -> None:
         if not task.journal.done(method, "end", len(chunks) - 1):
             memories = [memory for at in task.layers_of(method) for memory in task.editable.feed_forward[at].memories]
             with _temporarily_edited(task.editable, memories) as weights:
-                Run(task, scorer, chunks, method, weights).resume()
+                MethodSequence(task, scorer, chunks, method, weights).resume()
 
 
 class Weights:
@@ -93,8 +183,8 @@ def _temporarily_edited(editable: Editable, memories: Sequence[KeyValueMemory]) 
         weights.restore_()
 
 
-class Run:
-    """The sequence of edits of one method: `chunks` are indices of the facts that are written together, in order."""
+class MethodSequence:
+    """The edits of one method, in order: `chunks` are indices of the facts that are written together."""
 
     def __init__(
         self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights
@@ -106,6 +196,11 @@ class Run:
     def resume(self) -> None:
         """Write and measure the chunks that are missing in the journal."""
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
+
+        def measure(facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
+            model = {**about, "norm_ratio": self._weights.norm_ratio}
+            self._scorer.record_edited(facts, method, when, chunk, model)
+
         last, seconds = task.process_group.by_first(self._resumed)
         self._catch_up(last)
         written: list[int] = []
@@ -117,18 +212,17 @@ class Run:
                 except FFEditError as error:
                     task.record_failure(facts, method, chunk, error)
             if not task.journal.done(method, "after", chunk):
-                self._measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
+                measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
             if not task.journal.failed(method, chunk):
                 written += facts
             when = "end" if chunk + 1 == len(self._chunks) else f"at {len(written)}"
             if chunk in stops and not task.journal.done(method, when, chunk):
-                self._measure(written, when, chunk)
+                measure(written, when, chunk)
 
     def _write(self, chunk: int) -> float:
         """Write a chunk into the current model, save the weights, and return the seconds the edit took to compute.
 
-        Raises:
-            EditError: there is no edit, or the weights would not be finite; they are unchanged then.
+        Raises EditError where there is no edit, or the weights would not be finite; they are unchanged then.
         """
         task, method, started = self._task, self._method, time.perf_counter()
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
@@ -149,17 +243,13 @@ class Run:
         if chunk >= 0 and not self._task.process_group.first:
             self._weights.load_(load_state(self._file, "cannot be read")[0])
 
-    def _measure(self, facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
-        model = {**about, "norm_ratio": self._weights.norm_ratio}
-        self._scorer.record_edited(facts, self._method, when, chunk, model)
-
     def _resumed(self) -> tuple[int, float]:
         """Load the weights after the last saved edit; return its chunk (−1 for none) and its seconds.
 
         If the journal lacks a measurement due before that edit, the sequence starts over.
         """
-        task, method, stops, edited = self._task, self._method, checkpoints(self._chunks), 0
-        journal = task.journal
+        journal, history = self._task.journal, self._task.editable.history
+        method, stops, edited = self._method, checkpoints(self._chunks), 0
         try:
             tensors, state = load_state(self._file, "nothing to resume from")
             last = state["chunk"]
@@ -170,11 +260,11 @@ class Run:
                     raise EditError("measurements are missing")
             written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
             edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[method].preserves]
-            task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
+            history.edits = {edit.fingerprint(): edit for edit in edits}
             self._weights.load_(tensors)
             return last, state["seconds"]
         except EditError:  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)
             self._weights.restore_()
-            task.editable.history.edits = {}
+            history.edits = {}
             return -1, 0.0
