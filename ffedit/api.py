@@ -13,8 +13,7 @@ from ffedit.editor.edit import as_edits
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
-from ffedit.facts.conflicts import check_facts
-from ffedit.facts.fact import FactLike, as_facts
+from ffedit.facts.fact import FactLike, as_facts, check_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import layer_for
 from ffedit.loading.device_map import DeviceMap

@@ -22,8 +22,7 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor import edit_folder
 from ffedit.editor.edit_files import Described
 from ffedit.errors import EditError
-from ffedit.facts.conflicts import same_question, same_target
-from ffedit.facts.fact import Fact, show
+from ffedit.facts.fact import Fact, same_question, same_target, show
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address

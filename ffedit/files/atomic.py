@@ -20,8 +20,7 @@ from ffedit.errors import EditError, brief
 def named_errors(target: Path) -> Iterator[None]:
     """Raise an error that names the file or folder where an operation failed.
 
-    Raises:
-        EditError: it failed with an OSError, or safetensors' own error for a full disk.
+    Raises EditError where it failed with an OSError, or safetensors' own error for a full disk.
     """
     try:
         yield
@@ -32,8 +31,8 @@ def named_errors(target: Path) -> Iterator[None]:
 def check_free(target: Path, force: bool) -> None:
     """Refuse a target that is not empty or cannot be created; to be called before any long work.
 
-    Raises:
-        EditError: the target exists, is not an empty folder, and `force` is not set; or its path cannot be written.
+    Raises EditError where the target exists, is not an empty folder, and `force` is not set; or its path cannot be
+    written.
     """
     with named_errors(target):
         if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
@@ -45,8 +44,7 @@ def check_free(target: Path, force: bool) -> None:
 def check_file(target: Path) -> None:
     """Refuse a file that could not be written; to be called before any long work.
 
-    Raises:
-        EditError: the target is a folder, or its parent folder does not exist or cannot be written.
+    Raises EditError where the target is a folder, or its parent folder does not exist or cannot be written.
     """
     with named_errors(target):
         if target.is_dir():
@@ -60,8 +58,7 @@ def check_file(target: Path) -> None:
 def write_text(target: Path, text: str) -> None:
     """Write a file of UTF-8 text, whole or not at all; a target that is no file (a pipe, a device) is written directly.
 
-    Raises:
-        EditError: it cannot be written.
+    Raises EditError where it cannot be written.
     """
     with text_ready(target, text):
         pass
@@ -82,8 +79,7 @@ def text_ready(target: Path, text: str) -> Iterator[None]:
 def write_file(target: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file at a temporary path, and move it to `target`.
 
-    Raises:
-        EditError: it cannot be written.
+    Raises EditError where it cannot be written.
     """
     with ready(target, write):
         pass
@@ -93,8 +89,7 @@ def write_file(target: Path, write: Callable[[Path], object]) -> None:
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it.
 
-    Raises:
-        EditError: it cannot be written.
+    Raises EditError where it cannot be written.
     """
     with named_errors(target):
         folder = Path(tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}."))
@@ -114,8 +109,7 @@ def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
 def written(target: Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise.
 
-    Raises:
-        EditError: the target exists, or cannot be written.
+    Raises EditError where the target exists, or cannot be written.
     """
     check_free(target, force)
     with named_errors(target):

@@ -30,22 +30,16 @@ UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the cache.
+    """Bounds of the cache."""
 
-    Attributes:
-        size: bytes of all entries; 20 GB.
-        age: days since an entry was last used; 90.
-    """
-
-    size: float = 20e9
-    age: float = 90
+    size: float = 20e9  # bytes of all entries; 20 GB
+    age: float = 90  # days since an entry was last used; 90
 
     @classmethod
     def set(cls) -> Limits:
         """Return the limits that `FFEDIT_CACHE_MAX_SIZE` (such as 20GB) and `FFEDIT_CACHE_MAX_AGE` (days) set.
 
-        Raises:
-            EditError: one of them is no size, or no number of days.
+        Raises EditError where one of them is no size, or no number of days.
         """
         size, age = (os.environ.get(f"FFEDIT_CACHE_MAX_{name}") for name in ("SIZE", "AGE"))
         try:

@@ -57,11 +57,7 @@ class Journal:
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
 
     def add(self, *lines: Any) -> None:
-        """Append results, plain JSON, all of them in one write.
-
-        Raises:
-            EditError: they cannot be written.
-        """
+        """Append results, plain JSON, all of them in one write. Raises EditError where they cannot be written."""
         text = json_lines(lines)
         with named_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +76,7 @@ def json_lines(values: Iterable[Any]) -> str:
 def read_journal(path: Path) -> list[Any]:
     """Parse the lines of a journal, none where there is no file; a last line that was cut off is left out.
 
-    Raises:
-        EditError: another line is damaged, or the file cannot be read.
+    Raises EditError where another line is damaged, or the file cannot be read.
     """
     try:
         texts = path.read_bytes().split(b"\n")[:-1]
@@ -122,8 +117,7 @@ def _brief(value: Any) -> str:
 def save_state(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
     """Replace the state of unfinished work: tensors, and `values`, which is plain JSON.
 
-    Raises:
-        EditError: it cannot be written.
+    Raises EditError where it cannot be written.
     """
     with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +128,7 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, A
 def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
     """Return the tensors and values that `save_state` wrote.
 
-    Raises:
-        EditError: there are none, or they are damaged; says `refusal`.
+    Raises EditError, which says `refusal`, where there are none or they are damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:

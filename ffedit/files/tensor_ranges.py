@@ -33,27 +33,17 @@ Matrix: TypeAlias = "tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]"
 
 @dataclass(frozen=True)
 class Stored:
-    """Location of one tensor in a file.
-
-    Attributes:
-        start: its first byte in the file.
-        size: its bytes.
-        kind: its dtype as safetensors calls it ("BF16").
-    """
+    """Location of one tensor in a file."""
 
     file: Path
-    start: int
-    size: int
-    kind: str
+    start: int  # its first byte in the file
+    size: int  # its bytes
+    kind: str  # its dtype as safetensors calls it ("BF16")
     shape: tuple[int, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of a float tensor.
-
-        Raises:
-            ModelError: it is stored in another kind of number.
-        """
+        """Dtype of a float tensor. Raises ModelError where it is stored in another kind of number."""
         if self.kind not in FLOATS:
             raise ModelError(
                 f"{self.file}: a value matrix is stored as {self.kind} (quantised?); "
@@ -149,8 +139,7 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 def read_header(path: Path) -> dict[str, Stored]:
     """Read the tensors of one safetensors file; matrices of one that holds several are `name[0]`, `name[1]` and so on.
 
-    Raises:
-        ModelError: the file does not exist, or is damaged.
+    Raises ModelError where the file does not exist, or is damaged.
     """
     try:
         size = path.stat().st_size
@@ -175,8 +164,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 def contents(folder: Path) -> dict[str, Stored]:
     """Return all tensors of a checkpoint folder, by name.
 
-    Raises:
-        ModelError: there are none, a shard or a tensor of the index is missing, or the weights are pickled.
+    Raises ModelError where there are none, a shard or a tensor of the index is missing, or the weights are pickled.
     """
     index = folder / INDEX
     if index.is_file():

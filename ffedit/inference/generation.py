@@ -57,8 +57,7 @@ def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
 def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
     """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats.
 
-    Raises:
-        ModelError: there is no memory for a single text.
+    Raises ModelError where there is no memory for a single text.
     """
 
     def read(rows: Sequence[int]) -> Sequence[Tensor]:
@@ -87,8 +86,7 @@ def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) 
 def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
     """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead.
 
-    Raises:
-        ModelError: no token of the vocabulary begins a word.
+    Raises ModelError where no token of the vocabulary begins a word.
     """
     own = own_answers(editable, prompts, count)
     return [answer or _likeliest_word(editable, prompt, count) for answer, prompt in zip(own, prompts, strict=True)]
@@ -185,10 +183,8 @@ def continuations(
 
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
     masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
-    tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result.
-
-    Raises:
-        ModelError: there is no memory for a single prompt.
+    tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result. Raises
+    ModelError where there is no memory for a single prompt.
     """
     lengths = [len(ids) for ids in prompts]
     mixed = editable.ragged and generator is None

@@ -29,23 +29,17 @@ from ffedit.model.hooks import capture, only_at, replace_input
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Recording of one forward pass of a batch.
+    """Recording of one forward pass of a batch."""
 
-    Attributes:
-        ids: token ids, right-padded, [batch, tokens].
-        states: `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer;
-            each [batch, tokens, d_model]. Empty where it was not asked for.
-        outputs: by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's),
-            [batch, tokens, d_model].
-        past: keys and values of each layer, [batch, heads, tokens, d_head].
-        logits: at the (row, position) pairs that were asked for, [k, vocabulary].
-    """
-
-    ids: Tensor
+    ids: Tensor  # token ids, right-padded, [batch, tokens]
+    # `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer; each [batch,
+    # tokens, d_model]. Empty where it was not asked for
     states: list[Tensor]
+    # by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's), [batch,
+    # tokens, d_model]
     outputs: dict[str, list[Tensor]]
-    past: list[tuple[Tensor, Tensor]]
-    logits: Tensor
+    past: list[tuple[Tensor, Tensor]]  # keys and values of each layer, [batch, heads, tokens, d_head]
+    logits: Tensor  # at the (row, position) pairs that were asked for, [k, vocabulary]
 
 
 @contextmanager

@@ -29,13 +29,9 @@ CONTEXTS, LENGTH = 8, 8
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Weights that one layer's router gives each expert at the subject's last token of some texts.
+    """Weights that one layer's router gives each expert at the subject's last token of some texts."""
 
-    Attributes:
-        weights: g, [texts, experts]; 0 where an expert was not chosen.
-    """
-
-    weights: Tensor
+    weights: Tensor  # g, [texts, experts]; 0 where an expert was not chosen
 
     @property
     def chosen(self) -> Tensor:
@@ -91,8 +87,7 @@ def mixtures(editable: Editable) -> list[int]:
 def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) -> dict[int, Routes]:
     """Run `texts` and record where the routers of `layers`, all of them mixtures, send each subject's last token.
 
-    Raises:
-        ModelError: there is no memory for a single text.
+    Raises ModelError where there is no memory for a single text.
     """
     if not layers or not texts:
         return {}

@@ -114,8 +114,7 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
     """Return the first ids of the text that `corpus` names, [tokens or fewer], int32.
 
-    Raises:
-        EditError: it is missing, no text, holds no field of text, or nothing; or the hub does not answer.
+    Raises EditError where it is missing, no text, holds no field of text, or nothing; or the hub does not answer.
     """
     pieces, documents = texts(corpus)
     ids = array("i")
@@ -165,8 +164,7 @@ def _pieces(path: Path) -> Iterator[str]:
 def _lines(path: Path, most: int = -1) -> Iterator[str]:
     """Yield the lines of a UTF-8 file; those of more than `most` bytes in parts.
 
-    Raises:
-        EditError: it cannot be read, or is no text.
+    Raises EditError where it cannot be read, or is no text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
@@ -222,8 +220,7 @@ def _dataset(name: str) -> Iterator[Any]:
 def _records(name: str, records: Iterator[Any]) -> Iterator[str]:
     """Yield the text of each record: it is a string, or has a field "text", or one field that is a string.
 
-    Raises:
-        EditError: a record has no such field.
+    Raises EditError where a record has no such field.
     """
     for number, record in enumerate(records, 1):
         fields = record if isinstance(record, dict) else {"text": record}

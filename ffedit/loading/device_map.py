@@ -28,8 +28,7 @@ def spread_over(
 ) -> dict[str, Any]:
     """Return transformers' arguments for the devices: all it finds, one device, or nothing on a CPU-only machine.
 
-    Raises:
-        ModelError: an impossible device, map, folder or size.
+    Raises ModelError for an impossible device, map, folder or size.
     """
     if device_map is None:
         if offload_folder is not None or max_memory is not None:

@@ -29,15 +29,10 @@ PATIENCE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Group of processes that work on one task, as seen by one of them.
+    """Group of processes that work on one task, as seen by one of them."""
 
-    Attributes:
-        rank: number of this process, from 0 on.
-        size: number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # number of this process, from 0 on
+    size: int = 1  # number of processes
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -72,9 +67,8 @@ class ProcessGroup:
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.
 
-        Raises:
-            EditError: in every process, if `work` raises an `FFEditError`.
-            ModelError: in every process, if `work` raises a `ModelError`.
+        Raises EditError where in every process, if `work` raises an `FFEditError`. Raises ModelError where in every
+        process, if `work` raises a `ModelError`.
         """
         result, problem, of_model = None, None, False
         if self.first:

@@ -182,8 +182,7 @@ def _checked(name: str, file: Path) -> Any:
 def open_gguf(file: Path) -> Any:
     """Return a reader of a GGUF file whose every length was checked: the format has no checksum.
 
-    Raises:
-        ModelError: it is no GGUF file, of a version or with a type that is not known, damaged or cut off.
+    Raises ModelError where it is no GGUF file, of a version or with a type that is not known, damaged or cut off.
     """
     import gguf
 
@@ -240,8 +239,7 @@ def _kinds(reader: Any) -> list[Any]:
 def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, Any]:
     """Read the model and the tokenizer of a GGUF file with transformers, as if they had never been quantised.
 
-    Raises:
-        ModelError: transformers does not read it, or not all of it.
+    Raises ModelError where transformers does not read it, or not all of it.
     """
     import gguf
 
@@ -294,8 +292,7 @@ def _read_parts(name: str, folder: str, reader: Any, common: dict[str, Any]) -> 
 def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:
     """Refuse a model whose weights were not all in its `source`, from transformers' loading info.
 
-    Raises:
-        ModelError: one is missing or of another shape.
+    Raises ModelError where one is missing or of another shape.
     """
     for key, stored, needed in info["mismatched_keys"]:
         raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(needed)} was expected")

@@ -122,8 +122,7 @@ def _auto_class(config: Any) -> tuple[Any, str] | None:
 def choose_stack(stacks: list[Stack], kind: str | None) -> Stack:
     """Return the encoder or the decoder of a model; its only stack where `kind` is None.
 
-    Raises:
-        EditError: there is none of this kind, or several and `kind` is None.
+    Raises EditError where there is none of this kind, or several and `kind` is None.
     """
     kinds = " and ".join("an encoder" if stack.kind == "encoder" else "a decoder" for stack in stacks)
     if kind is None and len(stacks) > 1:
@@ -180,8 +179,7 @@ def opened(
 ) -> Opened:
     """Find a checkpoint and read its config; convert a GGUF file that was not converted yet.
 
-    Raises:
-        ModelError: it cannot be found or read.
+    Raises ModelError where it cannot be found or read.
     """
     _check_revision(name, revision)
     path = path_of(name, progress)
@@ -201,8 +199,7 @@ def _check_revision(name: str, revision: str | None) -> None:
 def path_of(name: str, progress: Progress = silent) -> str:
     """Return the folder that a model's name refers to; the name itself where it refers to none (a hub id).
 
-    Raises:
-        ModelError: it refers to a GGUF file that cannot be converted, or a package that is not installed.
+    Raises ModelError where it refers to a GGUF file that cannot be converted, or a package that is not installed.
     """
     if name in EMBEDDED:
         return str(EMBEDDED[name])
@@ -259,11 +256,7 @@ def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
 
 
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
-    """Read a checkpoint's tokenizer alone.
-
-    Raises:
-        ModelError: it cannot be read, or is missing.
-    """
+    """Read a checkpoint's tokenizer alone. Raises ModelError where it cannot be read, or is missing."""
     with readable(f"{opened.name}: the tokenizer cannot be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
@@ -280,10 +273,7 @@ def _quantiser(config: Any) -> str:
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     """Return the folder of a checkpoint without loading it; a hub id that is not in the cache is downloaded first.
 
-    A GGUF file that was not converted yet is converted first.
-
-    Raises:
-        ModelError: it cannot be found or fetched.
+    A GGUF file that was not converted yet is converted first. Raises ModelError where it cannot be found or fetched.
     """
     name = str(name_or_path)
     _check_revision(name, revision)

@@ -34,8 +34,7 @@ NAMED = (*EMBEDDED, *PACKAGES)
 def check_name(name: str) -> None:
     """Refuse a name that refers to no model, before torch is imported; nothing is downloaded.
 
-    Raises:
-        ModelError: as of `gguf_file` and `is_local`.
+    Raises ModelError as `gguf_file` and `is_local` do.
     """
     if name not in EMBEDDED and gguf_file(name) is None:
         is_local(name, name)
@@ -81,8 +80,7 @@ def gguf_file(name: str) -> Path | None:
 def is_local(path: str, name: str) -> bool:
     """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
 
-    Raises:
-        ModelError: it is not here, and the hub cannot be reached; or it has not the form of a hub id.
+    Raises ModelError where it is not here, and the hub cannot be reached; or it has not the form of a hub id.
     """
     if Path(path).exists():
         if not (Path(path) / "config.json").is_file():

@@ -37,8 +37,7 @@ from ffedit.model.storage import is_floating, is_quantised
 def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn.Module]:
     """Return the one list of modules in a decoder or an encoder that is in no other list, of length `count` if given.
 
-    Raises:
-        ModelError: there is none, or more than one.
+    Raises ModelError where there is none, or more than one.
     """
     nested = {path: child for path, child in body.named_modules() if isinstance(child, nn.ModuleList)}
     lists = {p: child for p, child in nested.items() if not any(p.startswith(f"{other}.") for other in nested)}
@@ -55,22 +54,16 @@ def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a model, with what is needed to find its memories.
-
-    Attributes:
-        name: the model's name in messages.
-        probe: runs the model once.
-        value_matrix: path of the value matrix, where no known role fits (`loading.verify.find_and_verify`).
-        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
-    """
+    """One layer of a model, with what is needed to find its memories."""
 
     model: PreTrainedModel
     module: nn.Module
     index: int
-    name: str
-    probe: Callable[[], object]
+    name: str  # the model's name in messages
+    probe: Callable[[], object]  # runs the model once
+    # path of the value matrix, where no known role fits (`loading.verify.find_and_verify`)
     value_matrix: str | None = None
-    saved_dtype: torch.dtype | None = None
+    saved_dtype: torch.dtype | None = None  # precision of the checkpoint, where it is not that of the weights in memory
 
     @cached_property
     def prefix(self) -> str:
@@ -228,17 +221,11 @@ def names_of_experts(model: PreTrainedModel, name: str, count: int) -> list[str]
 
 @dataclass(frozen=True, eq=False)
 class ResidualAdd:
-    """Addition of one block's feed-forward output to the residual stream.
+    """Addition of one block's feed-forward output to the residual stream."""
 
-    Attributes:
-        added: the module whose output is added: the value matrix or a mixture's block, or a norm behind it.
-        norm: the module that receives the sum, where the block ends in one.
-        factor: what the addend is multiplied by.
-    """
-
-    added: nn.Module
-    norm: nn.Module | None
-    factor: float = 1.0
+    added: nn.Module  # the module whose output is added: the value matrix or a mixture's block, or a norm behind it
+    norm: nn.Module | None  # the module that receives the sum, where the block ends in one
+    factor: float = 1.0  # what the addend is multiplied by
 
 
 @torch.no_grad()
@@ -247,8 +234,7 @@ def find_residual_adds(
 ) -> list[ResidualAdd]:
     """Find the residual add of every layer, from two passes of `probe`.
 
-    Raises:
-        ModelError: with the last layer's addend removed, its residual stream is not the remainder.
+    Raises ModelError where with the last layer's addend removed, its residual stream is not the remainder.
     """
     with ExitStack() as stack:
         seen = [

@@ -21,18 +21,13 @@ from ffedit.model.memory import Address, KeyValueMemory
 
 @dataclass(eq=False)
 class History:
-    """Edits (`ffedit.editor.Edit`) in a model's weights.
+    """Edits (`ffedit.editor.Edit`) in a model's weights."""
 
-    Attributes:
-        base: fingerprint of the weights before the oldest of `edits`; None while there is none.
-        edits: what is applied and can be undone, by fingerprint, in order.
-        originals: the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype.
-        lasting: what was in the weights before all these and cannot be undone, by fingerprint, in order.
-    """
-
-    base: str | None = None
-    edits: dict[str, Any] = field(default_factory=dict)
+    base: str | None = None  # fingerprint of the weights before the oldest of `edits`; None while there is none
+    edits: dict[str, Any] = field(default_factory=dict)  # what is applied and can be undone, by fingerprint, in order
+    # the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype
     originals: dict[Address, Tensor] = field(default_factory=dict)
+    # what was in the weights before all these and cannot be undone, by fingerprint, in order
     lasting: dict[str, Any] = field(default_factory=dict)
 
     @property

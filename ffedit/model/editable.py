@@ -41,26 +41,17 @@ Kind: TypeAlias = Literal["decoder", "encoder"]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Activations of one layer in a pass over n rows of t tokens.
+    """Activations of one layer in a pass over n rows of t tokens."""
 
-    Attributes:
-        layer: counted from 0 at the embedding's side.
-        key: m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its
-            experts joined, each scaled by its router's weight.
-        output: of the value matrix or the mixture, bias included, [n, t, d_model].
-        added: what the block adds to the residual stream for it, [n, t, d_model].
-        total: the residual stream with it, before a norm in which the block may end, [n, t, d_model].
-        after: the residual stream that leaves the block, [n, t, d_model].
-        routed: the router's choice for the n · t tokens of a mixture; None of a dense layer.
-    """
-
-    layer: int
+    layer: int  # counted from 0 at the embedding's side
+    # m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its experts
+    # joined, each scaled by its router's weight
     key: Tensor
-    output: Tensor
-    added: Tensor
-    total: Tensor
-    after: Tensor
-    routed: Routed | None = None
+    output: Tensor  # of the value matrix or the mixture, bias included, [n, t, d_model]
+    added: Tensor  # what the block adds to the residual stream for it, [n, t, d_model]
+    total: Tensor  # the residual stream with it, before a norm in which the block may end, [n, t, d_model]
+    after: Tensor  # the residual stream that leaves the block, [n, t, d_model]
+    routed: Routed | None = None  # the router's choice for the n · t tokens of a mixture; None of a dense layer
 
     @property
     def before(self) -> Tensor:
@@ -70,42 +61,28 @@ class Seen:
 
 @dataclass(eq=False)
 class FingerprintCache:
-    """Cache of what the fingerprint has read of a model, so that it reads it once (`ffedit.model.fingerprint`).
+    """Cache of what the fingerprint has read of a model, so that it reads it once (`ffedit.model.fingerprint`)."""
 
-    Attributes:
-        totals: by name, a weight, its state when it was read, and the sum of its entries then.
-        vocabulary: a tokenizer, the number of its tokens, and its vocabulary as JSON then.
-    """
-
+    # by name, a weight, its state when it was read, and the sum of its entries then
     totals: dict[str, tuple[Tensor, tuple[int, int, bytes], int]] = field(default_factory=dict)
+    # a tokenizer, the number of its tokens, and its vocabulary as JSON then
     vocabulary: tuple[PreTrainedTokenizerBase, int, bytes] | None = None
 
 
 @dataclass(eq=False)
 class Stack(Displayed):
-    """Layers with their memories, in order, and the path from their output to logits.
+    """Layers with their memories, in order, and the path from their output to logits."""
 
-    Attributes:
-        model: the whole transformers model.
-        name: a hub id, a folder, or the name the model was loaded by.
-        layers: the blocks, in order.
-        feed_forward: the memories of each layer as one.
-        kind: what the layers are.
-        norm: path of the norm of the residual stream behind the last layer; "" where there is none.
-        layer_outputs: number of entries of the tuple that a block returns; 0 where it returns a bare tensor.
-        max_tokens: longest input.
-        hashed: what the fingerprint has read already.
-    """
-
-    model: PreTrainedModel
+    model: PreTrainedModel  # the whole transformers model
     tokenizer: PreTrainedTokenizerBase
-    name: str
-    layers: list[nn.Module]
-    feed_forward: list[FeedForward] = field(default_factory=list)
-    kind: Kind = "decoder"
-    norm: str = ""
-    layer_outputs: int = 0
-    max_tokens: int = 2048
+    name: str  # a hub id, a folder, or the name the model was loaded by
+    layers: list[nn.Module]  # the blocks, in order
+    feed_forward: list[FeedForward] = field(default_factory=list)  # the memories of each layer as one
+    kind: Kind = "decoder"  # what the layers are
+    norm: str = ""  # path of the norm of the residual stream behind the last layer; "" where there is none
+    layer_outputs: int = 0  # number of entries of the tuple that a block returns; 0 where it returns a bare tensor
+    max_tokens: int = 2048  # longest input
+    # what the fingerprint has read already
     hashed: FingerprintCache = field(default_factory=FingerprintCache, repr=False)
 
     def __repr__(self) -> str:
@@ -137,11 +114,7 @@ class Stack(Displayed):
 
     @property
     def unembedding(self) -> nn.Module:
-        """Module that turns states into logits.
-
-        Raises:
-            ModelError: the model has none.
-        """
+        """Module that turns states into logits. Raises ModelError where the model has none."""
         head: nn.Module | None = self.model.get_output_embeddings()
         if head is None:
             raise ModelError(

@@ -35,17 +35,11 @@ DECLARED = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 
 
 class Routed(NamedTuple):
-    """Input of a block of experts.
+    """Input of a block of experts."""
 
-    Attributes:
-        x: what the block receives, [n, d_model].
-        chosen: the experts that each token goes to, [n, k]; a number behind the last expert stands for none.
-        weights: the router's weight g of each, [n, k].
-    """
-
-    x: Tensor
-    chosen: Tensor
-    weights: Tensor
+    x: Tensor  # what the block receives, [n, d_model]
+    chosen: Tensor  # the experts that each token goes to, [n, k]; a number behind the last expert stands for none
+    weights: Tensor  # the router's weight g of each, [n, k]
 
     def at(self, rows: Tensor) -> Routed:
         """Select tokens by their numbers."""
@@ -54,13 +48,9 @@ class Routed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """Block of experts in fused parameters.
+    """Block of experts in fused parameters."""
 
-    Attributes:
-        module: the experts (not the block around them, which holds the router).
-    """
-
-    module: nn.Module
+    module: nn.Module  # the experts (not the block around them, which holds the router)
 
     def __post_init__(self) -> None:
         module: Any = self.module
@@ -119,10 +109,8 @@ class Experts:
 
         They are two halves (Mixtral) or alternate (GPT-OSS). The block's own gate determines which: applied to two
         columns alone, it shows its result for one gate and one up; the order in which it gives the same for all columns
-        at once is the order of the columns.
-
-        Raises:
-            ModelError: they are neither two halves nor alternate, the gate first.
+        at once is the order of the columns. Raises ModelError where they are neither two halves nor alternate, the gate
+        first.
         """
 
         def pairwise(gate: Tensor, up: Tensor) -> Tensor:
@@ -196,20 +184,14 @@ class Experts:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Sparse block of a layer: a router, its experts, and experts that every token goes to.
+    """Sparse block of a layer: a router, its experts, and experts that every token goes to."""
 
-    Attributes:
-        block: its output is the layer's feed-forward output.
-        experts: those that the router chooses among.
-        shared: value matrices of the experts that all tokens share, by the number under which they are addressed
-            (behind the last routed one).
-        shared_gate: gives the logit of the weight of the shared experts' output; None: it is not scaled.
-    """
-
-    block: nn.Module
-    experts: Experts
+    block: nn.Module  # its output is the layer's feed-forward output
+    experts: Experts  # those that the router chooses among
+    # value matrices of the experts that all tokens share, by the number under which they are addressed (behind the last
+    # routed one)
     shared: Mapping[int, nn.Module]
-    shared_gate: nn.Module | None
+    shared_gate: nn.Module | None  # gives the logit of the weight of the shared experts' output; None: it is not scaled
 
     @contextmanager
     def watched(

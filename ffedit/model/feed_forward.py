@@ -25,17 +25,11 @@ from ffedit.model.memory import Address, KeyValueMemory
 
 
 class Keys(NamedTuple):
-    """Keys that one memory received in a pass.
+    """Keys that one memory received in a pass."""
 
-    Attributes:
-        rows: the tokens that reached it, [t], counted through the batch; None: all.
-        keys: what it received there, [t, d_ff]; it received 0 elsewhere.
-        tokens: number of tokens in the pass.
-    """
-
-    rows: Tensor | None
-    keys: Tensor
-    tokens: int
+    rows: Tensor | None  # the tokens that reached it, [t], counted through the batch; None: all
+    keys: Tensor  # what it received there, [t, d_ff]; it received 0 elsewhere
+    tokens: int  # number of tokens in the pass
 
     @property
     def whole(self) -> Tensor:
@@ -49,19 +43,13 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """Memories of one layer, or some of them.
+    """Memories of one layer, or some of them."""
 
-    Attributes:
-        layer: its number.
-        module: its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture.
-        memories: in the order of their addresses.
-        mixture: router and experts, where the layer has them.
-    """
-
-    layer: int
+    layer: int  # its number
+    # its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture
     module: nn.Module
-    memories: tuple[KeyValueMemory, ...]
-    mixture: Mixture | None = None
+    memories: tuple[KeyValueMemory, ...]  # in the order of their addresses
+    mixture: Mixture | None = None  # router and experts, where the layer has them
 
     @property
     def sizes(self) -> list[int]:

@@ -33,37 +33,23 @@ REGISTER = 'from ffedit.model.roles import register_activation; register_activat
 
 
 class Rows(NamedTuple):
-    """Tensors of a first matrix, views of the model's weights; None where there is none.
+    """Tensors of a first matrix, views of the model's weights; None where there is none."""
 
-    Attributes:
-        rows: K, or of a gated layer G, [d_ff, d_model]: one key per row.
-        bias: b, or b_g of the gate, [d_ff].
-        up: U [d_ff, d_model] of a gated layer.
-        up_bias: b_u [d_ff].
-    """
-
-    rows: Tensor
-    bias: Tensor | None
-    up: Tensor | None = None
-    up_bias: Tensor | None = None
+    rows: Tensor  # K, or of a gated layer G, [d_ff, d_model]: one key per row
+    bias: Tensor | None  # b, or b_g of the gate, [d_ff]
+    up: Tensor | None = None  # U [d_ff, d_model] of a gated layer
+    up_bias: Tensor | None = None  # b_u [d_ff]
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRows:
-    """First matrix of a feed-forward layer or of one expert, whatever its storage.
+    """First matrix of a feed-forward layer or of one expert, whatever its storage."""
 
-    Attributes:
-        role: the role that it was found by.
-        first: the module that holds K or the gate.
-        activation_name: the name of f in the model.
-        tensors: returns the matrices as they are now.
-        coefficients: maps what the layer receives, behind its norm, [.., d_model], to m [.., d_ff], and its gradients.
-    """
-
-    role: Role
-    first: nn.Module
-    activation_name: str
-    tensors: Callable[[], Rows]
+    role: Role  # the role that it was found by
+    first: nn.Module  # the module that holds K or the gate
+    activation_name: str  # the name of f in the model
+    tensors: Callable[[], Rows]  # returns the matrices as they are now
+    # maps what the layer receives, behind its norm, [.., d_model], to m [.., d_ff], and its gradients
     coefficients: Callable[[Tensor], Tensor]
 
     @property
@@ -125,8 +111,7 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
 def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object]) -> None:
     """Check with `probe`, a pass of the model over a few tokens, that `rows` computes the value matrix's input.
 
-    Raises:
-        ModelError: it does not.
+    Raises ModelError where it does not.
     """
     with capture({"m": value, "x": rows.first}, inputs=True, first=True) as seen:
         probe()

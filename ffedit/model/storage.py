@@ -55,8 +55,7 @@ def free_memory(device: torch.device) -> int | None:
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:
     """Return a parameter as the module's forward would use it: the tensor itself, or a copy where it is offloaded.
 
-    Raises:
-        ModelError: it was never loaded.
+    Raises ModelError where it was never loaded.
     """
     if name == "weight" and is_quantised(module):
         return unpacked(module, device_of(module))
@@ -71,8 +70,7 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
 def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | None = None) -> None:
     """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it.
 
-    Raises:
-        ModelError: it was never loaded.
+    Raises ModelError where it was never loaded.
     """
     parameter: Tensor = getattr(module, name)
     if not parameter.is_meta:

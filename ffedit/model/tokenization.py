@@ -45,20 +45,13 @@ Spans: TypeAlias = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Text in tokens.
-
-    Attributes:
-        ids: token ids of `text`, special tokens in front included.
-        subject: first token of the subject and the one after its last, or None.
-        answer: index of the answer's first token; `len(ids)` where there is no answer.
-        fact_token: the token at which the key of its fact is read.
-    """
+    """Text in tokens."""
 
     text: str
-    ids: tuple[int, ...]
-    answer: int
-    subject: tuple[int, int] | None = None
-    fact_token: FactToken = "subject_last"
+    ids: tuple[int, ...]  # token ids of `text`, special tokens in front included
+    answer: int  # index of the answer's first token; `len(ids)` where there is no answer
+    subject: tuple[int, int] | None = None  # first token of the subject and the one after its last, or None
+    fact_token: FactToken = "subject_last"  # the token at which the key of its fact is read
 
     @property
     def target_ids(self) -> tuple[int, ...]:
