@@ -36,10 +36,10 @@ def find_and_verify(
     value_matrix: str | None = None,
     saved_dtype: torch.dtype | None = None,
 ) -> Editable:
-    """Find and verify the parts of `model` that ffedit works with.
+    """Find and verify the parts of `model`, a causal decoder of transformers, compiled or not, in any mode.
 
     Args:
-        model: a causal decoder of transformers, compiled or not, in any mode.
+        model: the model.
         tokenizer: its tokenizer.
         name: its name in messages.
         value_matrix: path of the value matrix, where no known role fits: inside a layer (`ff.out`), or in the model,
