@@ -2,7 +2,7 @@
 
 Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
 continuations are greedy, or drawn: with a generator, or with numbers given for each prompt, so that a prompt's
-draw does not depend on the other prompts.
+draw does not depend on the other prompts. Where there is no memory for a single text, a ModelError is raised.
 """
 
 from __future__ import annotations
@@ -55,16 +55,13 @@ def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
 
 @torch.no_grad()
 def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
-    """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats.
-
-    Raises ModelError where there is no memory for a single text.
-    """
+    """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats."""
 
     def read(rows: Sequence[int]) -> Sequence[Tensor]:
-        some = [encoded[i] for i in rows]
-        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in some]), answer_reads(some)), some)
-        parts: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in some])
-        return parts
+        batch = [encoded[i] for i in rows]
+        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in batch]), answer_reads(batch)), batch)
+        by_answer: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in batch])
+        return by_answer
 
     result: list[Tensor] = [torch.empty(0)] * len(encoded)
     for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
@@ -84,10 +81,7 @@ def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) 
 
 
 def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
-    """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead.
-
-    Raises ModelError where no token of the vocabulary begins a word.
-    """
+    """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead."""
     own = own_answers(editable, prompts, count)
     return [answer or _likeliest_word(editable, prompt, count) for answer, prompt in zip(own, prompts, strict=True)]
 
@@ -136,24 +130,18 @@ def greedy(logits: Tensor, step: int) -> Tensor:
     return logits.argmax(-1, keepdim=True).cpu()
 
 
-def drawn(generator: torch.Generator, count: int) -> Callable[[Sequence[int]], Chooser]:
-    """Draw from the whole distribution, with a generator on the CPU, for some of `count` rows.
+def drawn(generator: torch.Generator, rows: Sequence[int], count: int) -> Chooser:
+    """Draw from the whole distribution, with a generator on the CPU, for some `rows` of a batch of `count`.
 
     Each row draws what it draws where all are in one batch: the numbers of the others are drawn, too, and not used.
     """
-    state = generator.get_state()
 
-    def among(rows: Sequence[int]) -> Chooser:
-        generator.set_state(state)
+    def choose(logits: Tensor, step: int) -> Tensor:
+        odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
+        odds[list(rows)] = logits.float().softmax(-1).cpu()
+        return torch.multinomial(odds, 1, generator=generator)[list(rows)]
 
-        def choose(logits: Tensor, step: int) -> Tensor:
-            odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
-            odds[list(rows)] = logits.float().softmax(-1).cpu()
-            return torch.multinomial(odds, 1, generator=generator)[list(rows)]
-
-        return choose
-
-    return among
+    return choose
 
 
 def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
@@ -183,8 +171,7 @@ def continuations(
 
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
     masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
-    tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result. Raises
-    ModelError where there is no memory for a single prompt.
+    tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result.
     """
     lengths = [len(ids) for ids in prompts]
     mixed = editable.ragged and generator is None
@@ -195,35 +182,35 @@ def continuations(
     for members in groups.values():
         for some in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
             rows = [members[i] for i in some]
-            choosing = _choosing(rows, generator, numbers, top)
-            for row, new in zip(rows, _said(editable, [prompts[i] for i in rows], count, choosing), strict=True):
+            own = None if numbers is None else numbers[rows]
+            said = _said(editable, [prompts[i] for i in rows], count, generator, own, top)
+            for row, new in zip(rows, said, strict=True):
                 result[row] = new
     return result
-
-
-def _choosing(
-    rows: Sequence[int], generator: torch.Generator | None, numbers: Tensor | None, top: int
-) -> Callable[[Sequence[int]], Chooser]:
-    """Return the chooser of some rows of a batch, by their index in it; the batch holds these `rows` of all prompts."""
-    if numbers is not None:
-        own = numbers[list(rows)]
-        return lambda some: drawn_of_top(own[list(some)], top)
-    return (lambda some: greedy) if generator is None else drawn(generator, len(rows))
 
 
 def _said(
     editable: Editable,
     prompts: Sequence[Sequence[int]],
     count: int,
-    choosing: Callable[[Sequence[int]], Chooser],
+    generator: torch.Generator | None,
+    numbers: Tensor | None,
+    top: int,
 ) -> Iterator[list[int]]:
-    """Return the continuations of one batch, in parts where memory fails."""
+    """Return the continuations of one batch, in parts where memory fails; arguments as of `continuations`."""
+    state = None if generator is None else generator.get_state()
 
-    def part(some: Sequence[int]) -> list[list[int]]:
-        said: list[list[int]] = _continue(editable, [prompts[i] for i in some], count, choosing(some)).tolist()
+    def continue_rows(rows: Sequence[int]) -> list[list[int]]:
+        choose = greedy
+        if numbers is not None:
+            choose = drawn_of_top(numbers[list(rows)], top)
+        elif generator is not None and state is not None:
+            generator.set_state(state)
+            choose = drawn(generator, rows, len(prompts))
+        said: list[list[int]] = _continue(editable, [prompts[i] for i in rows], count, choose).tolist()
         return said
 
-    return chain.from_iterable(split_on_oom(part, range(len(prompts)), ModelError(NO_ROOM)))
+    return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_ROOM)))
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:

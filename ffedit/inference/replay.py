@@ -13,8 +13,8 @@ and no number depends on the tokenizer's padding side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -42,16 +42,9 @@ class Recording:
     logits: Tensor  # at the (row, position) pairs that were asked for, [k, vocabulary]
 
 
-@contextmanager
-def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[None]:
-    """Unembed only the (row, position) pairs `read` [k, 2] of a pass that begins at position `start`."""
-
-    def gather(hidden: Tensor) -> Tensor:
-        rows, positions = read.to(hidden.device).unbind(-1)
-        return hidden[rows, positions - start][None]
-
-    with replace_input(editable.unembedding, gather):
-        yield
+def unembedding(editable: Editable, read: Tensor) -> AbstractContextManager[None]:
+    """Unembed only the (row, position) pairs `read` [k, 2] of a pass."""
+    return replace_input(editable.unembedding, lambda hidden: hidden[tuple(read.to(hidden.device).T)][None])
 
 
 def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
@@ -80,11 +73,11 @@ def record(
     parts: Iterable[str] = (),
     only: tuple[int, int] | None = None,
 ) -> Recording:
-    """Run `ids` [batch, tokens] through the whole model once and keep what a rerun needs.
+    """Run `ids` [batch, tokens], right-padded, through the whole model once and keep what a rerun needs.
 
     Args:
         editable: the model.
-        ids: token ids [batch, tokens], right-padded.
+        ids: token ids.
         read: the (row, position) pairs [k, 2] at which logits are wanted.
         parts: the parts whose outputs are recorded too: "feed_forward", "attention".
         only: (layer, start): record what reruns from this layer and this position need, and nothing else.
@@ -153,37 +146,23 @@ def resume(
     if not editable.resumable and start:
         kept = recording.states[layer][rows, :start]
         return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
-    with ExitStack() as stack:
-        stack.enter_context(editable.skipping(editable.layers[:layer], states))
-        if layer == 0:
-            stack.enter_context(replace_input(editable.layers[0], lambda _: states))
-        stack.enter_context(unembedding(editable, read, start))
-        logits: Tensor = editable.run(
-            input_ids=recording.ids[rows, start : start + states.shape[1]],
-            past_key_values=_cache(recording, layer, rows, start) if start else None,
-            use_cache=bool(start),
-        ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
-    return logits
+    return _run_on(
+        editable,
+        layer,
+        states,
+        torch.stack([read[:, 0], read[:, 1] - start], 1),
+        input_ids=recording.ids[rows, start : start + states.shape[1]],
+        past_key_values=_cache(recording, layer, rows, start) if start else None,
+        use_cache=bool(start),
+    )
 
 
 def resume_each(
     editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, starts: Tensor, read: Tensor
 ) -> Tensor:
-    """Run on as `resume` does, each rerun from its own position; only for models that are `ragged`.
+    """Run on as `resume` does, each rerun from its own position, `starts` [n]; only for models that are `ragged`.
 
     Positions left of it are padded on the left and masked, as in the generation from prompts of several lengths.
-
-    Args:
-        editable: the model.
-        recording: the pass that is altered.
-        layer: first layer to run.
-        states: residual stream entering `layer` from each rerun's own start on, [n, positions, d_model].
-        rows: the row of the recording that each rerun alters, [n].
-        starts: first position that is run, [n].
-        read: pairs (rerun, absolute position) at which logits are wanted, [k, 2].
-
-    Returns:
-        Logits, [k, vocabulary].
     """
     first, width = int(starts.max()), states.shape[1]
     inside = starts[:, None] + torch.arange(width)
@@ -195,20 +174,22 @@ def resume_each(
         some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
         some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
         cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
-    inputs: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
+    inputs: dict[str, Any] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
     if "position_ids" in signature(editable.model.forward).parameters:
         inputs["position_ids"] = inside.to(ids.device)
+    inputs["input_ids"] = ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device))
+    read = torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)
+    return _run_on(editable, layer, states, read, past_key_values=cache, use_cache=True, **inputs)
+
+
+def _run_on(editable: Editable, layer: int, states: Tensor, read: Tensor, **inputs: Any) -> Tensor:
+    """Run the layers from `layer` on, which `states` enter; positions of `read` are counted from the first of these."""
     with ExitStack() as stack:
         stack.enter_context(editable.skipping(editable.layers[:layer], states))
         if layer == 0:
             stack.enter_context(replace_input(editable.layers[0], lambda _: states))
-        stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
-        logits: Tensor = editable.run(
-            input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
-            past_key_values=cache,
-            use_cache=True,
-            **inputs,
-        ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
+        stack.enter_context(unembedding(editable, read))
+        logits: Tensor = editable.run(**inputs).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
 
 
@@ -222,21 +203,14 @@ def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> Dynami
     return cache
 
 
-@contextmanager
-def narrowed(editable: Editable, run: Tensor, at: Tensor) -> Iterator[None]:
+def narrowed(editable: Editable, run: Tensor, at: Tensor) -> AbstractContextManager[None]:
     """Run the last feed-forward layer only at the positions that are read, since nothing reads its other outputs.
 
-    Hooks on it would see another shape.
-
-    Args:
-        editable: the model.
-        run: index of the rerun that is read, [k].
-        at: its position, [k], negative and counted from the end of the rerun: a model that cannot be resumed runs
-            the positions left of its start, too.
+    That is in rerun `run` [k] at position `at` [k], negative and counted from the end of the rerun: a model that cannot
+    be resumed runs the positions left of its start, too. Hooks on the layer would see another shape.
     """
     feed_forward = editable.last_feed_forward
-    with nullcontext() if feed_forward is None else only_at(feed_forward, run, at):
-        yield
+    return nullcontext() if feed_forward is None else only_at(feed_forward, run, at)
 
 
 def final_states(
