@@ -28,8 +28,7 @@ from ffedit.benchmark.task import Scorer, Task, check_finite, saved
 from ffedit.editor import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
 from ffedit.files.resuming import load_state, save_state
-from ffedit.model.edit_history import History
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, History
 from ffedit.model.memory import KeyValueMemory
 
 # Methods that preserve what earlier edits stored, and so need those edits' keys.

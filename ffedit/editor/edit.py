@@ -1,7 +1,7 @@
 """An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
 The model is unchanged until an edit is applied, and undoing restores the original weights
-(`ffedit.model.edit_history`). Edits of the same weights can be added; on disk an edit is a folder
+(`ffedit.model.editable`). Edits of the same weights can be added; on disk an edit is a folder
 (`ffedit.editor.edit_folder`).
 """
 

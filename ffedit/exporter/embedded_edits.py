@@ -18,8 +18,7 @@ from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.exporter.rewrite_shards import file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
-from ffedit.model.edit_history import History
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, History
 from ffedit.model.memory import Address
 from ffedit.model.storage import device_of
 

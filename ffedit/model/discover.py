@@ -35,10 +35,7 @@ from ffedit.model.storage import is_floating, is_quantised
 
 
 def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn.Module]:
-    """Return the one list of modules in a decoder or an encoder that is in no other list, of length `count` if given.
-
-    Raises ModelError where there is none, or more than one.
-    """
+    """Return the one list of modules in a decoder or encoder that is in no other list, of length `count` if given."""
     nested = {path: child for path, child in body.named_modules() if isinstance(child, nn.ModuleList)}
     lists = {p: child for p, child in nested.items() if not any(p.startswith(f"{other}.") for other in nested)}
     matching = [list(child) for child in lists.values() if count in (None, len(child))]
@@ -232,24 +229,17 @@ class ResidualAdd:
 def find_residual_adds(
     layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
 ) -> list[ResidualAdd]:
-    """Find the residual add of every layer, from two passes of `probe`.
-
-    Raises ModelError where with the last layer's addend removed, its residual stream is not the remainder.
-    """
+    """Find the residual add of every layer, from two passes of `probe`."""
     with ExitStack() as stack:
-        seen = [
-            stack.enter_context(calls(_steps(layer, ff.module))) for layer, ff in zip(layers, feed_forward, strict=True)
-        ]
+        seen = []
+        for layer, ff in zip(layers, feed_forward, strict=True):
+            inside = set(ff.module.modules())  # what gives the feed-forward output counts as one module
+            steps = [ff.module, *(module for module in leaves(layer) if module not in inside)]
+            seen.append(stack.enter_context(calls(steps)))
         probe()
     residual_adds = [_residual_add(ff.module, steps) for ff, steps in zip(feed_forward, seen, strict=True)]
     factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].memories[-1].name, probe)
     return [replace(add, factor=factor) for add in residual_adds]
-
-
-def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
-    """Return the leaf modules of a layer; the module that gives the feed-forward output counts as one."""
-    inside = set(value.modules())
-    return [value, *(module for module in leaves(layer) if module not in inside)]
 
 
 def _residual_add(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> ResidualAdd:

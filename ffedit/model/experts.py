@@ -202,11 +202,8 @@ class Mixture:
     ) -> Iterator[None]:
         """Pass the inputs of the memories to `see` and `routes` in every pass inside the block.
 
-        Args:
-            see: takes the number of an expert, the tokens that went to it [t] (None: all), its keys there [t, d_ff],
-                and the number of tokens.
-            routes: takes what the router chose.
-            only: the experts whose keys are to be shown; None: all.
+        `see` takes the number of an expert, the tokens that went to it [t] (None: all), its keys there [t, d_ff], and
+        the number of tokens; with `only`, of these experts alone. `routes` takes what the router chose.
         """
         received: list[Tensor] = []
 

@@ -53,7 +53,7 @@ class FeedForward:
 
     @property
     def sizes(self) -> list[int]:
-        """d_ff of each part."""
+        """Number of columns of W, d_ff, that each memory has."""
         return [memory.d_ff for memory in self.memories]
 
     @property
@@ -95,22 +95,17 @@ class FeedForward:
         return replace(self, memories=tuple(memory for memory in self.memories if memory.address in kept))
 
     def split(self, joined: Tensor, dim: int) -> dict[Address, Tensor]:
-        """Split a tensor that runs over Σ d_ff in dimension `dim`, by part."""
+        """Split a tensor that runs over Σ d_ff in dimension `dim`, by memory."""
         pieces = joined.split(self.sizes, dim)
         return {memory.address: piece for memory, piece in zip(self.memories, pieces, strict=True)}
 
     def at(self, index: int) -> tuple[Address, int]:
-        """Return the part that column `index` of W belongs to, and the index in that part."""
+        """Return the memory that column `index` of W belongs to, and the index in it."""
         for memory in self.memories:
             if index < memory.d_ff:
                 return memory.address, index
             index -= memory.d_ff
         raise IndexError(index)
-
-    def column(self, address: Address, index: int) -> int:
-        """Return the column of W of memory `index` of a part; the inverse of `at`."""
-        before = [memory.address for memory in self.memories].index(address)
-        return sum(self.sizes[:before]) + index
 
     def bias(self, routed: Routed | None = None) -> Tensor | None:
         """Return b [n, d_model] for a mixture's routing; [1, d_model] of a dense layer; None without biases."""
@@ -121,7 +116,7 @@ class FeedForward:
 
     @contextmanager
     def watched(self, take: Callable[[KeyValueMemory, Keys], None]) -> Iterator[None]:
-        """Pass what each part receives to `take`, in every pass inside the block."""
+        """Pass what each memory receives to `take`, in every pass inside the block."""
         if self.mixture is None:
             (memory,) = self.memories
 

@@ -25,11 +25,6 @@ def tensor_of(output: Any) -> Tensor:
     return tensor
 
 
-def like(output: Any, tensor: Tensor) -> Any:
-    """Replace the hidden state in `output` by `tensor`."""
-    return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
-
-
 def first_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a module's first argument."""
     return args[0] if args else next(iter(kwargs.values()))
@@ -41,9 +36,8 @@ def capture(
 ) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
 
-    With `first`, inputs are captured before other hooks change them.
-
-    A copy, since some blocks (Falcon's parallel ones) add to a module's output in place.
+    With `first`, inputs are captured before other hooks change them. A copy, since some blocks (Falcon's parallel ones)
+    add to a module's output in place.
     """
     seen: dict[Name, Tensor] = {}
 
@@ -65,10 +59,7 @@ def capture(
 
 @contextmanager
 def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Collect each call that turns a tensor into a tensor, in order: the module, its input, its output.
-
-    Of a tuple that begins with a tensor, this tensor.
-    """
+    """Collect the module, input and output of each call that turns a tensor into a tensor (or a tuple of one first)."""
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -105,7 +96,12 @@ def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
 @contextmanager
 def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Make `module` return `change(tensor)` instead of `tensor`."""
-    with module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output)))):
+
+    def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        changed = change(tensor_of(output))
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+    with module.register_forward_hook(hook):
         yield
 
 

@@ -53,10 +53,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:
-    """Return a parameter as the module's forward would use it: the tensor itself, or a copy where it is offloaded.
-
-    Raises ModelError where it was never loaded.
-    """
+    """Return a parameter as the next forward would use it: the tensor itself, or a copy where it is offloaded."""
     if name == "weight" and is_quantised(module):
         return unpacked(module, device_of(module))
     parameter: Tensor = getattr(module, name).detach()
@@ -68,10 +65,7 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
 
 @torch.no_grad()
 def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | None = None) -> None:
-    """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it.
-
-    Raises ModelError where it was never loaded.
-    """
+    """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it."""
     parameter: Tensor = getattr(module, name)
     if not parameter.is_meta:
         (parameter if slot is None else parameter[slot]).copy_(value)
@@ -128,12 +122,6 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield from module.named_buffers(path, recurse=False)
 
 
-def packed_in(module: nn.Module) -> list[Tensor]:
-    """Return all tensors that a quantised module holds but its bias."""
-    named = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-    return [tensor for name, tensor in named if name != "bias"]
-
-
 def fetched_from(model: nn.Module, name: str) -> Tensor:
     """Return the parameter of a model called `name`, as `fetched`; a quantised one as it is packed."""
     path, _, own = name.rpartition(".")
@@ -169,7 +157,7 @@ def _offloading(module: nn.Module) -> AlignDevicesHook | None:
 
 
 def _offloaded_weights(module: nn.Module, name: str) -> Any:
-    """Return the mapping from which a module's own weights are fetched, by name."""
+    """Return the mapping from which a module's own weights are fetched; ModelError if they were never loaded."""
     hook = _offloading(module)
     if hook is None:
         raise ModelError(f"a {name} of {type(module).__name__} is not loaded (meta device); load the model whole")
@@ -181,15 +169,12 @@ def is_floating(weight: object) -> TypeGuard[Tensor]:
     return isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() > 1
 
 
-def is_plain(weight: object) -> bool:
-    """Return True if `weight` is such a tensor and can be read and written: no wrapper of packed numbers."""
-    return is_floating(weight) and not is_traceable_wrapper_subclass(weight)
-
-
 def is_quantised(module: nn.Module) -> bool:
     """Return True if a module multiplies by a matrix that it does not hold as plain numbers."""
     sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
-    return all(isinstance(size, int) for size in sizes) and not is_plain(getattr(module, "weight", None))
+    weight = getattr(module, "weight", None)
+    plain = is_floating(weight) and not is_traceable_wrapper_subclass(weight)  # no wrapper of packed numbers
+    return all(isinstance(size, int) for size in sizes) and not plain
 
 
 @torch.no_grad()

@@ -108,12 +108,12 @@ def encode(
     max_tokens: int | None = None,
     chat: bool = False,
 ) -> Encoded:
-    """Tokenise `prompt` and `answer` as one text.
+    """Tokenise `prompt` and `answer` ("" for none) as one text.
 
     Args:
         tokenizer: any.
         prompt: the text before the answer.
-        answer: what follows it; "" for none.
+        answer: what follows it.
         span: characters (start, end) of the subject in `prompt`.
         max_tokens: longest text that the model takes.
         chat: put both into the tokenizer's chat template: the prompt as the user's turn, the answer as the assistant's.
@@ -141,11 +141,15 @@ def encode(
         raise FactError(f"the prompt {text!r} comes to no token; give some words")
     if max_tokens is not None and len(ids) > max_tokens:
         raise FactError(f"prompt of {len(ids)} tokens, but the model takes {max_tokens}: {text[:40]!r}…; shorten it")
-    subject = _tokens_of(offsets, span, text) if span is not None else None
-    unknown = tokenizer.unk_token_id
-    if subject is not None and span is not None and unknown is not None and unknown in ids[slice(*subject)]:
+    subject, unknown = None, tokenizer.unk_token_id
+    if span is not None:
         name = text[slice(*span)]
-        raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
+        inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
+        if not inside:
+            raise FactError(f"the subject {name!r} comes to no token in {text!r}")
+        subject = inside[0], inside[-1] + 1
+        if unknown is not None and unknown in ids[slice(*subject)]:
+            raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
     start = len(ids)
     if answer:
         start = next((i for i, (a, b) in enumerate(offsets) if b > max(edge, a)), len(ids))
@@ -160,26 +164,11 @@ def encode(
     return Encoded(text, tuple(ids), start, subject)
 
 
-def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int], text: str) -> tuple[int, int]:
-    """Return the tokens that overlap the characters `span`."""
-    inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
-    if not inside:
-        raise FactError(f"the subject {text[span[0] : span[1]]!r} comes to no token in {text!r}")
-    return inside[0], inside[-1] + 1
-
-
 def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = True) -> tuple[list[int], Spans]:
-    """Return the token ids of `text` and the characters (start, end) of each; special tokens around it have none.
+    """Return the token ids of `text` and the characters (start, end) of each; `special` tokens around it have none.
 
-    A token of some bytes of a character stands for the whole character.
-
-    Args:
-        tokenizer: any.
-        text: the text to be tokenised.
-        special: with the special tokens that the tokenizer puts around a text.
-
-    Raises:
-        FactError: the tokenizer gives no offsets, and its tokens do not read back as the text.
+    A token of some bytes of a character stands for the whole character. Raises FactError where the tokenizer gives no
+    offsets, and its tokens do not read back as the text.
     """
     options = {"add_special_tokens": special, "verbose": False}
     if not tokenizer.is_fast:
@@ -236,19 +225,10 @@ def _plain(character: str) -> str:
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
-    """Put a prompt, and its answer, into the template.
+    """Put a prompt, and its answer, without white space around them, into the template.
 
-    Args:
-        tokenizer: with a chat template.
-        prompt: the user's turn, without white space around it.
-        answer: the assistant's first words, without white space around them; "" for none.
-
-    Returns:
-        The text up to the answer, the text with it, and the character offset of the prompt in both.
-
-    Raises:
-        ModelError: there is no template, or it cannot be used.
-        FactError: the template changes the prompt.
+    Return the text up to the answer, the text with it, and the character offset of the prompt in both. Raises
+    ModelError where there is no template or it cannot be used, FactError where it changes the prompt.
     """
     asked = _rendered(tokenizer, prompt)
     before, _, after = _rendered(tokenizer, MARK).partition(MARK)
