@@ -67,11 +67,7 @@ def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None) -> Non
 
 @torch.no_grad()
 def record(
-    editable: Editable,
-    ids: Tensor,
-    read: Tensor,
-    parts: Iterable[str] = (),
-    only: tuple[int, int] | None = None,
+    editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] = (), only: tuple[int, int] | None = None
 ) -> Recording:
     """Run `ids` [batch, tokens], right-padded, through the whole model once and keep what a rerun needs.
 
@@ -146,15 +142,14 @@ def resume(
     if not editable.resumable and start:
         kept = recording.states[layer][rows, :start]
         return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
-    return _run_on(
-        editable,
-        layer,
-        states,
-        torch.stack([read[:, 0], read[:, 1] - start], 1),
-        input_ids=recording.ids[rows, start : start + states.shape[1]],
-        past_key_values=_cache(recording, layer, rows, start) if start else None,
-        use_cache=bool(start),
-    )
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(recording.past if start else []):
+        # For layers that do not run, only the number of positions is read from the cache.
+        some = rows if index >= layer else torch.zeros_like(rows[:1])
+        cache.update(keys[some, :, :start], values[some, :, :start], index)
+    inputs: dict[str, Any] = {"use_cache": True, "past_key_values": cache} if start else {"use_cache": False}
+    ids = recording.ids[rows, start : start + states.shape[1]]
+    return _run_on(editable, layer, states, torch.stack([read[:, 0], read[:, 1] - start], 1), input_ids=ids, **inputs)
 
 
 def resume_each(
@@ -191,16 +186,6 @@ def _run_on(editable: Editable, layer: int, states: Tensor, read: Tensor, **inpu
         stack.enter_context(unembedding(editable, read))
         logits: Tensor = editable.run(**inputs).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
-
-
-def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> DynamicCache:
-    """Return keys and values of the positions left of `start`."""
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(recording.past):
-        # For layers that do not run, only the number of positions is read from the cache.
-        some = rows if index >= layer else torch.zeros_like(rows[:1])
-        cache.update(keys[some, :, :start], values[some, :, :start], index)
-    return cache
 
 
 def narrowed(editable: Editable, run: Tensor, at: Tensor) -> AbstractContextManager[None]:

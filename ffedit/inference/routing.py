@@ -58,13 +58,10 @@ class Routes:
 
 
 def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> list[dict[int, Routes]]:
-    """Record, for each fact, how the router of each mixture routes its subject's last token.
+    """Record, for each fact, the routes of its subject's last token by layer, in every mixture; none for a dense model.
 
     An edited expert takes effect in another context only if the router sends the subject to it there too. So the texts
     are the bare prompt, and the prompt behind up to 8 prefixes that the model samples with `seed`.
-
-    Returns:
-        For each fact, the routes by layer, empty for a dense model.
     """
     layers = mixtures(editable)
     if not layers:

@@ -26,10 +26,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ffedit.errors import EditError, ModelError
 from ffedit.files.tensor_ranges import FLOATS, contents
@@ -66,19 +63,26 @@ def load_model(
 ) -> Editable:
     """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also reads its edits."""
     spread = spread_over(device, device_map, offload_folder, max_memory)
-    if not isinstance(name_or_path, str | Path):
+    if isinstance(name_or_path, str | Path):
+        name = str(name_or_path)
+        checkpoint = opened(name, revision, trust_remote_code, progress)
+        if checkpoint.config.is_encoder_decoder:
+            kind = checkpoint.config.model_type
+            raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
+        model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
+        editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        if folder := cached_folder(editable):
+            editable.source = source_of(name, folder)
+    else:
         pair = _ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
-        return _in_chat(find_and_verify(*pair, value_matrix), chat)
-    name = str(name_or_path)
-    checkpoint = opened(name, revision, trust_remote_code, progress)
-    if checkpoint.config.is_encoder_decoder:
-        kind = checkpoint.config.model_type
-        raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-    model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
-    editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
-    if folder := cached_folder(editable):
-        editable.source = source_of(name, folder)
-    return _in_chat(editable, chat)
+        editable = find_and_verify(*pair, value_matrix)
+    editable.chat = chat
+    try:
+        if chat:
+            turn(editable.tokenizer, "Hello")
+    except ModelError as error:
+        raise ModelError(f"{editable.name}: {error}") from error
+    return editable
 
 
 def load_stacks(
@@ -153,17 +157,6 @@ def _ready_pair(
         raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
     model, tokenizer = pair
     return model, tokenizer, model.config._name_or_path or type(model).__name__
-
-
-def _in_chat(editable: Editable, chat: bool) -> Editable:
-    """Set whether prompts are put into the chat template; refuse a tokenizer without one."""
-    editable.chat = chat
-    try:
-        if chat:
-            turn(editable.tokenizer, "Hello")
-    except ModelError as error:
-        raise ModelError(f"{editable.name}: {error}") from error
-    return editable
 
 
 class Opened(NamedTuple):

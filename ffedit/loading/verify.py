@@ -38,16 +38,11 @@ def find_and_verify(
 ) -> Editable:
     """Find and verify the parts of `model`, a causal decoder of transformers, compiled or not, in any mode.
 
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-        name: its name in messages.
-        value_matrix: path of the value matrix, where no known role fits: inside a layer (`ff.out`), or in the model,
-            with {} for the layer's number (`layers.{}.ff.out`).
-        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
+    `name` is its name in messages, and `value_matrix` the path of the value matrix, where no known role fits: inside a
+    layer (`ff.out`), or in the model, with {} for the layer's number (`layers.{}.ff.out`). `saved_dtype` is the
+    precision of the checkpoint, where it is not that of the weights in memory.
 
-    Raises:
-        ModelError: the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
+    Raises ModelError where the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
     """
     model = _transformers_model(model, name)
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:

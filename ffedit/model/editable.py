@@ -128,11 +128,7 @@ class Stack(Displayed):
             return self.model(**inputs)
 
     def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        source: Tensor | None = None,
-        source_mask: Tensor | None = None,
+        self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None, source_mask: Tensor | None = None
     ) -> Any:
         """Run the pass that contains these layers and return its output (of a pair's encoder, the encoder's).
 

@@ -1,19 +1,18 @@
 """From characters to tokens, once.
 
 A prompt and its answer are tokenised together, as one text; the subject and the answer are then found by character
-offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right; whether a space stands
-between prompt and answer is decided by the text itself.
+offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right.
 
 Tokenizers of the `tokenizers` library give offsets. Others (written in Python) do not, and one kind is too coarse:
 Unigram with byte fallback gives a whole run of unknown characters to each of its bytes. There the tokens are *read
-back*: each token stands for the characters by which the decoded text grows. That is exact, or it fails, since every
-prefix must decode to a prefix of the text; then it is refused, since a guess would edit the wrong token.
+back*: each token stands for the characters by which the decoded text grows. Where a prefix does not decode to a prefix
+of the text, it is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
-edited and measured in the tokens that a user produces. The template writes its special tokens itself, BOS included, and
-none are added. The space between its last mark and the answer is the one that it writes itself (none in most, one in a
-few). Where a template can leave reasoning out (`enable_thinking`), it is left out: otherwise no answer would begin with
-the object. Texts for statistics and drift, and what the model samples without a prompt, are plain.
+edited and measured in the tokens that a user produces. The template writes its special tokens itself, and the space
+between its last mark and the answer. Where it can leave reasoning out (`enable_thinking`), it is left out: otherwise no
+answer would begin with the object. Texts for statistics and drift, and what the model samples without a prompt, are
+plain.
 """
 
 from __future__ import annotations
@@ -76,16 +75,10 @@ class Encoded:
 def joined(prompt: str, answer: str) -> str:
     """Join `prompt` and `answer`, with one space between them where the script uses spaces."""
     left, right = prompt.rstrip(), answer.strip()
-    gap = prompt[len(left) :]
-    if not left or not right:
+    if left != prompt or not left or not right:
         return prompt + right
-    if gap:
-        return left + gap + right
-    if left[-1] in OPENING and not _closes(left):
-        return left + right
-    if _unspaced(left[-1]) or _unspaced(right[0]):
-        return left + right
-    return f"{left} {right}"
+    opens = left[-1] in OPENING and not _closes(left)
+    return left + right if opens or _unspaced(left[-1]) or _unspaced(right[0]) else f"{left} {right}"
 
 
 def _closes(text: str) -> bool:
