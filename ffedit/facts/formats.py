@@ -5,8 +5,8 @@ it from the others. Formats are tried in the order in which they stand here, the
 may be text in some files, and a list or a list of lists of aliases in others; all are read alike. Of several answers
 the first is the target, as in the published code, and the others are its aliases.
 
-Content of a record that no fact can hold is named in a note, so that nothing is dropped silently. A record that cannot
-be used raises FactError, one line, that names the field.
+Content of a record that no fact can hold is named in a note. A record that cannot be used raises FactError, one line,
+that names the field.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ffedit.errors import FactError
+from ffedit.errors import FactError, brief
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.formats import parse
 
@@ -283,7 +283,7 @@ def _explained(table: Table) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the errors that `datasets` and the hub raise have no common class
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = brief(error)
         if Path(table.path).exists():
             raise FactError(f"{table.name} is no table that can be read: {why}") from error
         raise FactError(

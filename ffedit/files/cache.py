@@ -1,10 +1,9 @@
 """The cache of what is kept between runs: files and converted models, by the fingerprint of what they were made from.
 
-An entry is written to a temporary path and moved in one step, so that two processes never see half of one.
-
-The cache is bounded (`Limits`): after a write, entries that were not used for long are deleted, and then the least
-recently used ones until the rest fits. Its time of modification says when an entry was used; one that was used within
-`IN_USE` stays, since a process may still read it.
+An entry is written to a temporary path and moved in one step, so that two processes never see half of one. The cache is
+bounded (`Limits`): after a write, entries that were not used for long are deleted, then the least recently used ones
+until the rest fits. Its time of modification says when an entry was used; one that was used within `IN_USE` stays,
+since a process may still read it.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _said(
     state = None if generator is None else generator.get_state()
 
     def continue_rows(rows: Sequence[int]) -> list[list[int]]:
-        choose = greedy
+        choose: Chooser = greedy
         if numbers is not None:
             choose = drawn_of_top(numbers[list(rows)], top)
         elif generator is not None and state is not None:

@@ -5,10 +5,9 @@ real forward pass is recorded once (the residual stream entering every layer, ke
 intervention runs the model again *from its layer and its first changed position only*, for many interventions in one
 batch, reading the unembedding only at the positions asked for.
 
-The rerun is the model's own forward with a cache of the earlier positions, exactly as in generation, so the model
-itself computes masks, rotary angles, sliding windows and position biases; the layers below merely do not run.
-Rows of different lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask
-and no number depends on the tokenizer's padding side.
+The rerun is the model's own forward with a cache of the earlier positions, as in generation, so the model itself
+computes masks, rotary angles, sliding windows and position biases; the layers below do not run. Rows of different
+lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.files import cache
 from ffedit.inference import generation, replay
 from ffedit.inference.corpus import Corpus
@@ -252,8 +252,7 @@ def _dataset(name: str) -> Iterator[Any]:
     try:
         yield from datasets.load_dataset(source, configuration, split=split or "train", streaming=True)
     except Exception as error:  # errors of the hub, the network and a dataset's format have no common class
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise EditError(f"{name}: the dataset cannot be read ({why}); a text file needs no network") from error
+        raise EditError(f"{name}: the dataset cannot be read ({brief(error)}); a text file needs no network") from error
 
 
 def _records(name: str, records: Iterator[Any]) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """Conversion of GGUF files to ordinary checkpoints, once; the result is kept in the cache.
 
 transformers reads the file and unpacks its blocks to float32; the result is saved as a folder that everything else
-here (streaming export, exact undo, diff) treats as any other. The folder is named by a hash of the file's
-content. That hash is stored with the file's size and times, so a file is hashed again only when these change, and
-converted again only when its content did. The file itself is only ever read.
+here treats as any other. The folder is named by a hash of the file's content, which is stored with the file's size and
+times: a file is hashed again only when these change, and converted again only when its content did.
 """
 
 from __future__ import annotations

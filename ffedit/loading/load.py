@@ -262,8 +262,8 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     if Path(path).exists():
         return Path(path)
     with readable(f"{name}: cannot be fetched"):
-        options = {"revision": revision, "local_files_only": local, "ignore_patterns": list(OTHER_WEIGHTS)}
-        return Path(huggingface_hub.snapshot_download(path, **options))
+        options: dict[str, Any] = {"revision": revision, "local_files_only": local}
+        return Path(str(huggingface_hub.snapshot_download(path, ignore_patterns=list(OTHER_WEIGHTS), **options)))
 
 
 def cached_folder(editable: Editable) -> Path | None:

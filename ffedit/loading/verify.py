@@ -4,8 +4,7 @@
 `num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
 forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
 recorded pass gives the logits of the whole. What is not recognised is refused, and the error lists what was found.
-
-Encoders and both halves of encoder–decoders, which are inspected only, are recognised and verified in the same way.
+Encoders and both halves of encoder–decoders, which are inspected only, are treated in the same way.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@ The model's type is not used. A module is recognised by its name (`roles`), by i
 experts) and by the number of such modules; a forward pass verifies that it does what its role says (`loading.verify`).
 A module that is not recognised is refused, and the error lists what was found.
 
-How a block adds its feed-forward output to the residual stream is determined by probe passes. Blocks differ: some
-normalise the output before they add it (Gemma 2, OLMo 2), some normalise the sum (BERT, BART), some scale it (Granite),
-some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is observed which modules run
-behind the value matrix, or a mixture's block, and, in a pass in which the last layer adds nothing, what the stream is
-without their output.
+Blocks add their feed-forward output to the residual stream differently: some normalise it before they add it (Gemma 2,
+OLMo 2), some normalise the sum (BERT, BART), some scale it (Granite), some add attention and feed-forward output at
+once (GPT-J, Falcon). So it is observed which modules run behind the value matrix, or a mixture's block, and, in a pass
+in which the last layer adds nothing, what the stream is without their output.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class Layer:
     @cached_property
     def prefix(self) -> str:
         """Path of the layer in the model."""
-        path: str = next(path for path, module in self.model.named_modules() if module is self.module)
-        return path
+        return str(next(path for path, module in self.model.named_modules() if module is self.module))
 
 
 def find_feed_forward(layer: Layer) -> FeedForward:
@@ -201,8 +199,8 @@ def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
 def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
     """Return a parameter of `model` as its checkpoint stores it: tensors by their names in the files.
 
-    transformers may hold in one parameter what its checkpoints store separately (the matrices of all experts), or under
-    another name, and converts it back when it saves; this is the same conversion.
+    transformers may hold in one parameter what its checkpoints store separately, or under another name (the matrices of
+    all experts); this is the conversion with which it saves.
     """
     return dict(revert_weight_conversion(model, {name: parameter}))
 

@@ -1,7 +1,7 @@
 """Context managers that read or change the inputs and outputs of modules.
 
-A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state; this
-has changed between releases of transformers. Only this module handles it: all others see the tensor.
+A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state. Only this module handles
+that: all others see the tensor.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Run `model` as in evaluation: no dropout, and its modules eagerly where `torch.compile` would fuse them.
 
-    Compiled code misses hooks that are registered later, or is recompiled for each. Every module's mode is restored
-    afterwards.
+    Compiled code misses hooks that are registered later, or is recompiled for each. Afterwards every module's mode is
+    as before.
     """
     modules = list(model.modules())
     training = [module for module in modules if module.training]

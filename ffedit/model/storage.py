@@ -2,13 +2,12 @@
 
 A model that is larger than its accelerator is spread by accelerate (`device_map`): what does not fit stays in CPU
 memory or in the checkpoint's files, and the module holds an empty tensor (on the meta device) except while it runs.
-Reading such a weight fetches what the next forward would use. Writing it puts the new matrix in CPU memory, from which
-the next forward fetches it, and no file of the checkpoint is changed.
+Reading such a weight fetches what the next forward would use; writing it puts the new matrix in CPU memory, from which
+the next forward fetches it. No file of the checkpoint is changed.
 
-The numbers of a quantised W are packed (8 bits, 4 bits, groups, separate outliers), each kind by a library of its own,
-but all of them can multiply. So W is read by multiplication: the module's output for the i-th unit vector is column i
-of W, in the precision that it computes in. It is never written: a packing has 16 or 256 levels for an entry, which
-would lose an edit or magnify it; an edit is kept beside it instead, as a LoRA adapter is.
+The numbers of a quantised W are packed, each kind by a library of its own, but all of them can multiply. So W is read
+by multiplication: the module's output for the i-th unit vector is column i of W, in the precision that it computes in.
+It is never written: a packing has 16 or 256 levels for an entry, which would lose an edit or magnify it.
 """
 
 from __future__ import annotations
@@ -84,10 +83,7 @@ def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | N
 
 @contextmanager
 def resident(module: nn.Module) -> Iterator[None]:
-    """Load a module's own parameters into it for the length of a block, so that gradients reach them.
-
-    Writes to an offloaded parameter inside the block are lost afterwards.
-    """
+    """Load a module's own parameters into it for a block, so that gradients reach them; what is written is lost."""
     hook = _offloading(module)
     if hook is None:
         yield
@@ -107,8 +103,8 @@ def resident(module: nn.Module) -> Iterator[None]:
 def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter of a model once, by name, as it is held: empty where it is offloaded.
 
-    Tied weights are one parameter; offloading makes two empty ones of them, identified by their declared names.
-    Buffers of quantised modules count, too.
+    Tied weights are one parameter, though offloading makes two empty ones of them; buffers of quantised modules count,
+    too.
     """
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     seen: set[str] = set()

@@ -210,11 +210,7 @@ def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) 
 
 def _alike(one: str, other: str) -> bool:
     """Return True if two characters are equal but for case and width."""
-    return one == other or _plain(one) == _plain(other)
-
-
-def _plain(character: str) -> str:
-    return unicodedata.normalize("NFKC", character).casefold()
+    return one == other or len({unicodedata.normalize("NFKC", character).casefold() for character in (one, other)}) == 1
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
