@@ -25,6 +25,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, pad
 
 TOKENS_PER_BATCH = 4096
+ANSWER_TOKENS = 8  # in which the first word of a continuation is looked for
 NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or another --device"
 
 
@@ -71,19 +72,19 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
     return result
 
 
-def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded | None]:
+def own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded | None]:
     """Return each of `prompts` with the first word of its greedy continuation: the fewest tokens that hold it whole.
 
-    None where no word comes within `count` tokens: the text or the turn ends, or there are only blanks.
+    None where no word comes within `ANSWER_TOKENS`: the text or the turn ends, or there are only blanks.
     """
-    said = continuations(editable, [prompt.ids for prompt in prompts], count)
+    said = continuations(editable, [prompt.ids for prompt in prompts], ANSWER_TOKENS)
     return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
 
 
-def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
+def with_own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded]:
     """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead."""
-    own = own_answers(editable, prompts, count)
-    return [answer or _likeliest_word(editable, prompt, count) for answer, prompt in zip(own, prompts, strict=True)]
+    own = own_answers(editable, prompts)
+    return [answer or _likeliest_word(editable, prompt) for answer, prompt in zip(own, prompts, strict=True)]
 
 
 def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
@@ -101,13 +102,13 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
 
 
 @torch.no_grad()
-def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
+def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
     """Return `prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
     silent = _silent(editable)
     logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
     for token in logits.argsort(descending=True).tolist():
         if token not in silent and decode(editable.tokenizer, [token]).strip():
-            rest = continuations(editable, [(*prompt.ids, token)], count - 1)[0]
+            rest = continuations(editable, [(*prompt.ids, token)], ANSWER_TOKENS - 1)[0]
             if (answer := _first_word(editable, prompt, [token, *rest])) is not None:
                 return answer
     raise ModelError(

@@ -111,13 +111,12 @@ def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tenso
     layers: list[Any] = cache.layers
     if only is None:
         return [(layer.keys, layer.values) for layer in layers]
-    # For layers that do not run, only the number of positions is read from the cache.
     first, start = only
-    rows = [None if index >= first else 1 for index in range(len(layers))]
-    return [
-        (layer.keys[:some, :, :start].clone(), layer.values[:some, :, :start].clone())
-        for layer, some in zip(layers, rows, strict=True)
-    ]
+    past = []
+    for index, layer in enumerate(layers):
+        rows = slice(None if index >= first else 1)  # of layers that do not run, only the number of positions is read
+        past.append((layer.keys[rows, :, :start].clone(), layer.values[rows, :, :start].clone()))
+    return past
 
 
 def resume(
@@ -144,8 +143,8 @@ def resume(
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past if start else []):
         # For layers that do not run, only the number of positions is read from the cache.
-        some = rows if index >= layer else torch.zeros_like(rows[:1])
-        cache.update(keys[some, :, :start], values[some, :, :start], index)
+        kept = rows if index >= layer else torch.zeros_like(rows[:1])
+        cache.update(keys[kept, :, :start], values[kept, :, :start], index)
     inputs: dict[str, Any] = {"use_cache": True, "past_key_values": cache} if start else {"use_cache": False}
     ids = recording.ids[rows, start : start + states.shape[1]]
     return _run_on(editable, layer, states, torch.stack([read[:, 0], read[:, 1] - start], 1), input_ids=ids, **inputs)
@@ -165,9 +164,9 @@ def resume_each(
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past):
         # For layers that do not run, only the number of positions is read from the cache.
-        some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
-        some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
-        cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
+        kept, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
+        kept, at = kept.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
+        cache.update(keys[kept, :, at].transpose(1, 2), values[kept, :, at].transpose(1, 2), index)
     inputs: dict[str, Any] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
     if "position_ids" in signature(editable.model.forward).parameters:
         inputs["position_ids"] = inside.to(ids.device)

@@ -146,13 +146,8 @@ def _ready_pair(
     if len(pair) != 2 or not hasattr(pair[0], "config") or not isinstance(pair[1], PreTrainedTokenizerBase):
         types = ", ".join(type(value).__name__ for value in pair)
         raise ModelError(f"found {types}; a model's name, its folder or a pair (model, tokenizer) was expected")
-    options = {
-        "device": device != "auto",
-        "dtype": dtype != "auto",
-        "revision": revision is not None,
-        "trust_remote_code": trust_remote_code,
-        "device_map": device_map is not None,
-    }
+    options = {"device": device != "auto", "dtype": dtype != "auto", "revision": revision is not None}
+    options |= {"trust_remote_code": trust_remote_code, "device_map": device_map is not None}
     if unused := [name for name, is_set in options.items() if is_set]:
         raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
     model, tokenizer = pair

@@ -57,10 +57,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"Lfm2MLP": silu}
 def register_activation(name: str, function: Callable[[Tensor], Tensor]) -> None:
     """Register the function of an activation; it takes precedence over the model's own function of this name.
 
-    Args:
-        name: the name that the layer's activation attribute gives, the class or function that it holds, or, for a
-            feed-forward module that has no such attribute, the class of this module.
-        function: maps the outputs of the keys, [.., d_ff], to f of them, [.., d_ff].
+    `name` is what the layer's activation attribute gives, the class or function that it holds, or, for a feed-forward
+    module without such an attribute, the class of this module. `function` maps the outputs of the keys, [.., d_ff], to
+    f of them.
     """
     ACTIVATIONS[name] = function
 
