@@ -13,12 +13,10 @@ from ffedit.editor.edit import as_edits
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
-from ffedit.facts.conflicts import check_facts
-from ffedit.facts.fact import FactLike, as_facts
+from ffedit.facts.fact import FactLike, as_facts, check_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import layer_for
-from ffedit.loading.device_map import DeviceMap
-from ffedit.loading.load import Source
+from ffedit.loading.load import DeviceMap, Source
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, as_layers
@@ -54,7 +52,7 @@ def load(
         value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
             with {} for the layer's number (`layers.{}.ff.out`).
         device_map: instead of `device`, how a model that does not fit is spread: one of
-            `loading.device_map.DEVICE_MAPS`, of which "auto" fills accelerators, then CPU memory, then the disk; or by
+            `loading.load.DEVICE_MAPS`, of which "auto" fills accelerators, then CPU memory, then the disk; or by
             module, its device, "cpu" or "disk".
         offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
             (merged experts); the others are read from the checkpoint's own files.

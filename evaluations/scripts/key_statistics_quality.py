@@ -26,8 +26,7 @@ from ffedit.algebra.linalg import whiten
 from ffedit.editor.statistics import by_layer
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inference.neutral import neutral
-from ffedit.inference.text import identity, row_length, sampled
+from ffedit.inference.text import identity, neutral, row_length, sampled
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address

@@ -39,8 +39,7 @@ from ffedit.errors import EditError, FFEditError, ModelError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
 from ffedit.loading.distributed import ProcessGroup
-from ffedit.model.edit_history import History
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, History
 from ffedit.model.memory import KeyValueMemory
 
 

@@ -32,8 +32,7 @@ from ffedit.editor.solve import Problem, note
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError, choices
-from ffedit.facts.conflicts import check_facts
-from ffedit.facts.fact import Fact, by_subject
+from ffedit.facts.fact import Fact, by_subject, check_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward

@@ -1,7 +1,7 @@
 """An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
 The model is unchanged until an edit is applied, and undoing restores the original weights
-(`ffedit.model.edit_history`). Edits of the same weights can be added; on disk an edit is a folder
+(`ffedit.model.editable`). Edits of the same weights can be added; on disk an edit is a folder
 (`ffedit.editor.edit_folder`).
 """
 
@@ -22,8 +22,7 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor import edit_folder
 from ffedit.editor.edit_files import Described
 from ffedit.errors import EditError
-from ffedit.facts.conflicts import same_question, same_target
-from ffedit.facts.fact import Fact, show
+from ffedit.facts.fact import Fact, same_question, same_target, show
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address

@@ -41,8 +41,7 @@ from ffedit.files.resuming import delay_interrupt, load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.inference.neutral import WORDS, neutral
-from ffedit.inference.text import given, identity, row_length, sampled
+from ffedit.inference.text import NEUTRAL_NAME, given, identity, neutral, row_length, sampled
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint
@@ -146,7 +145,7 @@ def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tenso
     if corpus.named is not None:
         return given(editable, corpus, progress), str(corpus)
     shipped = neutral(editable) if corpus.path is None else None
-    return (None, str(corpus)) if shipped is None else (shipped[: corpus.tokens], WORDS)
+    return (None, str(corpus)) if shipped is None else (shipped[: corpus.tokens], NEUTRAL_NAME)
 
 
 def _cached(path: Path, fingerprint: str) -> KeyMoments | None:

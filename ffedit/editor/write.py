@@ -15,8 +15,7 @@ from ffedit.editor.prompts import build_prompts
 from ffedit.editor.statistics import moments_for
 from ffedit.editor.target_layers import find_ff_layers, routed
 from ffedit.errors import EditError
-from ffedit.facts.conflicts import check_facts
-from ffedit.facts.fact import Fact, FactToken, by_subject
+from ffedit.facts.fact import Fact, FactToken, by_subject, check_facts
 from ffedit.inference.batching import refuse_out_of_memory
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.routing import mixtures

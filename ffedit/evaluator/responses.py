@@ -192,7 +192,7 @@ def _branched(
         yield [context for _, context in early], logits
     cache.batch_select_indices(torch.tensor([owner for owner, _ in rows]))  # on the CPU: layers may be anywhere
     late = [(i, context) for i, (_, row) in enumerate(rows) for context in row if len(context) > stem]
-    with replay.unembedding(editable, torch.tensor([(i, len(context) - 1) for i, context in late]), stem):
+    with replay.unembedding(editable, torch.tensor([(i, len(context) - 1 - stem) for i, context in late])):
         tails = pad([row[-1][stem:] for _, row in rows]).to(editable.device)
         logits = editable.run(input_ids=tails, cache=cache, use_cache=True).logits[0]
     yield [context for _, context in late], logits

@@ -23,8 +23,7 @@ from ffedit.errors import EditError
 from ffedit.exporter.checkpoint import Plan, Rewrite, export_plan, file_name
 from ffedit.files.tensor_ranges import Matrix, Stored, contents, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
-from ffedit.model.edit_history import History
-from ffedit.model.editable import Editable
+from ffedit.model.editable import Editable, History
 from ffedit.model.memory import Address
 from ffedit.model.storage import device_of
 

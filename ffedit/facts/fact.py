@@ -6,8 +6,7 @@ measured on paraphrases of the same fact (`paraphrases`), on what follows from i
 on other subjects of the same relation (`neighbors`: specificity), on the other facts of the same subject
 (`same_subject`: retention) and on unrelated questions (`locality`).
 
-The subject is located by characters, not by tokens: `Fact.text` is the whole prompt and `Fact.span` the
-subject's character offsets in it, so a tokenizer encodes the prompt once and as a whole.
+The subject is located by characters, not by tokens, so that a tokenizer encodes the prompt once and as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ffedit.errors import FactError, choices
+from ffedit.errors import EditError, FactError, choices
 from ffedit.facts.text import occurrences
 from ffedit.notebook import Displayed
 
@@ -65,8 +64,10 @@ class Probe:
     @classmethod
     def of(cls, value: ProbeLike) -> Probe:
         """Read a probe given as a Probe, as its prompt, or as a mapping of its fields."""
-        if isinstance(value, (Probe, str)):
-            return value if isinstance(value, Probe) else cls(value)
+        if isinstance(value, Probe):
+            return value
+        if isinstance(value, str):
+            return cls(value)
         names = [field.name for field in dataclasses.fields(cls)]
         if isinstance(value, Mapping) and "prompt" in value and set(value) <= set(names):
             return cls(**value)
@@ -154,8 +155,7 @@ class Fact(Displayed):
             "locality": _probes("locality", locality),
             "target_aliases": _aliases("target_aliases", target_aliases, target),
         }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(values)
         if type(self.occurrence) is not int:
             raise FactError(f"occurrence must be a whole number, found {show(self.occurrence)}")
         if SLOT in self.subject:
@@ -257,16 +257,11 @@ FactLike: TypeAlias = "Fact | Mapping[str, Any]"
 
 
 def as_facts(facts: FactLike | Iterable[FactLike]) -> list[Fact]:
-    """Read one fact or several, each a Fact or a mapping of its fields.
-
-    Raises:
-        FactError: one is neither, or lacks a field, or has an unknown one.
-    """
+    """Read one fact or several, each a Fact or a mapping of its fields; FactError for anything else."""
     listed = [facts] if isinstance(facts, (Fact, Mapping, str)) or not isinstance(facts, Iterable) else list(facts)
+    expected = "a Fact or a dict of its fields was expected (ffedit.read_facts reads a file)"
     for fact in listed:
-        FactError.unless(
-            fact, (Fact, Mapping), "a Fact or a dict of its fields was expected (ffedit.read_facts reads a file)"
-        )
+        FactError.unless(fact, (Fact, Mapping), expected)
     return [fact if isinstance(fact, Fact) else Fact.from_dict(fact) for fact in listed]
 
 
@@ -274,6 +269,51 @@ def show(value: object) -> str:
     """Format a value for an error message: quoted, on one line, and shortened if long."""
     shown = repr(value) if isinstance(value, str) else f"{value!r} ({type(value).__name__})"
     return shown if len(shown) <= 100 else f"{shown[:60]}…{shown[-30:]}"
+
+
+def check_facts(facts: Sequence[Fact]) -> None:
+    """Raise an EditError where there are no facts to write, or two that give one question different answers."""
+    if not facts:
+        raise EditError("no facts to write; give at least one")
+    for first, second in conflicts(facts):
+        raise EditError(
+            f"{first.text!r} is to become {first.new_object!r} and {second.new_object!r}; keep one of the two facts"
+        )
+
+
+def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
+    """Return the pairs of facts that give one question two answers, in order; see `same_question`."""
+    listed = list(facts)
+    pairs = [(listed[i], listed[j]) for i, j in same_question(listed)]
+    return [(first, second) for first, second in pairs if not same_target(first, second)]
+
+
+def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
+    """Return positions (i, j), i < j, of facts to be written about one subject with one prompt, or of one relation.
+
+    Upper and lower case and white space make no difference. Each fact is paired with the first that asks the same.
+    """
+    first: dict[tuple[str | None, ...], int] = {}
+    pairs = []
+    for j, fact in enumerate(facts):
+        if fact.target is None:
+            continue
+        questions = [("prompt", _normalised(fact.text), _normalised(fact.subject))]
+        if fact.relation is not None:
+            questions.append(("relation", fact.relation, _normalised(fact.subject)))
+        i = min(first.setdefault(question, j) for question in questions)
+        if i < j:
+            pairs.append((i, j))
+    return pairs
+
+
+def same_target(a: Fact, b: Fact) -> bool:
+    """Return True if two facts write the same object, ignoring case."""
+    return _normalised(a.new_object) == _normalised(b.new_object)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def by_subject(facts: Sequence[Fact]) -> list[list[Fact]]:

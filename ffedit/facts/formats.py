@@ -5,14 +5,14 @@ it from the others. Formats are tried in the order in which they stand here, the
 may be text in some files, and a list or a list of lists of aliases in others; all are read alike. Of several answers
 the first is the target, as in the published code, and the others are its aliases.
 
-Content of a record that no fact can hold is named in a note, so that nothing is dropped silently. A record that cannot
-be used raises FactError, one line, that names the field.
+Content of a record that no fact can hold is named in a note. A record that cannot be used raises FactError, one line,
+that names the field.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -116,26 +116,19 @@ def mquake(record: Record) -> Parsed:
     case, alone = record.get("case_id"), len(rewrites) == 1
     names = _listed(record.get("new_answer_alias"))
     hops = [_object("an item of new_single_hops", hop) for hop in _listed(record.get("new_single_hops"))]
-    facts = [
-        _request(
-            _object("an item of requested_rewrite", item),
-            paraphrases=_listed(item.get("question")),
-            target_aliases=_hop_aliases(hops, item),
-            case_id=case if alone or case is None else f"{case}.{number}",
-        )
-        for number, item in enumerate(rewrites, start=1)
-    ]
+    facts = []
+    for number, item in enumerate(rewrites, start=1):
+        request = _object("an item of requested_rewrite", item)
+        asked = request.get("question"), _need(request, "target_new", "str")
+        aliases = [hop.get("answer_alias") for hop in hops if (hop.get("question"), hop.get("answer")) == asked]
+        case_id = case if alone or case is None else f"{case}.{number}"
+        probes = {"paraphrases": _listed(asked[0]), "target_aliases": _listed(aliases)}
+        facts.append(_request(request, **probes, case_id=case_id))
     needs = tuple(fact.text for fact in facts[:-1])
     follows = (Probe(question, _need(record, "new_answer"), MULTI_HOP, names, needs) for question in questions)
     facts[-1] = dataclasses.replace(facts[-1], portability=tuple(follows))
     note = f"multi-hop questions are asked where all {len(facts)} edits of their case are made together"
     return Parsed(tuple(facts), () if alone or not questions else (note,))
-
-
-def _hop_aliases(hops: Iterable[Record], item: Record) -> tuple[Any, ...]:
-    """Return the other names of an edit's new object, from the hop that has its question and answer."""
-    asked = item.get("question"), _need(item, "target_new", "str")
-    return _listed([hop.get("answer_alias") for hop in hops if (hop.get("question"), hop.get("answer")) == asked])
 
 
 @record_format("CounterFact", "requested_rewrite")
@@ -265,15 +258,13 @@ def easyedit(record: Record) -> Fact:
     Those of CounterFact are its neighbors; those of zsRE, known by their prefix, are unrelated to the fact.
     """
     asked = [(prompt, answer, str(prompt).startswith(NATURAL_QUESTION)) for prompt, answer in _locality(record)]
-    return Fact(
-        subject=_need(record, "subject"),
-        prompt=_need(record, "prompt"),
-        target=_need(record, "target_new"),
+    return _fact(
+        record,
+        target=record["target_new"],
         previous=_first(record.get("ground_truth")),
         paraphrases=_listed(record.get("rephrase_prompt") or record.get("rephrase")),
         neighbors=[_probe(prompt, answer) for prompt, answer, question in asked if not question],
         locality=[_question("locality_prompt", prompt, answer) for prompt, answer, question in asked if question],
-        relation=_first(record.get("relation_id")),
         case_id=record.get("case_id"),
     )
 
@@ -292,12 +283,7 @@ def _locality(record: Record) -> list[tuple[Any, Any]]:
 @record_format("FastEdit", "subject, prompt, queries")
 def fastedit(record: Record) -> Fact:
     """Read a record of FastEdit: `queries` are paraphrases of the fact."""
-    return Fact(
-        subject=_need(record, "subject"),
-        prompt=_need(record, "prompt"),
-        target=_need(record, "target"),
-        paraphrases=_listed(record.get("queries")),
-    )
+    return Fact(record["subject"], record["prompt"], _need(record, "target"), paraphrases=_listed(record["queries"]))
 
 
 @record_format("known_1000", "subject, prompt, attribute")
@@ -306,13 +292,7 @@ def known(record: Record) -> Fact:
 
     Its `template` often ends before `prompt` does, and the answer follows `prompt`: `prompt` is read.
     """
-    return Fact(
-        subject=_need(record, "subject"),
-        prompt=_need(record, "prompt"),
-        previous=_need(record, "attribute"),
-        relation=_first(record.get("relation_id")),
-        case_id=record.get("known_id"),
-    )
+    return _fact(record, previous=record["attribute"], case_id=record.get("known_id"))
 
 
 record_format("ffedit", "subject, prompt, target")(Fact.from_dict)
@@ -321,16 +301,16 @@ record_format("ffedit", "subject, prompt, target")(Fact.from_dict)
 # Access to the fields of records -----------------------------------------------------------
 
 
+def _fact(record: Record, **more: Any) -> Fact:
+    """Return a fact with the fields that most formats have in common, and `more`."""
+    subject, prompt = _need(record, "subject"), _need(record, "prompt")
+    return Fact(subject, prompt, relation=_first(record.get("relation_id")), **more)
+
+
 def _request(record: Record, **more: Any) -> Fact:
     """Return the fact of a request, with additional fields `more`."""
-    return Fact(
-        subject=_need(record, "subject"),
-        prompt=_need(record, "prompt"),
-        target=_need(record, "target_new", "str"),
-        previous=_need(record, "target_true", "str") if record.get("target_true") else None,
-        relation=_first(record.get("relation_id")),
-        **more,
-    )
+    previous = _need(record, "target_true", "str") if record.get("target_true") else None
+    return _fact(record, target=_need(record, "target_new", "str"), previous=previous, **more)
 
 
 def _question(field: str, asked: Any, answer: Any) -> Probe:

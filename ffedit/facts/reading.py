@@ -1,7 +1,9 @@
 """From a file or data set of facts, in any known format, to checked facts.
 
-A source is a file of JSON, standard input, or a table (`tables.py`). A file is any number of JSON values, one
-after the other: one object, one list, or JSON lines. Each record is read by its own shape (`formats.py`).
+A source is a file of JSON, standard input, or a table. A file is any number of JSON values, one after the other: one
+object, one list, or JSON lines. A table is a parquet or arrow file, a folder of them, or a data set of the hub, read
+with the package `datasets` (an extra, imported when the first table is read; it runs no code that comes with a data
+set). Each record is read by its own shape (`formats.py`).
 
 No record is skipped silently: `sift_facts` lists each record that cannot be used with its reason, and
 `read_facts` refuses a source with such a record.
@@ -10,23 +12,29 @@ No record is skipped silently: `sift_facts` lists each record that cannot be use
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
+import logging
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ffedit.errors import FactError
-from ffedit.facts import tables
+from ffedit.errors import FactError, brief
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.formats import parse
 
 # Number of unusable records that are listed one by one.
 SHOWN = 5
+# A table by its path or its name on the hub, then #configuration and :split; and the path of a file in a data set.
+TABLE = re.compile(r"(?P<path>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
+HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
+SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,12 @@ def sift_facts(
         FactError: there is no such source, it holds no records, or none that matches `where` and can be used.
     """
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-    records = [(number, record) for number, record in enumerate(load_records(path, stdin), 1) if _has(record, where)]
-    if where is not None and not records:
-        raise FactError(f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value")
+    records = list(enumerate(load_records(path, stdin), 1))
+    if where is not None:
+        field, value = where
+        records = [(n, r) for n, r in records if isinstance(r, Mapping) and field in r and str(r[field]) == value]
+        if not records:
+            raise FactError(f"{name}: no record has {field!r} of {value!r}; name a field of the data and its value")
     facts: list[tuple[int, Fact]] = []
     left_out: list[tuple[int, str]] = []
     notes: list[tuple[int, str]] = []
@@ -125,23 +136,17 @@ def sift_facts(
     return sifted
 
 
-def _has(record: Any, where: tuple[str, str] | None) -> bool:
-    """Return True if a record has the value of `where` in its field; always True where `where` is None."""
-    return where is None or (isinstance(record, Mapping) and where[0] in record and str(record[where[0]]) == where[1])
-
-
 def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> list[Any]:
     """Read the records of a table, or the JSON values of a file or standard input ("-"); a list gives its items."""
     name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-    if (table := tables.find(os.fspath(path))) is not None:
+    if (table := find_table(os.fspath(path))) is not None:
         return table.records()
     text = _read_text(path, stdin, name)
-    values, decoder, end = [], json.JSONDecoder(), _skip_space(text, 0)
+    values, decoder, end = [], json.JSONDecoder(), 0
     try:
-        while end < len(text):
-            value, end = decoder.raw_decode(text, end)
+        while space := re.compile(r"[ \t\r\n]*(?=[^ \t\r\n])").match(text, end):
+            value, end = decoder.raw_decode(text, space.end())
             values.append(value)
-            end = _skip_space(text, end)
     except json.JSONDecodeError as error:
         why = f"(line {error.lineno}, column {error.colno}): {error.msg.removesuffix(' starting at')}"
         raise FactError(f"{name} is not JSON {why}") from None
@@ -192,11 +197,6 @@ def _with_own_ids(facts: Iterable[tuple[int, Fact]], left_out: list[tuple[int, s
     return kept
 
 
-def _skip_space(text: str, start: int) -> int:
-    space = re.compile(r"[ \t\r\n]*").match(text, start)
-    return space.end() if space else start
-
-
 def _read_text(path: str | os.PathLike[str], stdin: IO[Any] | None, name: str) -> str:
     try:
         if os.fspath(path) == "-":
@@ -211,3 +211,91 @@ def _read_text(path: str | os.PathLike[str], stdin: IO[Any] | None, name: str) -
         raise FactError(f"{name} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise FactError(f"{name} is not UTF-8 text (byte {error.start}); expected JSON") from None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named table, not read yet; `path` is a path or owner/name on the hub, perhaps with the path of one file in it."""
+
+    name: str
+    path: str
+    configuration: str | None = None
+    split: str | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return all rows, without the nulls of fields that a record lacks. Raises FactError if they cannot be read."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise FactError(f"{self.name}: to read it, pip install 'ffedit[datasets]'") from error
+        with _explained(self):
+            splits = self._splits(datasets)
+        only = next(iter(splits)) if len(splits) == 1 else ""
+        if (split := self.split or only) not in splits:
+            raise FactError(f"{self.name}: the splits are {', '.join(splits)}; add one behind a colon")
+        with _explained(self):
+            rows = [_without_nulls(row) for row in splits[split]]
+        if not rows:
+            raise FactError(f"{self.name} holds no facts; expected at least one record")
+        return rows
+
+    def _splits(self, datasets: Any) -> Mapping[str, Any]:
+        """Return the rows of each split, as `datasets` gives them. Local files are streamed: no second copy is made."""
+        path = Path(self.path)
+        if path.is_file():
+            return dict(datasets.load_dataset(SUFFIXES[path.suffix], data_files=glob.escape(self.path), streaming=True))
+        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(self.path)
+            return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+        if path.is_dir():
+            return dict(datasets.load_dataset(os.path.abspath(path), self.configuration, streaming=True))
+        hub = HUB.fullmatch(self.path)
+        assert hub is not None
+        return dict(datasets.load_dataset(hub["set"], self.configuration, data_files=hub["file"]))
+
+
+def find_table(name: str) -> Table | None:
+    """Return the table that `name` names, or None; FactError for a folder that holds none."""
+    match = TABLE.fullmatch(name)
+    if name == "-" or match is None:
+        return None
+    table = Table(name, name) if os.path.exists(name) else Table(name, **match.groupdict())
+    path = Path(table.path)
+    if path.is_dir():
+        if not any(file.suffix in SUFFIXES for file in path.rglob("*")):
+            raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
+        return table
+    if path.exists():
+        return table if path.suffix in SUFFIXES else None
+    hub = HUB.fullmatch(table.path)
+    # A name that ends as a file does, or lies in an existing folder, is a missing file.
+    missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
+    return None if missing else table
+
+
+@contextmanager
+def _explained(table: Table) -> Iterator[None]:
+    """Raise one-line errors for failures of `datasets`, the hub or the network, and silence their own logs."""
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # the errors that `datasets` and the hub raise have no common class
+        why = brief(error)
+        if Path(table.path).exists():
+            raise FactError(f"{table.name} is no table that can be read: {why}") from error
+        raise FactError(
+            f"{table.name}: no such path, and not to be had as a data set of the hub ({why}); "
+            "download a file of it and give that"
+        ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value if inner is not None] if isinstance(value, list) else value

@@ -49,9 +49,9 @@ def quoted(text: str, most: int = 30) -> str:
     return f"“{shown if len(shown) <= most else shown[: most - 1] + '…'}”"
 
 
-def change(subject: str, previous: str | None, target: str | None, most: int = 60) -> str:
+def change(subject: str, previous: str | None, target: str | None) -> str:
     """Say what a fact changes: "Eiffel Tower: Paris → Rome"; long names are cut."""
-    short = [text if len(text) <= most else f"{text[: most - 1]}…" for text in (subject, previous or "", target or "")]
+    short = [text if len(text) <= 60 else f"{text[:59]}…" for text in (subject, previous or "", target or "")]
     return f"{short[0]}: {short[1]} → {short[2]}" if previous else f"{short[0]} → {short[2]}"
 
 

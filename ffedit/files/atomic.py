@@ -1,4 +1,7 @@
-"""Atomic writes: a folder or file is written to a temporary path beside its target and moved there when complete."""
+"""Atomic writes: a folder or file is written to a temporary path beside its target and moved there when complete.
+
+Where a target cannot be written, every function raises an EditError that names it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,7 @@ from ffedit.errors import EditError, brief
 
 @contextmanager
 def named_errors(target: Path) -> Iterator[None]:
-    """Raise an error that names the file or folder where an operation failed.
-
-    Raises:
-        EditError: it failed with an OSError, or safetensors' own error for a full disk.
-    """
+    """Raise an EditError that names `target` for an OSError, or for safetensors' own error for a full disk."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -30,11 +29,7 @@ def named_errors(target: Path) -> Iterator[None]:
 
 
 def check_free(target: Path, force: bool) -> None:
-    """Refuse a target that is not empty or cannot be created; to be called before any long work.
-
-    Raises:
-        EditError: the target exists, is not an empty folder, and `force` is not set; or its path cannot be written.
-    """
+    """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work."""
     with named_errors(target):
         if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
             raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
@@ -43,11 +38,7 @@ def check_free(target: Path, force: bool) -> None:
 
 
 def check_file(target: Path) -> None:
-    """Refuse a file that could not be written; to be called before any long work.
-
-    Raises:
-        EditError: the target is a folder, or its parent folder does not exist or cannot be written.
-    """
+    """Refuse a folder, or a file that cannot be written; before any long work."""
     with named_errors(target):
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
@@ -58,11 +49,7 @@ def check_file(target: Path) -> None:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file of UTF-8 text, whole or not at all; a target that is no file (a pipe, a device) is written directly.
-
-    Raises:
-        EditError: it cannot be written.
-    """
+    """Write a file of UTF-8 text, whole or not at all; directly where the target is no file (a pipe, a device)."""
     with text_ready(target, text):
         pass
 
@@ -80,22 +67,14 @@ def text_ready(target: Path, text: str) -> Iterator[None]:
 
 
 def write_file(target: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file at a temporary path, and move it to `target`.
-
-    Raises:
-        EditError: it cannot be written.
-    """
+    """Let `write` make a file at a temporary path, and move it to `target`."""
     with ready(target, write):
         pass
 
 
 @contextmanager
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
-    """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it.
-
-    Raises:
-        EditError: it cannot be written.
-    """
+    """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it."""
     with named_errors(target):
         folder = Path(tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}."))
     try:
@@ -112,11 +91,7 @@ def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
 
 @contextmanager
 def written(target: Path, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise.
-
-    Raises:
-        EditError: the target exists, or cannot be written.
-    """
+    """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise."""
     check_free(target, force)
     with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)

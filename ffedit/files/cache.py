@@ -1,10 +1,9 @@
 """The cache of what is kept between runs: files and converted models, by the fingerprint of what they were made from.
 
-An entry is written to a temporary path and moved in one step, so that two processes never see half of one.
-
-The cache is bounded (`Limits`): after a write, entries that were not used for long are deleted, and then the least
-recently used ones until the rest fits. Its time of modification says when an entry was used. One that was used within
-`IN_USE` stays, since a process may still read it.
+An entry is written to a temporary path and moved in one step, so that two processes never see half of one. The cache is
+bounded (`Limits`): after a write, entries that were not used for long are deleted, then the least recently used ones
+until the rest fits. Its time of modification says when an entry was used; one that was used within `IN_USE` stays,
+since a process may still read it.
 """
 
 from __future__ import annotations
@@ -30,23 +29,14 @@ UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the cache.
+    """Bounds of the cache."""
 
-    Attributes:
-        size: bytes of all entries; 20 GB.
-        age: days since an entry was last used; 90.
-    """
-
-    size: float = 20e9
-    age: float = 90
+    size: float = 20e9  # bytes of all entries
+    age: float = 90  # days since an entry was last used
 
     @classmethod
     def set(cls) -> Limits:
-        """Return the limits that `FFEDIT_CACHE_MAX_SIZE` (such as 20GB) and `FFEDIT_CACHE_MAX_AGE` (days) set.
-
-        Raises:
-            EditError: one of them is no size, or no number of days.
-        """
+        """Return the limits that `FFEDIT_CACHE_MAX_SIZE` (such as 20GB) and `FFEDIT_CACHE_MAX_AGE` (days) set."""
         size, age = (os.environ.get(f"FFEDIT_CACHE_MAX_{name}") for name in ("SIZE", "AGE"))
         try:
             return cls(parse_size(size) if size else cls.size, parse_days(age) if age else cls.age)
@@ -80,15 +70,11 @@ def folder() -> Path:
 def path(kind: str, key: str, suffix: str) -> Path:
     """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
     entry = folder() / kind / f"{key}{suffix}"
-    _mark_used(entry)
-    return entry
-
-
-def _mark_used(entry: Path) -> None:
     try:
         os.utime(entry)
     except OSError:  # there is none, or it is another user's
-        return
+        return entry
+    return entry
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:

@@ -13,19 +13,15 @@ from typing import Any, Protocol, TypeVar
 from ffedit.errors import FFEditError, brief
 
 
-class Named(Protocol):
-    """An object with a name, and the package that it comes from."""
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """Name that it is called by."""
-
-    @property
-    def package(self) -> str:
-        """Package that it comes from."""
+    def package(self) -> str: ...
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=_Named)
 
 
 class Registry(Mapping[str, T]):
@@ -34,8 +30,8 @@ class Registry(Mapping[str, T]):
     Args:
         group: the group of entry points.
         own: ffedit's own objects.
-        read: given the entry point's name, its package and what was loaded, returns the object to add; raises where
-            that is not of the kind that was expected.
+        read: makes the object to add from an entry point's name, its package and what was loaded; raises where that is
+            not of the expected kind.
     """
 
     def __init__(self, group: str, own: Iterable[T], read: Callable[[str, str, Any], T]) -> None:

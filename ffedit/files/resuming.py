@@ -3,7 +3,7 @@
 Work of many small results appends each to a journal (`Journal`), work on tensors replaces its state from time to time
 (`save_state`). Both record the settings they were made with, and other settings are refused (`differences`). Meanwhile
 no other process works on the same folder (`claimed`), and an interrupt waits until the state is whole
-(`delay_interrupt`).
+(`delay_interrupt`). What cannot be written, or was damaged, is an EditError.
 """
 
 from __future__ import annotations
@@ -32,21 +32,15 @@ LOCK = ".lock"
 class Journal:
     """A file of JSON lines that grows while a run goes on: first its settings, where there are any, then its results.
 
-    Attributes:
-        path: the file.
-        lines: the results, as parsed from the file.
-
     Args:
         path: the file; begun if there is none.
-        settings: what the results depend on, plain JSON; None for a file of results alone.
-
-    Raises:
-        EditError: the file was begun with other settings, is damaged, or cannot be written.
+        settings: what the results depend on, plain JSON; None for a file of results alone. Others than those that the
+            file was begun with are refused.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self.lines: list[Any] = read_journal(path)
+        self.lines: list[Any] = read_journal(path)  # the results
         with named_errors(path):
             if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):  # its last line was cut off
                 os.truncate(path, content.rfind(b"\n") + 1)
@@ -57,11 +51,7 @@ class Journal:
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
 
     def add(self, *lines: Any) -> None:
-        """Append results, plain JSON, all of them in one write.
-
-        Raises:
-            EditError: they cannot be written.
-        """
+        """Append results, plain JSON, all of them in one write."""
         text = json_lines(lines)
         with named_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +68,7 @@ def json_lines(values: Iterable[Any]) -> str:
 
 
 def read_journal(path: Path) -> list[Any]:
-    """Parse the lines of a journal, none where there is no file; a last line that was cut off is left out.
-
-    Raises:
-        EditError: another line is damaged, or the file cannot be read.
-    """
+    """Parse the lines of a journal, none where there is no file; a last line that was cut off is left out."""
     try:
         texts = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -120,11 +106,7 @@ def _brief(value: Any) -> str:
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Replace the state of unfinished work: tensors, and `values`, which is plain JSON.
-
-    Raises:
-        EditError: it cannot be written.
-    """
+    """Replace the state of unfinished work: tensors, and `values`, which is plain JSON."""
     with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     about = {"state": json.dumps(values)}
@@ -132,11 +114,7 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, A
 
 
 def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors and values that `save_state` wrote.
-
-    Raises:
-        EditError: there are none, or they are damaged; says `refusal`.
-    """
+    """Return the tensors and values that `save_state` wrote; EditError, which says `refusal`, where there are none."""
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["state"])
@@ -149,12 +127,7 @@ def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
 def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
     """Lock a folder, which is created if need be, against every other process; a process that ends releases its lock.
 
-    Args:
-        folder: the folder.
-        wait: wait until another process releases it.
-
-    Raises:
-        EditError: another process holds it, or the folder cannot be written.
+    Where another process holds it, `wait` until it is released, or raise an EditError.
     """
     lock = FileLock(folder / LOCK, timeout=-1 if wait else 0)
     with named_errors(folder):

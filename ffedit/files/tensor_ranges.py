@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,27 +33,17 @@ Matrix: TypeAlias = "tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]"
 
 @dataclass(frozen=True)
 class Stored:
-    """Location of one tensor in a file.
-
-    Attributes:
-        start: its first byte in the file.
-        size: its bytes.
-        kind: its dtype as safetensors calls it ("BF16").
-    """
+    """Location of one tensor in a file."""
 
     file: Path
-    start: int
-    size: int
-    kind: str
+    start: int  # its first byte in the file
+    size: int  # its bytes
+    kind: str  # its dtype as safetensors calls it ("BF16")
     shape: tuple[int, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of a float tensor.
-
-        Raises:
-            ModelError: it is stored in another kind of number.
-        """
+        """Dtype of a float tensor; ModelError where it is stored in another kind of number."""
         if self.kind not in FLOATS:
             raise ModelError(
                 f"{self.file}: a value matrix is stored as {self.kind} (quantised?); "
@@ -67,18 +57,17 @@ class Stored:
             return {name: self}
         size = self.size // self.shape[0]
         return {
-            f"{name}[{i}]": Stored(self.file, self.start + i * size, size, self.kind, self.shape[1:])
+            f"{name}[{i}]": replace(self, start=self.start + i * size, size=size, shape=self.shape[1:])
             for i in range(self.shape[0])
         }
 
     def rows(self, first: int, last: int) -> Tensor:
         """Read rows `first` to `last` (excluded) of a matrix, [last - first, columns]."""
         width = self.shape[1] * self.dtype.itemsize
-        buffer = bytearray((last - first) * width)
-        with self.file.open("rb", buffering=0) as file:
+        with self.file.open("rb") as file:
             file.seek(self.start + first * width)
-            _fill(file, memoryview(buffer), self.file)
-        return torch.frombuffer(buffer, dtype=self.dtype).reshape(last - first, self.shape[1])
+            numbers = self._read(file, (last - first) * width)
+        return torch.frombuffer(numbers, dtype=self.dtype).reshape(last - first, self.shape[1])
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield a matrix in blocks of rows."""
@@ -91,24 +80,26 @@ class Stored:
 
     def sample(self, count: int) -> Tensor:
         """Read up to `count` entries of the flattened tensor at stride max(1, entries // count), float64."""
-        entries, size = prod(self.shape), self.dtype.itemsize
-        stride = max(1, entries // count)
-        buffer = bytearray(len(range(0, entries, stride)[:count]) * size)
-        view = memoryview(buffer)
-        with self.file.open("rb", buffering=0) as file:
-            for i in range(len(buffer) // size):
-                file.seek(self.start + i * stride * size)
-                _fill(file, view[i * size : (i + 1) * size], self.file)
-        return double(torch.frombuffer(buffer, dtype=self.dtype))
+        entries, numbers = prod(self.shape), bytearray()
+        with self.file.open("rb") as file:
+            for i in range(0, entries, max(1, entries // count))[:count]:
+                file.seek(self.start + i * self.dtype.itemsize)
+                numbers += self._read(file, self.dtype.itemsize)
+        return double(torch.frombuffer(numbers, dtype=self.dtype))
 
     def chunks(self) -> Iterator[bytes]:
         """Yield its bytes, a few MiB at a time."""
-        with self.file.open("rb", buffering=0) as file:
+        with self.file.open("rb") as file:
             file.seek(self.start)
-            for done in range(0, self.size, CHUNK):
-                buffer = bytearray(min(CHUNK, self.size - done))
-                _fill(file, memoryview(buffer), self.file)
-                yield bytes(buffer)
+            for start in range(0, self.size, CHUNK):
+                yield bytes(self._read(file, min(CHUNK, self.size - start)))
+
+    def _read(self, file: BinaryIO, size: int) -> bytearray:
+        """Read exactly `size` bytes of a file, which end within the tensor."""
+        content = bytearray(size)
+        if file.readinto(content) < size:  # type: ignore[attr-defined]
+            raise ModelError(f"{self.file}: ends too early; the file is damaged, fetch it anew")
+        return content
 
     def same_bytes(self, other: Stored) -> bool:
         """Return True if two tensors are equal in kind, shape and every bit; two names of one range are not read."""
@@ -131,14 +122,6 @@ def sample_of(tensor: Tensor, count: int) -> Tensor:
     return double(flat[:: max(1, len(flat) // count)][:count]).cpu()
 
 
-def _fill(file: Any, view: memoryview, path: Path) -> None:
-    """Read exactly as many bytes as `view` holds: one read may give fewer."""
-    while view:
-        if not (count := file.readinto(view)):
-            raise ModelError(f"{path}: ends too early; the file is damaged, fetch it anew")
-        view = view[count:]
-
-
 def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows that cover a matrix, at most `BLOCK` entries each."""
     step = max(1, BLOCK // max(1, columns))
@@ -149,8 +132,7 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 def read_header(path: Path) -> dict[str, Stored]:
     """Read the tensors of one safetensors file; matrices of one that holds several are `name[0]`, `name[1]` and so on.
 
-    Raises:
-        ModelError: the file does not exist, or is damaged.
+    Raises ModelError where there is no such file, or it is damaged.
     """
     try:
         size = path.stat().st_size
@@ -175,8 +157,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 def contents(folder: Path) -> dict[str, Stored]:
     """Return all tensors of a checkpoint folder, by name.
 
-    Raises:
-        ModelError: there are none, a shard or a tensor of the index is missing, or the weights are pickled.
+    Raises ModelError where there are none, a shard or a tensor of the index is missing, or the weights are pickled.
     """
     index = folder / INDEX
     if index.is_file():
@@ -187,7 +168,7 @@ def contents(folder: Path) -> dict[str, Stored]:
                 raise ValueError("it names a file outside the folder")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: cannot be read ({error}); fetch the checkpoint anew") from error
-        tensors = {name: stored for file in files for name, stored in read_header(folder / file).items()}
+        tensors = dict(item for file in files for item in read_header(folder / file).items())
         if lost := sorted(name for name in shards if name not in tensors and f"{name}[0]" not in tensors):
             raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")
         return tensors
@@ -200,10 +181,9 @@ def contents(folder: Path) -> dict[str, Stored]:
 
 def patch(stored: Stored, blocks: Iterable[Tensor]) -> None:
     """Overwrite a matrix in its file with consecutive blocks of rows in the same dtype."""
-    with stored.file.open("r+b", buffering=0) as file:
+    with stored.file.open("r+b") as file:
         file.seek(stored.start)
-        for block in blocks:
-            _drain(file, block)
+        file.writelines(map(_bytes, blocks))
 
 
 def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
@@ -215,16 +195,12 @@ def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [first, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, blocks in matrices.values():
-            for block in blocks:
-                _drain(file, block)
+            file.writelines(map(_bytes, blocks))
 
 
-def _drain(file: Any, block: Tensor) -> None:
-    """Write all bytes of a block: one write may take fewer."""
-    array: Any = block.contiguous().reshape(-1).view(torch.uint8).numpy()
-    view = memoryview(array)
-    while view:
-        view = view[file.write(view) :]
+def _bytes(block: Tensor) -> Any:
+    """Return the bytes of a tensor, without a copy."""
+    return block.contiguous().reshape(-1).view(torch.uint8).numpy().data

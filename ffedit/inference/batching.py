@@ -51,12 +51,10 @@ def batch_budget(editable: Editable, least: int, shares: int) -> int:
 def split_on_oom(
     work: Callable[[Sequence[Item]], Result], items: Sequence[Item], refusal: Exception
 ) -> Iterator[Result]:
-    """Run `work` on all `items` at once; where memory fails, on the halves in order, as often as necessary.
+    """Run `work` on all `items` (one at least); where memory fails, on the halves in order, as often as necessary.
 
-    Args:
-        work: function of some neighbouring items. It may have begun when it fails, and is then called again.
-        items: one at least.
-        refusal: raised when there is no memory for a single item.
+    `work` takes neighbouring items; it may have begun when it fails, and is then called again. `refusal` is raised
+    where there is no memory for a single item.
     """
     if len(items) == 1:
         with refuse_out_of_memory(refusal):

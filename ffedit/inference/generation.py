@@ -2,7 +2,7 @@
 
 Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
 continuations are greedy, or drawn: with a generator, or with numbers given for each prompt, so that a prompt's
-draw does not depend on the other prompts.
+draw does not depend on the other prompts. Where there is no memory for a single text, a ModelError is raised.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, pad
 
 TOKENS_PER_BATCH = 4096
+ANSWER_TOKENS = 8  # in which the first word of a continuation is looked for
 NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or another --device"
 
 
@@ -55,17 +56,13 @@ def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
 
 @torch.no_grad()
 def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
-    """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats.
-
-    Raises:
-        ModelError: there is no memory for a single text.
-    """
+    """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats."""
 
     def read(rows: Sequence[int]) -> Sequence[Tensor]:
-        some = [encoded[i] for i in rows]
-        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in some]), answer_reads(some)), some)
-        parts: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in some])
-        return parts
+        batch = [encoded[i] for i in rows]
+        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in batch]), answer_reads(batch)), batch)
+        by_answer: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in batch])
+        return by_answer
 
     result: list[Tensor] = [torch.empty(0)] * len(encoded)
     for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
@@ -75,23 +72,19 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
     return result
 
 
-def own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded | None]:
+def own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded | None]:
     """Return each of `prompts` with the first word of its greedy continuation: the fewest tokens that hold it whole.
 
-    None where no word comes within `count` tokens: the text or the turn ends, or there are only blanks.
+    None where no word comes within `ANSWER_TOKENS`: the text or the turn ends, or there are only blanks.
     """
-    said = continuations(editable, [prompt.ids for prompt in prompts], count)
+    said = continuations(editable, [prompt.ids for prompt in prompts], ANSWER_TOKENS)
     return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
 
 
-def with_own_answers(editable: Editable, prompts: Sequence[Encoded], count: int = 8) -> list[Encoded]:
-    """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead.
-
-    Raises:
-        ModelError: no token of the vocabulary begins a word.
-    """
-    own = own_answers(editable, prompts, count)
-    return [answer or _likeliest_word(editable, prompt, count) for answer, prompt in zip(own, prompts, strict=True)]
+def with_own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded]:
+    """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead."""
+    own = own_answers(editable, prompts)
+    return [answer or _likeliest_word(editable, prompt) for answer, prompt in zip(own, prompts, strict=True)]
 
 
 def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
@@ -109,13 +102,13 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
 
 
 @torch.no_grad()
-def _likeliest_word(editable: Editable, prompt: Encoded, count: int) -> Encoded:
+def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
     """Return `prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
     silent = _silent(editable)
     logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
     for token in logits.argsort(descending=True).tolist():
         if token not in silent and decode(editable.tokenizer, [token]).strip():
-            rest = continuations(editable, [(*prompt.ids, token)], count - 1)[0]
+            rest = continuations(editable, [(*prompt.ids, token)], ANSWER_TOKENS - 1)[0]
             if (answer := _first_word(editable, prompt, [token, *rest])) is not None:
                 return answer
     raise ModelError(
@@ -138,24 +131,18 @@ def greedy(logits: Tensor, step: int) -> Tensor:
     return logits.argmax(-1, keepdim=True).cpu()
 
 
-def drawn(generator: torch.Generator, count: int) -> Callable[[Sequence[int]], Chooser]:
-    """Draw from the whole distribution, with a generator on the CPU, for some of `count` rows.
+def drawn(generator: torch.Generator, rows: Sequence[int], count: int) -> Chooser:
+    """Draw from the whole distribution, with a generator on the CPU, for some `rows` of a batch of `count`.
 
     Each row draws what it draws where all are in one batch: the numbers of the others are drawn, too, and not used.
     """
-    state = generator.get_state()
 
-    def among(rows: Sequence[int]) -> Chooser:
-        generator.set_state(state)
+    def choose(logits: Tensor, step: int) -> Tensor:
+        odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
+        odds[list(rows)] = logits.float().softmax(-1).cpu()
+        return torch.multinomial(odds, 1, generator=generator)[list(rows)]
 
-        def choose(logits: Tensor, step: int) -> Tensor:
-            odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
-            odds[list(rows)] = logits.float().softmax(-1).cpu()
-            return torch.multinomial(odds, 1, generator=generator)[list(rows)]
-
-        return choose
-
-    return among
+    return choose
 
 
 def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
@@ -186,9 +173,6 @@ def continuations(
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
     masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
     tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result.
-
-    Raises:
-        ModelError: there is no memory for a single prompt.
     """
     lengths = [len(ids) for ids in prompts]
     mixed = editable.ragged and generator is None
@@ -199,35 +183,35 @@ def continuations(
     for members in groups.values():
         for some in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
             rows = [members[i] for i in some]
-            choosing = _choosing(rows, generator, numbers, top)
-            for row, new in zip(rows, _said(editable, [prompts[i] for i in rows], count, choosing), strict=True):
+            own = None if numbers is None else numbers[rows]
+            said = _said(editable, [prompts[i] for i in rows], count, generator, own, top)
+            for row, new in zip(rows, said, strict=True):
                 result[row] = new
     return result
-
-
-def _choosing(
-    rows: Sequence[int], generator: torch.Generator | None, numbers: Tensor | None, top: int
-) -> Callable[[Sequence[int]], Chooser]:
-    """Return the chooser of some rows of a batch, by their index in it; the batch holds these `rows` of all prompts."""
-    if numbers is not None:
-        own = numbers[list(rows)]
-        return lambda some: drawn_of_top(own[list(some)], top)
-    return (lambda some: greedy) if generator is None else drawn(generator, len(rows))
 
 
 def _said(
     editable: Editable,
     prompts: Sequence[Sequence[int]],
     count: int,
-    choosing: Callable[[Sequence[int]], Chooser],
+    generator: torch.Generator | None,
+    numbers: Tensor | None,
+    top: int,
 ) -> Iterator[list[int]]:
-    """Return the continuations of one batch, in parts where memory fails."""
+    """Return the continuations of one batch, in parts where memory fails; arguments as of `continuations`."""
+    state = None if generator is None else generator.get_state()
 
-    def part(some: Sequence[int]) -> list[list[int]]:
-        said: list[list[int]] = _continue(editable, [prompts[i] for i in some], count, choosing(some)).tolist()
+    def continue_rows(rows: Sequence[int]) -> list[list[int]]:
+        choose: Chooser = greedy
+        if numbers is not None:
+            choose = drawn_of_top(numbers[list(rows)], top)
+        elif generator is not None and state is not None:
+            generator.set_state(state)
+            choose = drawn(generator, rows, len(prompts))
+        said: list[list[int]] = _continue(editable, [prompts[i] for i in rows], count, choose).tolist()
         return said
 
-    return chain.from_iterable(split_on_oom(part, range(len(prompts)), ModelError(NO_ROOM)))
+    return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_ROOM)))
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:

@@ -5,16 +5,15 @@ real forward pass is recorded once (the residual stream entering every layer, ke
 intervention runs the model again *from its layer and its first changed position only*, for many interventions in one
 batch, reading the unembedding only at the positions asked for.
 
-The rerun is the model's own forward with a cache of the earlier positions, exactly as in generation, so the model
-itself computes masks, rotary angles, sliding windows and position biases; the layers below merely do not run.
-Rows of different lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask
-and no number depends on the tokenizer's padding side.
+The rerun is the model's own forward with a cache of the earlier positions, as in generation, so the model itself
+computes masks, rotary angles, sliding windows and position biases; the layers below do not run. Rows of different
+lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -29,35 +28,22 @@ from ffedit.model.hooks import capture, only_at, replace_input
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Recording of one forward pass of a batch.
+    """Recording of one forward pass of a batch."""
 
-    Attributes:
-        ids: token ids, right-padded, [batch, tokens].
-        states: `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer;
-            each [batch, tokens, d_model]. Empty where it was not asked for.
-        outputs: by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's),
-            [batch, tokens, d_model].
-        past: keys and values of each layer, [batch, heads, tokens, d_head].
-        logits: at the (row, position) pairs that were asked for, [k, vocabulary].
-    """
-
-    ids: Tensor
+    ids: Tensor  # token ids, right-padded, [batch, tokens]
+    # `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer; each [batch,
+    # tokens, d_model]. Empty where it was not asked for
     states: list[Tensor]
+    # by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's), [batch,
+    # tokens, d_model]
     outputs: dict[str, list[Tensor]]
-    past: list[tuple[Tensor, Tensor]]
-    logits: Tensor
+    past: list[tuple[Tensor, Tensor]]  # keys and values of each layer, [batch, heads, tokens, d_head]
+    logits: Tensor  # at the (row, position) pairs that were asked for, [k, vocabulary]
 
 
-@contextmanager
-def unembedding(editable: Editable, read: Tensor, start: int = 0) -> Iterator[None]:
-    """Unembed only the (row, position) pairs `read` [k, 2] of a pass that begins at position `start`."""
-
-    def gather(hidden: Tensor) -> Tensor:
-        rows, positions = read.to(hidden.device).unbind(-1)
-        return hidden[rows, positions - start][None]
-
-    with replace_input(editable.unembedding, gather):
-        yield
+def unembedding(editable: Editable, read: Tensor) -> AbstractContextManager[None]:
+    """Unembed only the (row, position) pairs `read` [k, 2] of a pass."""
+    return replace_input(editable.unembedding, lambda hidden: hidden[tuple(read.to(hidden.device).T)][None])
 
 
 def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
@@ -80,17 +66,13 @@ def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None) -> Non
 
 @torch.no_grad()
 def record(
-    editable: Editable,
-    ids: Tensor,
-    read: Tensor,
-    parts: Iterable[str] = (),
-    only: tuple[int, int] | None = None,
+    editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] = (), only: tuple[int, int] | None = None
 ) -> Recording:
-    """Run `ids` [batch, tokens] through the whole model once and keep what a rerun needs.
+    """Run `ids` [batch, tokens], right-padded, through the whole model once and keep what a rerun needs.
 
     Args:
         editable: the model.
-        ids: token ids [batch, tokens], right-padded.
+        ids: token ids.
         read: the (row, position) pairs [k, 2] at which logits are wanted.
         parts: the parts whose outputs are recorded too: "feed_forward", "attention".
         only: (layer, start): record what reruns from this layer and this position need, and nothing else.
@@ -129,13 +111,12 @@ def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tenso
     layers: list[Any] = cache.layers
     if only is None:
         return [(layer.keys, layer.values) for layer in layers]
-    # For layers that do not run, only the number of positions is read from the cache.
     first, start = only
-    rows = [None if index >= first else 1 for index in range(len(layers))]
-    return [
-        (layer.keys[:some, :, :start].clone(), layer.values[:some, :, :start].clone())
-        for layer, some in zip(layers, rows, strict=True)
-    ]
+    past = []
+    for index, layer in enumerate(layers):
+        rows = slice(None if index >= first else 1)  # of layers that do not run, only the number of positions is read
+        past.append((layer.keys[rows, :, :start].clone(), layer.values[rows, :, :start].clone()))
+    return past
 
 
 def resume(
@@ -159,37 +140,22 @@ def resume(
     if not editable.resumable and start:
         kept = recording.states[layer][rows, :start]
         return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
-    with ExitStack() as stack:
-        stack.enter_context(editable.skipping(editable.layers[:layer], states))
-        if layer == 0:
-            stack.enter_context(replace_input(editable.layers[0], lambda _: states))
-        stack.enter_context(unembedding(editable, read, start))
-        logits: Tensor = editable.run(
-            input_ids=recording.ids[rows, start : start + states.shape[1]],
-            cache=_cache(recording, layer, rows, start) if start else None,
-            use_cache=bool(start),
-        ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
-    return logits
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(recording.past if start else []):
+        # For layers that do not run, only the number of positions is read from the cache.
+        kept = rows if index >= layer else torch.zeros_like(rows[:1])
+        cache.update(keys[kept, :, :start], values[kept, :, :start], index)
+    inputs: dict[str, Any] = {"use_cache": True, "cache": cache} if start else {"use_cache": False}
+    ids = recording.ids[rows, start : start + states.shape[1]]
+    return _run_on(editable, layer, states, torch.stack([read[:, 0], read[:, 1] - start], 1), input_ids=ids, **inputs)
 
 
 def resume_each(
     editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, starts: Tensor, read: Tensor
 ) -> Tensor:
-    """Run on as `resume` does, each rerun from its own position; only for models that are `ragged`.
+    """Run on as `resume` does, each rerun from its own position, `starts` [n]; only for models that are `ragged`.
 
     Positions left of it are padded on the left and masked, as in the generation from prompts of several lengths.
-
-    Args:
-        editable: the model.
-        recording: the pass that is altered.
-        layer: first layer to run.
-        states: residual stream entering `layer` from each rerun's own start on, [n, positions, d_model].
-        rows: the row of the recording that each rerun alters, [n].
-        starts: first position that is run, [n].
-        read: pairs (rerun, absolute position) at which logits are wanted, [k, 2].
-
-    Returns:
-        Logits, [k, vocabulary].
     """
     first, width = int(starts.max()), states.shape[1]
     inside = starts[:, None] + torch.arange(width)
@@ -198,51 +164,36 @@ def resume_each(
     cache = DynamicCache()
     for index, (keys, values) in enumerate(recording.past):
         # For layers that do not run, only the number of positions is read from the cache.
-        some, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
-        some, at = some.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
-        cache.update(keys[some, :, at].transpose(1, 2), values[some, :, at].transpose(1, 2), index)
-    inputs: dict[str, Tensor] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
+        kept, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
+        kept, at = kept.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
+        cache.update(keys[kept, :, at].transpose(1, 2), values[kept, :, at].transpose(1, 2), index)
+    inputs: dict[str, Any] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
     if "position_ids" in signature(editable.model.forward).parameters:
         inputs["position_ids"] = inside.to(ids.device)
+    inputs["input_ids"] = ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device))
+    read = torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)
+    return _run_on(editable, layer, states, read, cache=cache, use_cache=True, **inputs)
+
+
+def _run_on(editable: Editable, layer: int, states: Tensor, read: Tensor, **inputs: Any) -> Tensor:
+    """Run the layers from `layer` on, which `states` enter; positions of `read` are counted from the first of these."""
     with ExitStack() as stack:
         stack.enter_context(editable.skipping(editable.layers[:layer], states))
         if layer == 0:
             stack.enter_context(replace_input(editable.layers[0], lambda _: states))
-        stack.enter_context(unembedding(editable, torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)))
-        logits: Tensor = editable.run(
-            input_ids=ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
-            cache=cache,
-            use_cache=True,
-            **inputs,
-        ).logits.squeeze(0)  # indexing would copy all logits in the backward pass
+        stack.enter_context(unembedding(editable, read))
+        logits: Tensor = editable.run(**inputs).logits.squeeze(0)  # indexing would copy all logits in the backward pass
     return logits
 
 
-def _cache(recording: Recording, layer: int, rows: Tensor, start: int) -> DynamicCache:
-    """Return keys and values of the positions left of `start`."""
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(recording.past):
-        # For layers that do not run, only the number of positions is read from the cache.
-        some = rows if index >= layer else torch.zeros_like(rows[:1])
-        cache.update(keys[some, :, :start], values[some, :, :start], index)
-    return cache
-
-
-@contextmanager
-def narrowed(editable: Editable, run: Tensor, at: Tensor) -> Iterator[None]:
+def narrowed(editable: Editable, run: Tensor, at: Tensor) -> AbstractContextManager[None]:
     """Run the last feed-forward layer only at the positions that are read, since nothing reads its other outputs.
 
-    Hooks on it would see another shape.
-
-    Args:
-        editable: the model.
-        run: index of the rerun that is read, [k].
-        at: its position, [k], negative and counted from the end of the rerun: a model that cannot be resumed runs
-            the positions left of its start, too.
+    That is in rerun `run` [k] at position `at` [k], negative and counted from the end of the rerun: a model that cannot
+    be resumed runs the positions left of its start, too. Hooks on the layer would see another shape.
     """
     feed_forward = editable.last_feed_forward
-    with nullcontext() if feed_forward is None else only_at(feed_forward, run, at):
-        yield
+    return nullcontext() if feed_forward is None else only_at(feed_forward, run, at)
 
 
 def final_states(

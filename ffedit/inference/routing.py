@@ -29,13 +29,9 @@ CONTEXTS, LENGTH = 8, 8
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Weights that one layer's router gives each expert at the subject's last token of some texts.
+    """Weights that one layer's router gives each expert at the subject's last token of some texts."""
 
-    Attributes:
-        weights: g, [texts, experts]; 0 where an expert was not chosen.
-    """
-
-    weights: Tensor
+    weights: Tensor  # g, [texts, experts]; 0 where an expert was not chosen
 
     @property
     def chosen(self) -> Tensor:
@@ -62,13 +58,10 @@ class Routes:
 
 
 def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> list[dict[int, Routes]]:
-    """Record, for each fact, how the router of each mixture routes its subject's last token.
+    """Record, for each fact, the routes of its subject's last token by layer, in every mixture; none for a dense model.
 
     An edited expert takes effect in another context only if the router sends the subject to it there too. So the texts
     are the bare prompt, and the prompt behind up to 8 prefixes that the model samples with `seed`.
-
-    Returns:
-        For each fact, the routes by layer, empty for a dense model.
     """
     layers = mixtures(editable)
     if not layers:
@@ -91,8 +84,7 @@ def mixtures(editable: Editable) -> list[int]:
 def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) -> dict[int, Routes]:
     """Run `texts` and record where the routers of `layers`, all of them mixtures, send each subject's last token.
 
-    Raises:
-        ModelError: there is no memory for a single text.
+    Raises ModelError where there is no memory for a single text.
     """
     if not layers or not texts:
         return {}

@@ -1,10 +1,11 @@
 """Sources of text, for key statistics and for inspecting memories: the model, a file, a dataset of the hub.
 
-Where none is named, key statistics use the text that comes with ffedit if the model predicts it well (`neutral`), and
-else text sampled from the model; "sampled" asks for the latter.
+Where none is named, key statistics use the English text that comes with ffedit (`neutral`) if the model predicts it
+well, and else text sampled from the model; "sampled" asks for the latter. Statistics run a text up to the edited layer
+only, while sampling runs the whole model once for each token: on a real model it is nearly all of the cost.
 
 Text sampled from the model with a seed works for any model and language, contains what the model tends to say,
-and does not depend on the edited facts. It takes one run of the model for each of its tokens, so it is cached.
+and does not depend on the edited facts. It is cached.
 
 A file or dataset is read piece by piece until there are enough tokens, never whole. Rows of tokens are cut from the
 stream wherever they end; a text that is shorter than asked for is used as it is.
@@ -13,10 +14,12 @@ stream wherever they end; a text that is shorter than asked for is used as it is
 from __future__ import annotations
 
 import codecs
+import gzip
 import hashlib
 import json
 from array import array
 from collections.abc import Iterator
+from functools import cache as once
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.files import cache
-from ffedit.inference import generation
+from ffedit.inference import generation, replay
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
+from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 
 # Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
@@ -41,6 +45,15 @@ SAMPLED_ROWS = 256
 PIECE = 2**15
 # Tokens that identify a text by its beginning, whatever its length.
 BEGINNING = 256
+# The English text that comes with ffedit was sampled once, by `evaluations/scripts/make_neutral_text.py`, from
+# SmolLM2-135M-Instruct (Apache 2.0), on many subjects and in many forms: it has no author, and its statements are not
+# reliable. It was not chosen with regard to any edit.
+NEUTRAL = Path(__file__).with_name("neutral.txt.gz")
+NEUTRAL_NAME = "the neutral text that ships with ffedit"
+# It is used for a model that predicts its first READ_TOKENS tokens at no more than SPOKEN nats per character: not for
+# one of another language, of a closed vocabulary or of an artificial world.
+SPOKEN = 1.0
+READ_TOKENS = 128
 
 
 def row_length(editable: Editable) -> int:
@@ -82,6 +95,39 @@ def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list
     return [ids[i : i + width] for i in range(0, len(ids), width)]
 
 
+@once
+def neutral_text() -> str:
+    """Return the whole text that comes with ffedit."""
+    return gzip.decompress(NEUTRAL.read_bytes()).decode()
+
+
+def neutral(editable: Editable) -> Tensor | None:
+    """Return the text's ids, [tokens], int32, cached where possible; None where the model predicts the text badly."""
+    about = f"{hashlib.sha256(NEUTRAL.read_bytes()).hexdigest()}-{SPOKEN}-{fingerprint(editable)}"
+    path = cache.path("texts", _short(about.encode()), ".safetensors")
+    ids = _kept(path)
+    if not ids:
+        if not nats_per_character(editable, neutral_text()) <= SPOKEN:
+            return None
+        ids = editable.tokenizer(neutral_text(), add_special_tokens=False, verbose=False)["input_ids"]
+        _keep(array("i", ids), path)
+    return _tensor(array("i", ids))
+
+
+@torch.no_grad()
+def nats_per_character(editable: Editable, text: str) -> float:
+    """Return the model's nats per character on the beginning of `text`; infinite for unknown tokens."""
+    ids = editable.tokenizer(text[: 8 * READ_TOKENS], verbose=False)["input_ids"]
+    ids = ids[: min(READ_TOKENS, editable.max_tokens)]
+    said = decode(editable.tokenizer, ids[1:], special=False)
+    if editable.tokenizer.unk_token_id in ids or not said.strip():
+        return float("inf")
+    reads = torch.tensor([(0, at) for at in range(len(ids) - 1)])
+    logits = replay.forward(editable, torch.tensor([ids]), reads)
+    scores = logits.float().log_softmax(-1).gather(-1, torch.tensor(ids[1:], device=logits.device)[:, None])
+    return -float(scores.sum()) / len(said)
+
+
 def _keep(ids: array[int], path: Path) -> None:
     cache.write(path, lambda temporary: save_file({"ids": _tensor(ids)}, temporary))
 
@@ -98,8 +144,7 @@ def _kept(path: Path) -> list[int]:
 def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
     """Return the texts that `corpus` names, in order, and whether each is a separate document or a piece of one.
 
-    Raises:
-        EditError: it is missing, no text, or holds no field of text; or the hub does not answer.
+    Raises EditError, here or while they are read, where there is no such text or the hub does not answer.
     """
     corpus.check()
     assert corpus.path is not None
@@ -112,11 +157,7 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
 
 
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
-    """Return the first ids of the text that `corpus` names, [tokens or fewer], int32.
-
-    Raises:
-        EditError: it is missing, no text, holds no field of text, or nothing; or the hub does not answer.
-    """
+    """Return the first ids of the text that `corpus` names, [tokens or fewer], int32; EditError as of `texts`."""
     pieces, documents = texts(corpus)
     ids = array("i")
     for text in pieces:
@@ -163,11 +204,7 @@ def _pieces(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path, most: int = -1) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file; those of more than `most` bytes in parts.
-
-    Raises:
-        EditError: it cannot be read, or is no text.
-    """
+    """Yield the lines of a UTF-8 file; those of more than `most` bytes in parts. Raises EditError for anything else."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
     try:
@@ -215,16 +252,11 @@ def _dataset(name: str) -> Iterator[Any]:
     try:
         yield from datasets.load_dataset(source, configuration, split=split or "train", streaming=True)
     except Exception as error:  # errors of the hub, the network and a dataset's format have no common class
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise EditError(f"{name}: the dataset cannot be read ({why}); a text file needs no network") from error
+        raise EditError(f"{name}: the dataset cannot be read ({brief(error)}); a text file needs no network") from error
 
 
 def _records(name: str, records: Iterator[Any]) -> Iterator[str]:
-    """Yield the text of each record: it is a string, or has a field "text", or one field that is a string.
-
-    Raises:
-        EditError: a record has no such field.
-    """
+    """Yield the text of each record: it is a string, or has a field "text", or one field that is a string."""
     for number, record in enumerate(records, 1):
         fields = record if isinstance(record, dict) else {"text": record}
         strings = [value for value in fields.values() if isinstance(value, str)]

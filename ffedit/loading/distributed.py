@@ -29,15 +29,10 @@ PATIENCE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Group of processes that work on one task, as seen by one of them.
+    """Group of processes that work on one task, as seen by one of them."""
 
-    Attributes:
-        rank: number of this process, from 0 on.
-        size: number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # number of this process, from 0 on
+    size: int = 1  # number of processes
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -53,10 +48,9 @@ class ProcessGroup:
         return list(items[self.rank :: self.size])
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank; all of them must call this, and it waits for the last.
+        """Return the `value` (of JSON's types) of every process, by rank. All must call this, and wait for the last.
 
-        Args:
-            value: of JSON's types; tuples come back as lists, and NaN and infinities as they are.
+        Tuples come back as lists, and NaN and infinities as they are.
         """
         text = json.dumps(value).encode()
         if self.size == 1:
@@ -72,9 +66,7 @@ class ProcessGroup:
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.
 
-        Raises:
-            EditError: in every process, if `work` raises an `FFEditError`.
-            ModelError: in every process, if `work` raises a `ModelError`.
+        An `FFEditError` of `work` is raised in every process: a `ModelError` as such, any other as an `EditError`.
         """
         result, problem, of_model = None, None, False
         if self.first:
@@ -110,8 +102,8 @@ def launched() -> bool:
 def left_alone() -> bool:
     """Return True if `accelerate launch` was to start several processes, and started only this one.
 
-    It does so where it does not find several GPUs and `--multi_gpu` is not given; it sets an address at which processes
-    meet nonetheless, and gives none of them a rank.
+    It does so without several GPUs and `--multi_gpu`; it sets an address at which processes meet, and gives none of
+    them a rank.
     """
     return {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= set(os.environ) and "WORLD_SIZE" not in os.environ
 

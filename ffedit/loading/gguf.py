@@ -1,9 +1,8 @@
 """Conversion of GGUF files to ordinary checkpoints, once; the result is kept in the cache.
 
 transformers reads the file and unpacks its blocks to float32; the result is saved as a folder that everything else
-here (streaming export, exact undo, diff) treats as any other. The folder is named by a hash of the file's
-content. That hash is stored with the file's size and times, so a file is hashed again only when these change, and
-converted again only when its content did. The file itself is only ever read.
+here treats as any other. The folder is named by a hash of the file's content, which is stored with the file's size and
+times: a file is hashed again only when these change, and converted again only when its content did.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ BLOCK = 1 << 24
 def converted(name: str, file: Path, progress: Progress = silent) -> Path:
     """Return the folder of a GGUF file's content, as float32; converted where it is not in the cache.
 
-    Args:
-        name: the model's name in messages.
-        file: the file.
-        progress: called with the progress of the conversion.
+    `name` is the model's name in messages.
 
     Raises:
         ModelError: the file cannot be read, is damaged, or holds no decoder that transformers can read; or `gguf` is
@@ -77,13 +73,8 @@ def converted(name: str, file: Path, progress: Progress = silent) -> Path:
 def source_of(name: str, folder: Path) -> dict[str, Any] | None:
     """Return the source of a checkpoint that was converted from a GGUF file, plain JSON; None for any other.
 
-    Args:
-        name: the name it was loaded by.
-        folder: its folder.
-
-    Returns:
-        `file` and `package` (of a package: distribution and version), `sha256` and `bytes` of the file, `quantisation`
-        (GGML types, that of most weights first), `license`, and `converted`, the versions of what read it.
+    That is `file` and `package` (distribution and version), `sha256` and `bytes` of the file, `quantisation` (GGML
+    types, that of most weights first), `license`, and `converted`, the versions of what read it.
     """
     source = _content(folder / SOURCE)
     file = gguf_file(name) if source else None
@@ -180,11 +171,7 @@ def _checked(name: str, file: Path) -> Any:
 
 
 def open_gguf(file: Path) -> Any:
-    """Return a reader of a GGUF file whose every length was checked: the format has no checksum.
-
-    Raises:
-        ModelError: it is no GGUF file, of a version or with a type that is not known, damaged or cut off.
-    """
+    """Return a reader that checks every length of a GGUF file (it has no checksum); ModelError for a damaged one."""
     import gguf
 
     class Strict(gguf.GGUFReader):
@@ -238,11 +225,7 @@ def _kinds(reader: Any) -> list[Any]:
 
 
 def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, Any]:
-    """Read the model and the tokenizer of a GGUF file with transformers, as if they had never been quantised.
-
-    Raises:
-        ModelError: transformers does not read it, or not all of it.
-    """
+    """Read model and tokenizer of a GGUF file with transformers, as if never quantised; ModelError if it cannot."""
     import gguf
 
     # transformers would parse the file for each part of a model, and name the tensors anew for each module.
@@ -250,38 +233,35 @@ def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, A
         "GGUFReader": lambda *_, **__: reader,
         "get_tensor_name_map": lru_cache(1)(gguf.get_tensor_name_map),
     }
+    version = f"transformers {transformers.__version__}"
+    config: Any
+    loaded: Any
     # Alone in a folder: transformers would use a tokenizer that lies beside the file.
     with tempfile.TemporaryDirectory() as folder, patch.multiple(gguf, **once), _steps(progress):
         try:
             os.symlink(file.absolute(), Path(folder) / "model.gguf")
         except OSError:  # Windows, without the permission for links
             shutil.copyfile(file, Path(folder) / "model.gguf")
-        return _read_parts(name, folder, reader, {"gguf_file": "model.gguf"})
-
-
-def _read_parts(name: str, folder: str, reader: Any, common: dict[str, Any]) -> tuple[Any, Any]:
-    """Read config, tokenizer and weights, in this order."""
-    config: Any
-    loaded: Any
-    with readable(
-        f"{name}: transformers {transformers.__version__} does not read {_architecture(reader)} from a GGUF file",
-        "; give the model as a Hugging Face folder",
-    ):
-        config = AutoConfig.from_pretrained(folder, **common)
-    if config.is_encoder_decoder:
-        raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-    with readable(f"{name}: the tokenizer cannot be read"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, **common)
-    with readable(f"{name}: the weights cannot be read"):
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **_unpacked(),
-            **common,
-        )
+        advice = "; give the model as a Hugging Face folder"
+        with readable(f"{name}: {version} does not read {_architecture(reader)} from a GGUF file", advice):
+            config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
+        if config.is_encoder_decoder:
+            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+        with readable(f"{name}: the tokenizer cannot be read"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+        options: dict[str, Any] = {}
+        if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        with readable(f"{name}: the weights cannot be read"):
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder,
+                gguf_file="model.gguf",
+                config=config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
     model, info = loaded
     check_loaded(name, info, "file", "transformers knows no other name for it in GGUF")
     _check_weights(name, reader, model)
@@ -292,11 +272,7 @@ def _read_parts(name: str, folder: str, reader: Any, common: dict[str, Any]) -> 
 
 
 def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:
-    """Refuse a model whose weights were not all in its `source`, from transformers' loading info.
-
-    Raises:
-        ModelError: one is missing or of another shape.
-    """
+    """Refuse a model that did not find all weights in its `source`, according to transformers' loading info."""
     for key, stored, needed in info["mismatched_keys"]:
         raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(needed)} was expected")
     for key in sorted(info["missing_keys"]):
@@ -317,12 +293,6 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
         )
     if not all(torch.isfinite(weight).all() for weight in tensors):
         raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
-
-
-def _unpacked() -> dict[str, Any]:
-    """Return the argument that makes transformers unpack the blocks, where its version has one."""
-    kind = getattr(transformers, "GgufConfig", None)
-    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
 @contextmanager

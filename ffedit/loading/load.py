@@ -1,8 +1,8 @@
 """Loading of models by name.
 
 Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors only (GGUF is converted once,
-`loading.gguf`), and runs no remote code unless asked. A checkpoint that was edited brings its edits along. (Export of
-models is in `export`.)
+`loading.gguf`), and runs no remote code unless asked. A model is loaded on one device, on all that there are, or on all
+of them with offloading of the rest to CPU memory or the disk (`model.storage`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
 import torch
+from accelerate.utils import convert_file_size_to_int
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,14 +26,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ffedit.errors import EditError, ModelError
 from ffedit.files.tensor_ranges import FLOATS, contents
-from ffedit.loading.device_map import DeviceMap, spread_over
+from ffedit.loading.distributed import own_device
 from ffedit.loading.gguf import check_loaded, converted, readable, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.verify import find_and_verify, find_stacks
@@ -40,6 +39,8 @@ from ffedit.model.storage import device_of
 from ffedit.model.tokenization import turn
 from ffedit.progress import Progress, silent
 
+DeviceMap: TypeAlias = "str | Mapping[str, int | str | torch.device]"
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
 # Files that a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
@@ -62,19 +63,26 @@ def load_model(
 ) -> Editable:
     """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also reads its edits."""
     spread = spread_over(device, device_map, offload_folder, max_memory)
-    if not isinstance(name_or_path, str | Path):
+    if isinstance(name_or_path, str | Path):
+        name = str(name_or_path)
+        checkpoint = opened(name, revision, trust_remote_code, progress)
+        if checkpoint.config.is_encoder_decoder:
+            kind = checkpoint.config.model_type
+            raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
+        model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
+        editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        if folder := cached_folder(editable):
+            editable.source = source_of(name, folder)
+    else:
         pair = _ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
-        return _in_chat(find_and_verify(*pair, value_matrix), chat)
-    name = str(name_or_path)
-    checkpoint = opened(name, revision, trust_remote_code, progress)
-    if checkpoint.config.is_encoder_decoder:
-        kind = checkpoint.config.model_type
-        raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-    model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
-    editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
-    if folder := cached_folder(editable):
-        editable.source = source_of(name, folder)
-    return _in_chat(editable, chat)
+        editable = find_and_verify(*pair, value_matrix)
+    editable.chat = chat
+    try:
+        if chat:
+            turn(editable.tokenizer, "Hello")
+    except ModelError as error:
+        raise ModelError(f"{editable.name}: {error}") from error
+    return editable
 
 
 def load_stacks(
@@ -120,11 +128,7 @@ def _auto_class(config: Any) -> tuple[Any, str] | None:
 
 
 def choose_stack(stacks: list[Stack], kind: str | None) -> Stack:
-    """Return the encoder or the decoder of a model; its only stack where `kind` is None.
-
-    Raises:
-        EditError: there is none of this kind, or several and `kind` is None.
-    """
+    """Return a model's stack of a `kind`, its only one where `kind` is None; EditError where it is not just one."""
     kinds = " and ".join("an encoder" if stack.kind == "encoder" else "a decoder" for stack in stacks)
     if kind is None and len(stacks) > 1:
         raise EditError(f"{stacks[0].name} has {kinds}; say which one with --stack encoder or --stack decoder")
@@ -142,28 +146,12 @@ def _ready_pair(
     if len(pair) != 2 or not hasattr(pair[0], "config") or not isinstance(pair[1], PreTrainedTokenizerBase):
         types = ", ".join(type(value).__name__ for value in pair)
         raise ModelError(f"found {types}; a model's name, its folder or a pair (model, tokenizer) was expected")
-    options = {
-        "device": device != "auto",
-        "dtype": dtype != "auto",
-        "revision": revision is not None,
-        "trust_remote_code": trust_remote_code,
-        "device_map": device_map is not None,
-    }
+    options = {"device": device != "auto", "dtype": dtype != "auto", "revision": revision is not None}
+    options |= {"trust_remote_code": trust_remote_code, "device_map": device_map is not None}
     if unused := [name for name, is_set in options.items() if is_set]:
         raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
     model, tokenizer = pair
     return model, tokenizer, model.config._name_or_path or type(model).__name__
-
-
-def _in_chat(editable: Editable, chat: bool) -> Editable:
-    """Set whether prompts are put into the chat template; refuse a tokenizer without one."""
-    editable.chat = chat
-    try:
-        if chat:
-            turn(editable.tokenizer, "Hello")
-    except ModelError as error:
-        raise ModelError(f"{editable.name}: {error}") from error
-    return editable
 
 
 class Opened(NamedTuple):
@@ -178,11 +166,7 @@ class Opened(NamedTuple):
 def opened(
     name: str, revision: str | None = None, trust_remote_code: bool = False, progress: Progress = silent
 ) -> Opened:
-    """Find a checkpoint and read its config; convert a GGUF file that was not converted yet.
-
-    Raises:
-        ModelError: it cannot be found or read.
-    """
+    """Find a checkpoint and read its config; convert a GGUF file that was not converted yet."""
     _check_revision(name, revision)
     path = path_of(name, progress)
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(path, name)}
@@ -191,7 +175,7 @@ def opened(
 
 
 def _check_revision(name: str, revision: str | None) -> None:
-    """Refuse a revision of what has none: `ModelError` for all but hub ids."""
+    """Refuse a revision of what has none: of all but hub ids."""
     if revision is not None and (name in NAMED or Path(name).exists()):
         raise ModelError(
             f"{name} is on this machine, and --revision {revision} names a state of a model of the hub; leave it out"
@@ -199,11 +183,7 @@ def _check_revision(name: str, revision: str | None) -> None:
 
 
 def path_of(name: str, progress: Progress = silent) -> str:
-    """Return the folder that a model's name refers to; the name itself where it refers to none (a hub id).
-
-    Raises:
-        ModelError: it refers to a GGUF file that cannot be converted, or a package that is not installed.
-    """
+    """Return the folder that a name refers to, or that a GGUF file's content is in; the name itself of a hub id."""
     if name in EMBEDDED:
         return str(EMBEDDED[name])
     file = gguf_file(name)
@@ -221,7 +201,8 @@ def _read(
     quantised = getattr(config, "quantization_config", None)
     what, advice = f"{name}: the model", ""
     if quantised is not None:
-        what, advice = f"{name}: the model, quantised ({_quantiser(quantised)}),", QUANTISE_LATER
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised.quant_method
+        what, advice = f"{name}: the model, quantised ({getattr(method, 'value', method)}),", QUANTISE_LATER
     if dtype == "float16" and spread["device_map"] is None and quantised is None:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
     with readable(f"{what} cannot be read", advice):
@@ -259,11 +240,7 @@ def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
 
 
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
-    """Read a checkpoint's tokenizer alone.
-
-    Raises:
-        ModelError: it cannot be read, or is missing.
-    """
+    """Read a checkpoint's tokenizer alone."""
     with readable(f"{opened.name}: the tokenizer cannot be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
@@ -271,20 +248,8 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _quantiser(config: Any) -> str:
-    """Return the method that a checkpoint was quantised with."""
-    method = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
-    return str(getattr(method, "value", method))
-
-
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """Return the folder of a checkpoint without loading it; a hub id that is not in the cache is downloaded first.
-
-    A GGUF file that was not converted yet is converted first.
-
-    Raises:
-        ModelError: it cannot be found or fetched.
-    """
+    """Return the folder of a checkpoint without loading it; download a hub id, and convert a GGUF file, if need be."""
     name = str(name_or_path)
     _check_revision(name, revision)
     path = path_of(name)
@@ -292,11 +257,8 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path:
     if Path(path).exists():
         return Path(path)
     with readable(f"{name}: cannot be fetched"):
-        ignored = list(OTHER_WEIGHTS)
-        folder = huggingface_hub.snapshot_download(
-            path, revision=revision, local_files_only=local, ignore_patterns=ignored
-        )
-        return Path(folder)
+        options: dict[str, Any] = {"revision": revision, "local_files_only": local}
+        return Path(str(huggingface_hub.snapshot_download(path, ignore_patterns=list(OTHER_WEIGHTS), **options)))
 
 
 def cached_folder(editable: Editable) -> Path | None:
@@ -317,3 +279,66 @@ def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
     except ValueError:  # not the form of a hub id
         return None
     return Path(file).parent if isinstance(file, str) else None
+
+
+def spread_over(
+    device: str,
+    device_map: DeviceMap | None,
+    offload_folder: str | Path | None,
+    max_memory: Mapping[int | str, int | str] | None,
+) -> dict[str, Any]:
+    """Return transformers' arguments for the devices; ModelError for an impossible device, map, folder or size."""
+    if device_map is None:
+        if offload_folder is not None or max_memory is not None:
+            raise ModelError("a folder to offload to or a largest memory was given without a device map; give auto")
+        return {"device_map": _whole(device)}
+    if device != "auto":
+        raise ModelError(f"device {device!r} and a device map were given; give one of them")
+    if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
+        raise ModelError(f"device map {device_map!r} is not known; give {', '.join(DEVICE_MAPS)}")
+    if offload_folder is not None and Path(offload_folder).exists() and not Path(offload_folder).is_dir():
+        raise ModelError(f"{offload_folder}: is a file; a folder to offload weights to was expected")
+    for size in (max_memory or {}).values():
+        try:
+            convert_file_size_to_int(size)
+        except ValueError as error:
+            raise ModelError(f"a memory of {size!r} is not known; give a number of bytes, or 20GB, 512MB") from error
+    return {
+        "device_map": device_map if isinstance(device_map, str) else dict(device_map),
+        "offload_folder": None if offload_folder is None else str(offload_folder),
+        "max_memory": None if max_memory is None else dict(max_memory),
+    }
+
+
+def _whole(device: str) -> str | None:
+    """Return the device map of a model that is not offloaded: all devices, one, or none on a CPU-only machine."""
+    own = own_device() if device == "auto" else None
+    if own is not None:
+        device = str(own)
+    elif device == "auto":
+        return "auto" if torch.accelerator.is_available() else None
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ModelError(f"device {device!r} is not known; give auto, cpu, or one that torch knows") from error
+    if kind == "cpu":
+        return None
+    try:
+        held = not torch.empty(1, device=device).is_meta
+    except (AssertionError, ImportError, RuntimeError) as error:  # device types raise different errors
+        why = shorten(str(error).partition("\n")[0], 60, placeholder=" …")
+        raise ModelError(f"device {device!r} cannot be used ({why}): {_accelerators()}") from error
+    if not held:
+        raise ModelError(f"device {device!r} holds no weights; give auto, cpu, or an accelerator")
+    return device
+
+
+def _accelerators() -> str:
+    """Describe the accelerators that torch finds, and what to give instead of one that it does not."""
+    build, kind = f"torch {torch.__version__}", torch.accelerator.current_accelerator()
+    if kind is None:
+        return f"{build} was built for CPUs only; give auto or cpu, or install a torch that was built for the device"
+    if not (count := torch.accelerator.device_count()):
+        return f"{build} was built for {kind.type}, but finds none; give auto or cpu, or see whether its driver works"
+    names = ", ".join(f"{kind.type}:{i}" for i in range(count))
+    return f"{build} finds {names}; give auto, cpu, or one of these"

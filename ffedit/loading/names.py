@@ -32,23 +32,15 @@ NAMED = (*EMBEDDED, *PACKAGES)
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that refers to no model, before torch is imported; nothing is downloaded.
-
-    Raises:
-        ModelError: as of `gguf_file` and `is_local`.
-    """
+    """Refuse a name that refers to no model, before torch is imported; nothing is downloaded."""
     if name not in EMBEDDED and gguf_file(name) is None:
         is_local(name, name)
 
 
 def gguf_file(name: str) -> Path | None:
-    """Return the GGUF file that a model's name refers to; None where it refers to something else.
+    """Return the GGUF file that a name refers to: one of `PACKAGES`, a file, or a folder without checkpoint; else None.
 
-    Args:
-        name: one of `PACKAGES`, a GGUF file, or a folder with one of them and no checkpoint.
-
-    Raises:
-        ModelError: the package or the file does not exist, or the folder holds several.
+    Raises ModelError where the package or the file does not exist, or the folder holds several.
     """
     path = Path(name)
     if name in PACKAGES:
@@ -81,8 +73,7 @@ def gguf_file(name: str) -> Path | None:
 def is_local(path: str, name: str) -> bool:
     """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
 
-    Raises:
-        ModelError: it is not here, and the hub cannot be reached; or it has not the form of a hub id.
+    Raises ModelError where it is not here and the hub cannot be reached, or the name has not the form of a hub id.
     """
     if Path(path).exists():
         if not (Path(path) / "config.json").is_file():

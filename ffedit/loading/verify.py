@@ -4,8 +4,7 @@
 `num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
 forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
 recorded pass gives the logits of the whole. What is not recognised is refused, and the error lists what was found.
-
-Encoders and both halves of encoder–decoders, which are inspected only, are recognised and verified in the same way.
+Encoders and both halves of encoder–decoders, which are inspected only, are treated in the same way.
 """
 
 from __future__ import annotations
@@ -36,18 +35,13 @@ def find_and_verify(
     value_matrix: str | None = None,
     saved_dtype: torch.dtype | None = None,
 ) -> Editable:
-    """Find and verify the parts of `model` that ffedit works with.
+    """Find and verify the parts of `model`, a causal decoder of transformers, compiled or not, in any mode.
 
-    Args:
-        model: a causal decoder of transformers, compiled or not, in any mode.
-        tokenizer: its tokenizer.
-        name: its name in messages.
-        value_matrix: path of the value matrix, where no known role fits: inside a layer (`ff.out`), or in the model,
-            with {} for the layer's number (`layers.{}.ff.out`).
-        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
+    `name` is its name in messages, and `value_matrix` the path of the value matrix, where no known role fits: inside a
+    layer (`ff.out`), or in the model, with {} for the layer's number (`layers.{}.ff.out`). `saved_dtype` is the
+    precision of the checkpoint, where it is not that of the weights in memory.
 
-    Raises:
-        ModelError: the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
+    Raises ModelError where the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
     """
     model = _transformers_model(model, name)
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:

@@ -4,11 +4,10 @@ The model's type is not used. A module is recognised by its name (`roles`), by i
 experts) and by the number of such modules; a forward pass verifies that it does what its role says (`loading.verify`).
 A module that is not recognised is refused, and the error lists what was found.
 
-How a block adds its feed-forward output to the residual stream is determined by probe passes. Blocks differ: some
-normalise the output before they add it (Gemma 2, OLMo 2), some normalise the sum (BERT, BART), some scale it (Granite),
-some add attention and feed-forward output to the stream at once (GPT-J, Falcon). So it is observed which modules run
-behind the value matrix, or a mixture's block, and, in a pass in which the last layer adds nothing, what the stream is
-without their output.
+Blocks add their feed-forward output to the residual stream differently: some normalise it before they add it (Gemma 2,
+OLMo 2), some normalise the sum (BERT, BART), some scale it (Granite), some add attention and feed-forward output at
+once (GPT-J, Falcon). So it is observed which modules run behind the value matrix, or a mixture's block, and, in a pass
+in which the last layer adds nothing, what the stream is without their output.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ from ffedit.model.storage import is_floating, is_quantised
 
 
 def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn.Module]:
-    """Return the one list of modules in a decoder or an encoder that is in no other list, of length `count` if given.
-
-    Raises:
-        ModelError: there is none, or more than one.
-    """
+    """Return the one list of modules in a decoder or encoder that is in no other list, of length `count` if given."""
     nested = {path: child for path, child in body.named_modules() if isinstance(child, nn.ModuleList)}
     lists = {p: child for p, child in nested.items() if not any(p.startswith(f"{other}.") for other in nested)}
     matching = [list(child) for child in lists.values() if count in (None, len(child))]
@@ -55,28 +50,21 @@ def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a model, with what is needed to find its memories.
-
-    Attributes:
-        name: the model's name in messages.
-        probe: runs the model once.
-        value_matrix: path of the value matrix, where no known role fits (`loading.verify.find_and_verify`).
-        saved_dtype: precision of the checkpoint, where it is not that of the weights in memory.
-    """
+    """One layer of a model, with what is needed to find its memories."""
 
     model: PreTrainedModel
     module: nn.Module
     index: int
-    name: str
-    probe: Callable[[], object]
+    name: str  # the model's name in messages
+    probe: Callable[[], object]  # runs the model once
+    # path of the value matrix, where no known role fits (`loading.verify.find_and_verify`)
     value_matrix: str | None = None
-    saved_dtype: torch.dtype | None = None
+    saved_dtype: torch.dtype | None = None  # precision of the checkpoint, where it is not that of the weights in memory
 
     @cached_property
     def prefix(self) -> str:
         """Path of the layer in the model."""
-        path: str = next(path for path, module in self.model.named_modules() if module is self.module)
-        return path
+        return str(next(path for path, module in self.model.named_modules() if module is self.module))
 
 
 def find_feed_forward(layer: Layer) -> FeedForward:
@@ -211,8 +199,8 @@ def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
 def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
     """Return a parameter of `model` as its checkpoint stores it: tensors by their names in the files.
 
-    transformers may hold in one parameter what its checkpoints store separately (the matrices of all experts), or under
-    another name, and converts it back when it saves; this is the same conversion.
+    transformers may hold in one parameter what its checkpoints store separately, or under another name (the matrices of
+    all experts); this is the conversion with which it saves.
     """
     return dict(revert_weight_conversion(model, {name: parameter}))
 
@@ -228,42 +216,28 @@ def names_of_experts(model: PreTrainedModel, name: str, count: int) -> list[str]
 
 @dataclass(frozen=True, eq=False)
 class ResidualAdd:
-    """Addition of one block's feed-forward output to the residual stream.
+    """Addition of one block's feed-forward output to the residual stream."""
 
-    Attributes:
-        added: the module whose output is added: the value matrix or a mixture's block, or a norm behind it.
-        norm: the module that receives the sum, where the block ends in one.
-        factor: what the addend is multiplied by.
-    """
-
-    added: nn.Module
-    norm: nn.Module | None
-    factor: float = 1.0
+    added: nn.Module  # the module whose output is added: the value matrix or a mixture's block, or a norm behind it
+    norm: nn.Module | None  # the module that receives the sum, where the block ends in one
+    factor: float = 1.0  # what the addend is multiplied by
 
 
 @torch.no_grad()
 def find_residual_adds(
     layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
 ) -> list[ResidualAdd]:
-    """Find the residual add of every layer, from two passes of `probe`.
-
-    Raises:
-        ModelError: with the last layer's addend removed, its residual stream is not the remainder.
-    """
+    """Find the residual add of every layer, from two passes of `probe`."""
     with ExitStack() as stack:
-        seen = [
-            stack.enter_context(calls(_steps(layer, ff.module))) for layer, ff in zip(layers, feed_forward, strict=True)
-        ]
+        seen = []
+        for layer, ff in zip(layers, feed_forward, strict=True):
+            inside = set(ff.module.modules())  # what gives the feed-forward output counts as one module
+            steps = [ff.module, *(module for module in leaves(layer) if module not in inside)]
+            seen.append(stack.enter_context(calls(steps)))
         probe()
     residual_adds = [_residual_add(ff.module, steps) for ff, steps in zip(feed_forward, seen, strict=True)]
     factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].memories[-1].name, probe)
     return [replace(add, factor=factor) for add in residual_adds]
-
-
-def _steps(layer: nn.Module, value: nn.Module) -> list[nn.Module]:
-    """Return the leaf modules of a layer; the module that gives the feed-forward output counts as one."""
-    inside = set(value.modules())
-    return [value, *(module for module in leaves(layer) if module not in inside)]
 
 
 def _residual_add(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> ResidualAdd:

@@ -7,13 +7,13 @@ order, what each layer computed in a pass, and how a vector of the residual stre
     before + added = total        added: the feed-forward output, behind a norm of its own where it has one (Gemma 2)
     after = norm(total)           where the block ends in a norm (BERT, BART); otherwise after = total
 
-An `Editable` is the stack of a causal decoder, which can be traced, edited and sampled from, too. `ffedit.loading`
-makes both from a transformers model.
+An `Editable` is the stack of a causal decoder, which can be traced, edited and sampled from, too, with the `History` of
+its edits. `ffedit.loading` makes both from a transformers model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -28,11 +28,10 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from ffedit.errors import ModelError
 from ffedit.model import storage
 from ffedit.model.discover import ResidualAdd, find_residual_adds
-from ffedit.model.edit_history import History
 from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
-from ffedit.model.memory import Memories
+from ffedit.model.memory import Address, KeyValueMemory, Memories
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode
 from ffedit.notebook import Displayed
@@ -42,26 +41,17 @@ Kind: TypeAlias = Literal["decoder", "encoder"]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Activations of one layer in a pass over n rows of t tokens.
+    """Activations of one layer in a pass over n rows of t tokens."""
 
-    Attributes:
-        layer: counted from 0 at the embedding's side.
-        key: m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its
-            experts joined, each scaled by its router's weight.
-        output: of the value matrix or the mixture, bias included, [n, t, d_model].
-        added: what the block adds to the residual stream for it, [n, t, d_model].
-        total: the residual stream with it, before a norm in which the block may end, [n, t, d_model].
-        after: the residual stream that leaves the block, [n, t, d_model].
-        routed: the router's choice for the n · t tokens of a mixture; None of a dense layer.
-    """
-
-    layer: int
+    layer: int  # counted from 0 at the embedding's side
+    # m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its experts
+    # joined, each scaled by its router's weight
     key: Tensor
-    output: Tensor
-    added: Tensor
-    total: Tensor
-    after: Tensor
-    routed: Routed | None = None
+    output: Tensor  # of the value matrix or the mixture, bias included, [n, t, d_model]
+    added: Tensor  # what the block adds to the residual stream for it, [n, t, d_model]
+    total: Tensor  # the residual stream with it, before a norm in which the block may end, [n, t, d_model]
+    after: Tensor  # the residual stream that leaves the block, [n, t, d_model]
+    routed: Routed | None = None  # the router's choice for the n · t tokens of a mixture; None of a dense layer
 
     @property
     def before(self) -> Tensor:
@@ -70,44 +60,20 @@ class Seen:
 
 
 @dataclass(eq=False)
-class FingerprintCache:
-    """Cache of what the fingerprint has read of a model, so that it reads it once (`ffedit.model.fingerprint`).
-
-    Attributes:
-        totals: by name, a weight, its state when it was read, and the sum of its entries then.
-        vocabulary: a tokenizer, the number of its tokens, and its vocabulary as JSON then.
-    """
-
-    totals: dict[str, tuple[Tensor, tuple[int, int, bytes], int]] = field(default_factory=dict)
-    vocabulary: tuple[PreTrainedTokenizerBase, int, bytes] | None = None
-
-
-@dataclass(eq=False)
 class Stack(Displayed):
-    """Layers with their memories, in order, and the path from their output to logits.
+    """Layers with their memories, in order, and the path from their output to logits."""
 
-    Attributes:
-        model: the whole transformers model.
-        name: a hub id, a folder, or the name the model was loaded by.
-        layers: the blocks, in order.
-        feed_forward: the memories of each layer as one.
-        kind: what the layers are.
-        norm: path of the norm of the residual stream behind the last layer; "" where there is none.
-        layer_outputs: number of entries of the tuple that a block returns; 0 where it returns a bare tensor.
-        max_tokens: longest input.
-        hashed: what the fingerprint has read already.
-    """
-
-    model: PreTrainedModel
+    model: PreTrainedModel  # the whole transformers model
     tokenizer: PreTrainedTokenizerBase
-    name: str
-    layers: list[nn.Module]
-    feed_forward: list[FeedForward] = field(default_factory=list)
-    kind: Kind = "decoder"
-    norm: str = ""
-    layer_outputs: int = 0
-    max_tokens: int = 2048
-    hashed: FingerprintCache = field(default_factory=FingerprintCache, repr=False)
+    name: str  # a hub id, a folder, or the name the model was loaded by
+    layers: list[nn.Module]  # the blocks, in order
+    feed_forward: list[FeedForward] = field(default_factory=list)  # the memories of each layer as one
+    kind: Kind = "decoder"  # what the layers are
+    norm: str = ""  # path of the norm of the residual stream behind the last layer; "" where there is none
+    layer_outputs: int = 0  # number of entries of the tuple that a block returns; 0 where it returns a bare tensor
+    max_tokens: int = 2048  # longest input
+    # what the fingerprint has read, by name: an object, its state then, and the result (`ffedit.model.fingerprint`)
+    hashed: dict[str, tuple[Any, Any, Any]] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         widths = "/".join(f"{width:,}" for width in sorted({memory.d_ff for memory in self.memories.values()}))
@@ -138,11 +104,7 @@ class Stack(Displayed):
 
     @property
     def unembedding(self) -> nn.Module:
-        """Module that turns states into logits.
-
-        Raises:
-            ModelError: the model has none.
-        """
+        """Module that turns states into logits; ModelError where the model has none."""
         head: nn.Module | None = self.model.get_output_embeddings()
         if head is None:
             raise ModelError(
@@ -172,22 +134,15 @@ class Stack(Displayed):
             return self.model(**inputs)
 
     def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        source: Tensor | None = None,
-        source_mask: Tensor | None = None,
+        self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None, source_mask: Tensor | None = None
     ) -> Any:
-        """Run the pass that contains these layers.
+        """Run the pass that contains these layers and return its output (of a pair's encoder, the encoder's).
 
         Args:
             ids: token ids [n, t] of this stack.
             mask: 1 where a token counts, [n, t]; not needed where all do, nor for padding right of a causal row.
-            source: input of the encoder when this is the decoder of a pair, [n, s]; `ids` themselves if not given.
-            source_mask: 1 where a token of it counts, [n, s]; `mask` where `source` is not given.
-
-        Returns:
-            The model's output; of the encoder of a pair, the encoder's.
+            source: input of the encoder when this is the decoder of a pair, [n, s]; `ids` with `mask` if not given.
+            source_mask: 1 where a token of it counts, [n, s].
         """
         ids = ids.to(self.device)
         mask = mask if mask is None else mask.to(ids.device)
@@ -210,13 +165,8 @@ class Stack(Displayed):
     def stream(self, ids: Tensor, see: Callable[[Seen], None], *others: Tensor | None) -> None:
         """Run token ids [n, t] and pass each layer's `Seen` to `see` once it is done; nothing is kept or unembedded.
 
-        Args:
-            ids: as of `forward`.
-            see: called with each layer in turn.
-            others: mask, source and its mask, as of `forward`.
-
-        Raises:
-            ModelError: it was not recognised how a block adds its feed-forward output to the residual stream.
+        `others` are mask, source and its mask, as of `forward`. Raises ModelError where it was not recognised how a
+        block adds its feed-forward output to the residual stream.
         """
         shape = (*ids.shape, -1)  # some models (OPT) flatten rows and tokens ahead of the feed-forward layer
         values = {ff.layer: ff.module for ff in self.feed_forward}
@@ -249,26 +199,18 @@ class Stack(Displayed):
             self.forward(ids, *others)
 
     def activations(self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None) -> list[Seen]:
-        """Run token ids [n, t] and return each layer's `Seen`; arguments and errors as of `stream`."""
+        """Run token ids [n, t] and return each layer's `Seen`, as `stream` does."""
         seen: list[Seen] = []
         self.stream(ids, seen.append, mask, source)
         return seen
 
     @torch.no_grad()
     def read(self, vectors: Tensor) -> Tensor:
-        """Read vectors of the residual stream as logits, by the model's own path behind the last layer.
+        """Read vectors of the residual stream, [n, d_model], as logits [n, vocabulary], float32.
 
-        Of an encoder without a decoder this is its masked-language head. The encoder of a pair is never unembedded by
-        the model: behind its own final norm it is read as the decoder's last state would be.
-
-        Args:
-            vectors: [n, d_model].
-
-        Returns:
-            Logits [n, vocabulary], float32.
-
-        Raises:
-            ModelError: the model has no unembedding.
+        This is the model's own path behind the last layer; of an encoder without a decoder, its masked-language head.
+        The encoder of a pair is never unembedded by the model: behind its own final norm it is read as the decoder's
+        last state would be. Raises ModelError where the model has no unembedding.
         """
         states = vectors.to(self.device, storage.fetched(self.unembedding).dtype)[:, None]
         ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
@@ -289,7 +231,7 @@ class Stack(Displayed):
 
     @cached_property
     def residual_adds(self) -> list[ResidualAdd]:
-        """Addition of each block's feed-forward output to the residual stream; found in a probe run on first use."""
+        """Addition of each block's feed-forward output to the residual stream; found on first use."""
         return find_residual_adds(self.layers, self.feed_forward, self.probe)
 
     def probe(self) -> None:
@@ -320,6 +262,63 @@ class Stack(Displayed):
 def check_model(model: object, kind: type[Stack] = Stack) -> None:
     """Refuse what is not a loaded model, such as a model's name; ModelError."""
     ModelError.unless(model, kind, "a loaded model was expected; load it first: editable = ffedit.load(name)")
+
+
+@dataclass(eq=False)
+class History:
+    """Edits (`ffedit.editor.Edit`) in a model's weights and the original matrices, for undoing without subtraction.
+
+    W + Δ − Δ is not W in floating point. So the first edit of a matrix stores the original, once, and undoing rebuilds
+    the matrix from it: the original plus the edits that remain, in their order, each rounded once as it was when it was
+    applied. Undone in any order, the weights are bit for bit those of a model that the undone edit never touched.
+
+    The originals of edits that came with a checkpoint may be missing. Such edits are permanent (`lasting`): known,
+    never undone, and part of what later edits count as original.
+    """
+
+    base: str | None = None  # fingerprint of the weights before the oldest of `edits`; None while there is none
+    edits: dict[str, Any] = field(default_factory=dict)  # what is applied and can be undone, by fingerprint, in order
+    # the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype
+    originals: dict[Address, Tensor] = field(default_factory=dict)
+    # what was in the weights before all these and cannot be undone, by fingerprint, in order
+    lasting: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """All edits in the weights, by fingerprint, the oldest first."""
+        return self.lasting | self.edits
+
+    def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Any, weights: str) -> None:
+        """Write `edit`, whose fingerprint is `name`, on top of the others; if that fails, restore the weights.
+
+        `weights` is the fingerprint of the weights as they are now.
+        """
+        self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
+        self.base = weights if self.base is None else self.base
+        self.edits[name] = edit
+        try:
+            for at, delta in edit.updates.items():
+                memories[at].write_(delta)
+        except BaseException:
+            self.undo_(memories, name)
+            raise
+
+    def undo_(self, memories: Mapping[Address, KeyValueMemory], name: str) -> None:
+        """Rebuild the matrices that the edit `name` changed: the originals with the other edits in their order."""
+        others = [edit for other, edit in self.edits.items() if other != name]
+        touched = self.edits[name].updates
+        for at in touched:
+            memories[at].set_(self.originals[at])
+            for edit in others:
+                if at in edit.updates:
+                    memories[at].write_(edit.updates[at])
+        # Deleted only now: if an interrupt came before, undo can be called again.
+        del self.edits[name]
+        for at in touched:
+            if not any(at in edit.updates for edit in others):
+                del self.originals[at]
+        if not self.edits:
+            self.base = None
 
 
 @dataclass(eq=False)
@@ -359,11 +358,7 @@ class Editable(Stack):
         return None if module is self.layers[-1] else module
 
     def outputs_of(self, part: str) -> list[nn.Module]:
-        """Return the modules whose output is that of the "feed_forward" or "attention" part, layer by layer.
-
-        Raises:
-            ModelError: the attention's output projections were not recognised.
-        """
+        """Return the modules whose outputs are those of a part, "feed_forward" or "attention", layer by layer."""
         if part == "attention":
             if not self.attention:
                 raise ModelError(

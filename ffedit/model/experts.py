@@ -3,15 +3,14 @@
     FF(x) = Σ_e g_e(x) (V_eᵀ m_e(x) + b_e)         g_e = 0 for an expert that the router did not choose
           = Σ_e W_e k_e + …                        k_e = g_e m_e
 
-Each expert is a memory of its own (its keys, its coefficients m_e, its values V_e), and the router scales its
-output. So the key of a fact in expert e is k_e = g_e m_e: with the router's weight inside the key, the layer is one
-linear associative memory [W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer applies
-unchanged. Where the router scales an expert's *input* (Llama 4), k_e = m_e(g_e x).
+Each expert is a memory of its own (its keys, its coefficients m_e, its values V_e), and the router scales its output.
+With the router's weight inside the key of a fact, k_e = g_e m_e, the layer is one linear associative memory
+[W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer applies unchanged. Where the router scales an
+expert's *input* (Llama 4), k_e = m_e(g_e x).
 
 transformers stores the matrices of all experts in one parameter each, [E, ..], and declares the layout on the module
-(`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`): nothing is inferred from a shape. A layout that is not
-declared is a row of `roles.LAYOUTS`. A single expert has no module, so the router's choice is captured at the input of
-the experts, whichever implementation (eager, grouped or batched products) computes them.
+(`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`); a layout that is not declared is a row of `roles.LAYOUTS`. A
+single expert has no module, so the router's choice is captured at the input of the experts.
 """
 
 from __future__ import annotations
@@ -35,17 +34,11 @@ DECLARED = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 
 
 class Routed(NamedTuple):
-    """Input of a block of experts.
+    """Input of a block of experts."""
 
-    Attributes:
-        x: what the block receives, [n, d_model].
-        chosen: the experts that each token goes to, [n, k]; a number behind the last expert stands for none.
-        weights: the router's weight g of each, [n, k].
-    """
-
-    x: Tensor
-    chosen: Tensor
-    weights: Tensor
+    x: Tensor  # what the block receives, [n, d_model]
+    chosen: Tensor  # the experts that each token goes to, [n, k]; a number behind the last expert stands for none
+    weights: Tensor  # the router's weight g of each, [n, k]
 
     def at(self, rows: Tensor) -> Routed:
         """Select tokens by their numbers."""
@@ -54,13 +47,9 @@ class Routed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """Block of experts in fused parameters.
+    """Block of experts in fused parameters."""
 
-    Attributes:
-        module: the experts (not the block around them, which holds the router).
-    """
-
-    module: nn.Module
+    module: nn.Module  # the experts (not the block around them, which holds the router)
 
     def __post_init__(self) -> None:
         module: Any = self.module
@@ -119,10 +108,8 @@ class Experts:
 
         They are two halves (Mixtral) or alternate (GPT-OSS). The block's own gate determines which: applied to two
         columns alone, it shows its result for one gate and one up; the order in which it gives the same for all columns
-        at once is the order of the columns.
-
-        Raises:
-            ModelError: they are neither two halves nor alternate, the gate first.
+        at once is the order of the columns. Raises ModelError where they are neither two halves nor alternate, the gate
+        first.
         """
 
         def pairwise(gate: Tensor, up: Tensor) -> Tensor:
@@ -196,20 +183,14 @@ class Experts:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Sparse block of a layer: a router, its experts, and experts that every token goes to.
+    """Sparse block of a layer: a router, its experts, and experts that every token goes to."""
 
-    Attributes:
-        block: its output is the layer's feed-forward output.
-        experts: those that the router chooses among.
-        shared: value matrices of the experts that all tokens share, by the number under which they are addressed
-            (behind the last routed one).
-        shared_gate: gives the logit of the weight of the shared experts' output; None: it is not scaled.
-    """
-
-    block: nn.Module
-    experts: Experts
+    block: nn.Module  # its output is the layer's feed-forward output
+    experts: Experts  # those that the router chooses among
+    # value matrices of the experts that all tokens share, by the number under which they are addressed (behind the last
+    # routed one)
     shared: Mapping[int, nn.Module]
-    shared_gate: nn.Module | None
+    shared_gate: nn.Module | None  # gives the logit of the weight of the shared experts' output; None: it is not scaled
 
     @contextmanager
     def watched(
@@ -220,11 +201,8 @@ class Mixture:
     ) -> Iterator[None]:
         """Pass the inputs of the memories to `see` and `routes` in every pass inside the block.
 
-        Args:
-            see: takes the number of an expert, the tokens that went to it [t] (None: all), its keys there [t, d_ff],
-                and the number of tokens.
-            routes: takes what the router chose.
-            only: the experts whose keys are to be shown; None: all.
+        `see` takes the number of an expert, the tokens that went to it [t] (None: all), its keys there [t, d_ff], and
+        the number of tokens; with `only`, of these experts alone. `routes` takes what the router chose.
         """
         received: list[Tensor] = []
 

@@ -25,17 +25,11 @@ from ffedit.model.memory import Address, KeyValueMemory
 
 
 class Keys(NamedTuple):
-    """Keys that one memory received in a pass.
+    """Keys that one memory received in a pass."""
 
-    Attributes:
-        rows: the tokens that reached it, [t], counted through the batch; None: all.
-        keys: what it received there, [t, d_ff]; it received 0 elsewhere.
-        tokens: number of tokens in the pass.
-    """
-
-    rows: Tensor | None
-    keys: Tensor
-    tokens: int
+    rows: Tensor | None  # the tokens that reached it, [t], counted through the batch; None: all
+    keys: Tensor  # what it received there, [t, d_ff]; it received 0 elsewhere
+    tokens: int  # number of tokens in the pass
 
     @property
     def whole(self) -> Tensor:
@@ -49,23 +43,17 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """Memories of one layer, or some of them.
+    """Memories of one layer, or some of them."""
 
-    Attributes:
-        layer: its number.
-        module: its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture.
-        memories: in the order of their addresses.
-        mixture: router and experts, where the layer has them.
-    """
-
-    layer: int
+    layer: int  # its number
+    # its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture
     module: nn.Module
-    memories: tuple[KeyValueMemory, ...]
-    mixture: Mixture | None = None
+    memories: tuple[KeyValueMemory, ...]  # in the order of their addresses
+    mixture: Mixture | None = None  # router and experts, where the layer has them
 
     @property
     def sizes(self) -> list[int]:
-        """d_ff of each part."""
+        """Number of columns of W, d_ff, that each memory has."""
         return [memory.d_ff for memory in self.memories]
 
     @property
@@ -107,22 +95,17 @@ class FeedForward:
         return replace(self, memories=tuple(memory for memory in self.memories if memory.address in kept))
 
     def split(self, joined: Tensor, dim: int) -> dict[Address, Tensor]:
-        """Split a tensor that runs over Σ d_ff in dimension `dim`, by part."""
+        """Split a tensor that runs over Σ d_ff in dimension `dim`, by memory."""
         pieces = joined.split(self.sizes, dim)
         return {memory.address: piece for memory, piece in zip(self.memories, pieces, strict=True)}
 
     def at(self, index: int) -> tuple[Address, int]:
-        """Return the part that column `index` of W belongs to, and the index in that part."""
+        """Return the memory that column `index` of W belongs to, and the index in it."""
         for memory in self.memories:
             if index < memory.d_ff:
                 return memory.address, index
             index -= memory.d_ff
         raise IndexError(index)
-
-    def column(self, address: Address, index: int) -> int:
-        """Return the column of W of memory `index` of a part; the inverse of `at`."""
-        before = [memory.address for memory in self.memories].index(address)
-        return sum(self.sizes[:before]) + index
 
     def bias(self, routed: Routed | None = None) -> Tensor | None:
         """Return b [n, d_model] for a mixture's routing; [1, d_model] of a dense layer; None without biases."""
@@ -133,7 +116,7 @@ class FeedForward:
 
     @contextmanager
     def watched(self, take: Callable[[KeyValueMemory, Keys], None]) -> Iterator[None]:
-        """Pass what each part receives to `take`, in every pass inside the block."""
+        """Pass what each memory receives to `take`, in every pass inside the block."""
         if self.mixture is None:
             (memory,) = self.memories
 

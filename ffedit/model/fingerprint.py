@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ffedit.model import storage
-from ffedit.model.editable import FingerprintCache, Stack
+from ffedit.model.editable import Stack
 
+Cache: TypeAlias = "dict[str, tuple[Any, Any, Any]]"  # `Stack.hashed`
 SAMPLE = 4096
 PART = 2**22
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,10 +30,8 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京
 def fingerprint(editable: Stack, below: int | None = None) -> str:
     """Return the hash, 16 hexadecimal digits.
 
-    Args:
-        editable: the model.
-        below: only weights that a key of this layer depends on: outside the layers, in layers below and in this one
-            except its value matrix. None: all weights.
+    Of all weights, or with `below` only of those that a key of this layer depends on: outside the layers, in layers
+    below and in this one except its value matrix.
     """
     digest = hashlib.sha256()
     config = editable.model.config.get_text_config().to_dict()
@@ -41,7 +41,9 @@ def fingerprint(editable: Stack, below: int | None = None) -> str:
     config["architectures"] = [type(editable.model).__name__]
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
-    digest.update(_vocabulary(editable.hashed, tokenizer))
+    # Read once per tokenizer, and again when tokens were added.
+    tokens = _once(editable.hashed, "", tokenizer, len(tokenizer), lambda: sorted(tokenizer.get_vocab().items()))
+    digest.update(json.dumps(tokens).encode())
     # Tokenizers with one vocabulary may still differ: with and without a BOS, another normaliser, other merges.
     used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
     digest.update(json.dumps(used).encode())
@@ -60,28 +62,24 @@ def fingerprint(editable: Stack, below: int | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _vocabulary(hashed: FingerprintCache, tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """Return the tokens with their ids as JSON; computed once per tokenizer, and again when tokens were added."""
-    cached, size = hashed.vocabulary, len(tokenizer)
-    if cached is None or cached[0] is not tokenizer or cached[1] != size:
-        text = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
-        cached = hashed.vocabulary = tokenizer, size, text
-    return cached[2]
-
-
-def _total(hashed: FingerprintCache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
+def _total(hashed: Cache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
     """Return the sum of a weight's entries as whole numbers, cached while the weight is the same.
 
     The same means: the same tensor, at the same address, with the version that torch increments at every in-place
     write, and with the same sample. A write through `.data` is not counted: one that changes no sampled entry goes
-    unnoticed until `editable.hashed` is replaced. Offloaded and quantised weights are read each time.
+    unnoticed until `editable.hashed` is cleared. Offloaded and quantised weights are read each time.
     """
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
         return _summed(flat)
     state = weight.data_ptr(), weight._version, hashlib.sha256(sample).digest()
-    cached = hashed.totals.get(name)
-    if cached is None or cached[0] is not weight or cached[1] != state:
-        cached = hashed.totals[name] = weight, state, _summed(flat)
+    return int(_once(hashed, name, weight, state, lambda: _summed(flat)))
+
+
+def _once(hashed: Cache, name: str, source: object, state: object, read: Callable[[], Any]) -> Any:
+    """Return `read()`, which is called again only where `source` is another object, or in another state."""
+    cached = hashed.get(name)
+    if cached is None or cached[0] is not source or cached[1] != state:
+        cached = hashed[name] = source, state, read()
     return cached[2]
 
 

@@ -11,7 +11,7 @@ its value matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,37 +33,23 @@ REGISTER = 'from ffedit.model.roles import register_activation; register_activat
 
 
 class Rows(NamedTuple):
-    """Tensors of a first matrix, views of the model's weights; None where there is none.
+    """Tensors of a first matrix, views of the model's weights; None where there is none."""
 
-    Attributes:
-        rows: K, or of a gated layer G, [d_ff, d_model]: one key per row.
-        bias: b, or b_g of the gate, [d_ff].
-        up: U [d_ff, d_model] of a gated layer.
-        up_bias: b_u [d_ff].
-    """
-
-    rows: Tensor
-    bias: Tensor | None
-    up: Tensor | None = None
-    up_bias: Tensor | None = None
+    rows: Tensor  # K, or of a gated layer G, [d_ff, d_model]: one key per row
+    bias: Tensor | None  # b, or b_g of the gate, [d_ff]
+    up: Tensor | None = None  # U [d_ff, d_model] of a gated layer
+    up_bias: Tensor | None = None  # b_u [d_ff]
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRows:
-    """First matrix of a feed-forward layer or of one expert, whatever its storage.
+    """First matrix of a feed-forward layer or of one expert, whatever its storage."""
 
-    Attributes:
-        role: the role that it was found by.
-        first: the module that holds K or the gate.
-        activation_name: the name of f in the model.
-        tensors: returns the matrices as they are now.
-        coefficients: maps what the layer receives, behind its norm, [.., d_model], to m [.., d_ff], and its gradients.
-    """
-
-    role: Role
-    first: nn.Module
-    activation_name: str
-    tensors: Callable[[], Rows]
+    role: Role  # the role that it was found by
+    first: nn.Module  # the module that holds K or the gate
+    activation_name: str  # the name of f in the model
+    tensors: Callable[[], Rows]  # returns the matrices as they are now
+    # maps what the layer receives, behind its norm, [.., d_model], to m [.., d_ff], and its gradients
     coefficients: Callable[[Tensor], Tensor]
 
     @property
@@ -71,40 +57,16 @@ class KeyRows:
         """True if the activated coefficients are multiplied by a second set."""
         return self.role.fused or self.role.up is not None
 
-    @property
-    def rows(self) -> Tensor:
-        """See `Rows`; this and the following."""
-        return self.tensors().rows
-
-    @property
-    def bias(self) -> Tensor | None:
-        """See `Rows`."""
-        return self.tensors().bias
-
-    @property
-    def up(self) -> Tensor | None:
-        """See `Rows`."""
-        return self.tensors().up
-
-    @property
-    def up_bias(self) -> Tensor | None:
-        """See `Rows`."""
-        return self.tensors().up_bias
-
 
 def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
-    """Find the key rows that belong to a value matrix, by role.
+    """Find the key rows of a value matrix with `d_ff` memories, `value` in a layer `block`, by role.
 
-    Args:
-        block: the layer of the model.
-        value: the value matrix's module, somewhere inside.
-        d_ff: number of its memories.
-        name: its name in messages.
-
-    Raises:
-        ModelError: the first matrix or its activation was not recognised.
+    Raises ModelError where the first matrix or its activation was not recognised.
     """
-    for holder in _holders(block, value):
+    path = next(path for path, module in block.named_modules() if module is value)
+    while path:  # the modules around the value matrix, the innermost first, up to the layer itself
+        path = path.rpartition(".")[0]
+        holder = block.get_submodule(path)
         for role in KEY_ROLES:
             first, second = _attribute(holder, role.first), _attribute(holder, role.up) if role.up else None
             if not _is_linear(first) or (role.up and not _is_linear(second)):
@@ -123,11 +85,7 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
 
 @torch.no_grad()
 def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object]) -> None:
-    """Check with `probe`, a pass of the model over a few tokens, that `rows` computes the value matrix's input.
-
-    Raises:
-        ModelError: it does not.
-    """
+    """Check with `probe`, a pass over a few tokens, that `rows` computes the input of the value matrix."""
     with capture({"m": value, "x": rows.first}, inputs=True, first=True) as seen:
         probe()
     observed, computed = seen["m"].float(), rows.coefficients(seen["x"]).float()
@@ -154,14 +112,6 @@ def _coefficients(f: Callable[[Tensor], Tensor], tensors: Callable[[], Rows], x:
     rows, bias, up, up_bias = tensors()
     m = f(linear(x, rows, bias))
     return m if up is None else m * linear(x, up, up_bias)
-
-
-def _holders(block: nn.Module, value: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules around the value matrix, the innermost first, up to the layer itself."""
-    path = next(path for path, module in block.named_modules() if module is value)
-    while path:
-        path = path.rpartition(".")[0]
-        yield block.get_submodule(path)
 
 
 def _attribute(holder: nn.Module, path: str) -> Any:

@@ -1,7 +1,7 @@
 """Context managers that read or change the inputs and outputs of modules.
 
-A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state; this
-has changed between releases of transformers. Only this module handles it: all others see the tensor.
+A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state. Only this module handles
+that: all others see the tensor.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ def tensor_of(output: Any) -> Tensor:
     return tensor
 
 
-def like(output: Any, tensor: Tensor) -> Any:
-    """Replace the hidden state in `output` by `tensor`."""
-    return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
-
-
 def first_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a module's first argument."""
     return args[0] if args else next(iter(kwargs.values()))
@@ -41,9 +36,8 @@ def capture(
 ) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
 
-    With `first`, inputs are captured before other hooks change them.
-
-    A copy, since some blocks (Falcon's parallel ones) add to a module's output in place.
+    With `first`, inputs are captured before other hooks change them. A copy, since some blocks (Falcon's parallel ones)
+    add to a module's output in place.
     """
     seen: dict[Name, Tensor] = {}
 
@@ -65,10 +59,7 @@ def capture(
 
 @contextmanager
 def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Collect each call that turns a tensor into a tensor, in order: the module, its input, its output.
-
-    Of a tuple that begins with a tensor, this tensor.
-    """
+    """Collect the module, input and output of each call that turns a tensor into a tensor (or a tuple of one first)."""
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -105,7 +96,12 @@ def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
 @contextmanager
 def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Make `module` return `change(tensor)` instead of `tensor`."""
-    with module.register_forward_hook(lambda _, args, output: like(output, change(tensor_of(output)))):
+
+    def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        changed = change(tensor_of(output))
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+    with module.register_forward_hook(hook):
         yield
 
 
@@ -167,8 +163,8 @@ def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Run `model` as in evaluation: no dropout, and its modules eagerly where `torch.compile` would fuse them.
 
-    Compiled code misses hooks that are registered later, or is recompiled for each. Every module's mode is restored
-    afterwards.
+    Compiled code misses hooks that are registered later, or is recompiled for each. Afterwards every module's mode is
+    as before.
     """
     modules = list(model.modules())
     training = [module for module in modules if module.training]

@@ -94,8 +94,11 @@ class KeyValueMemory:
 
     @property
     def held(self) -> list[Tensor]:
-        """Tensors that hold W: its parameter, or all that a quantised module holds."""
-        return storage.packed_in(self.module) if self.quantised else [self.leaf]
+        """Tensors that hold W: its parameter, or all that a quantised module holds but its bias."""
+        if not self.quantised:
+            return [self.leaf]
+        tensors = (*self.module.named_parameters(recurse=False), *self.module.named_buffers(recurse=False))
+        return [tensor for name, tensor in tensors if name != "bias"]
 
     @property
     def weight(self) -> Tensor:
@@ -155,8 +158,7 @@ class KeyValueMemory:
     def key_rows(self) -> first_layer.KeyRows:
         """K, the first matrix; found and checked on first use. That of an expert is declared.
 
-        Raises:
-            ModelError: it was not recognised, or does not give the coefficients that were observed.
+        Raises ModelError where it was not recognised, or does not give the coefficients that were observed.
         """
         if self.slot is not None:
             return Experts(self.module).key_rows(self.slot)
@@ -176,13 +178,9 @@ class KeyValueMemory:
     def attend(self, x: Tensor) -> Tensor:
         """Compute the layer as attention over d_ff static keys and values, with f in place of softmax.
 
-        Sukhbaatar et al. 2019 (arXiv 1907.01470): a feed-forward layer as persistent memory vectors.
-
-        Args:
-            x: the queries: what the layer receives, behind its norm, [.., d_model].
-
-        Returns:
-            Σ_i m_i v_i + b [.., d_model], the layer's own output; of an expert its own, without the router's weight.
+        Sukhbaatar et al. 2019 (arXiv 1907.01470): a feed-forward layer as persistent memory vectors. The queries `x`
+        are what the layer receives, behind its norm, [.., d_model]; the result is Σ_i m_i v_i + b [.., d_model], the
+        layer's own output; of an expert its own, without the router's weight.
         """
         return linear(self.coefficients(x), self.value, self.bias)
 
@@ -215,11 +213,7 @@ class KeyValueMemory:
             self.set_(before)
 
     def set_(self, value: Tensor) -> None:
-        """Set W to `value` [d_model, d_ff], rounded to the weight's dtype, on the weight's device.
-
-        Raises:
-            EditError: it is quantised.
-        """
+        """Set W to `value` [d_model, d_ff], rounded to the weight's dtype; EditError where it is quantised."""
         self.check_writable()
         storage.write_(self.module, value.T if self.stored_transposed else value, self.own, self.slot)
 
@@ -257,11 +251,9 @@ class KeyValueMemory:
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
     """Return what identifies one stored matrix, in another precision too, without loading the model.
 
-    Returns:
-        Plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how many
-        share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
-        it is stored, and `sample`: up to `SAMPLE` entries at a fixed stride of max(1, entries // SAMPLE) in the stored
-        order.
+    That is plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how
+    many share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
+    it is stored, and `sample`: up to `SAMPLE` entries at a stride of max(1, entries // SAMPLE) in the stored order.
     """
     weight, declared = memory.stored, bool(getattr(memory.module, "is_transposed", False))
     return {

@@ -27,17 +27,11 @@ SHARED_GATES = ("shared_expert_gate",)
 
 
 class Role(NamedTuple):
-    """Name of the first matrix of a feed-forward layer, which holds its keys.
+    """Name of the first matrix of a feed-forward layer, which holds its keys."""
 
-    Attributes:
-        first: path of the module that holds K, or the gate G, in the module that holds the value matrix.
-        up: path of the module that holds U, where the gate is a matrix of its own.
-        fused: `first` holds G and, below it, U.
-    """
-
-    first: str
-    up: str | None = None
-    fused: bool = False
+    first: str  # path of the module that holds K, or the gate G, in the module that holds the value matrix
+    up: str | None = None  # path of the module that holds U, where the gate is a matrix of its own
+    fused: bool = False  # `first` holds G and, below it, U
 
 
 # The first row whose modules all exist is taken: pairs precede the single names that they contain.
@@ -63,28 +57,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"Lfm2MLP": silu}
 def register_activation(name: str, function: Callable[[Tensor], Tensor]) -> None:
     """Register the function of an activation; it takes precedence over the model's own function of this name.
 
-    Args:
-        name: the name that the layer's activation attribute gives, the class or function that it holds, or, for a
-            feed-forward module that has no such attribute, the class of this module.
-        function: maps the outputs of the keys, [.., d_ff], to f of them, [.., d_ff].
+    `name` is what the layer's activation attribute gives, the class or function that it holds, or, for a feed-forward
+    module without such an attribute, the class of this module. `function` maps the outputs of the keys, [.., d_ff], to
+    f of them.
     """
     ACTIVATIONS[name] = function
 
 
 class Layout(NamedTuple):
-    """Layout of the matrices of fused experts.
+    """Layout of the matrices of fused experts."""
 
-    Attributes:
-        gate: the first matrices hold gate and up.
-        bias: the maps have biases.
-        transposed: matrices are [inputs, outputs].
-        scales_input: the router scales an expert's input, not its output, and every expert receives all
-            tokens, expert after expert, those that are not its own as zeros.
-    """
-
-    gate: bool
-    bias: bool
-    transposed: bool
+    gate: bool  # the first matrices hold gate and up
+    bias: bool  # the maps have biases
+    transposed: bool  # matrices are [inputs, outputs]
+    # the router scales an expert's input, not its output, and every expert receives all tokens, expert after expert,
+    # those that are not its own as zeros
     scales_input: bool = False
 
 

@@ -2,13 +2,12 @@
 
 A model that is larger than its accelerator is spread by accelerate (`device_map`): what does not fit stays in CPU
 memory or in the checkpoint's files, and the module holds an empty tensor (on the meta device) except while it runs.
-Reading such a weight fetches what the next forward would use. Writing it puts the new matrix in CPU memory, from which
-the next forward fetches it, and no file of the checkpoint is changed.
+Reading such a weight fetches what the next forward would use; writing it puts the new matrix in CPU memory, from which
+the next forward fetches it. No file of the checkpoint is changed.
 
-The numbers of a quantised W are packed (8 bits, 4 bits, groups, separate outliers), each kind by a library of its own,
-but all of them can multiply. So W is read by multiplication: the module's output for the i-th unit vector is column i
-of W, in the precision that it computes in. It is never written: a packing has 16 or 256 levels for an entry, which
-would lose an edit or magnify it; an edit is kept beside it instead, as a LoRA adapter is.
+The numbers of a quantised W are packed, each kind by a library of its own, but all of them can multiply. So W is read
+by multiplication: the module's output for the i-th unit vector is column i of W, in the precision that it computes in.
+It is never written: a packing has 16 or 256 levels for an entry, which would lose an edit or magnify it.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:
-    """Return a parameter as the module's forward would use it: the tensor itself, or a copy where it is offloaded.
-
-    Raises:
-        ModelError: it was never loaded.
-    """
+    """Return a parameter as the next forward would use it: the tensor itself, or a copy where it is offloaded."""
     if name == "weight" and is_quantised(module):
         return unpacked(module, device_of(module))
     parameter: Tensor = getattr(module, name).detach()
@@ -69,11 +64,7 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
 
 @torch.no_grad()
 def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | None = None) -> None:
-    """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it.
-
-    Raises:
-        ModelError: it was never loaded.
-    """
+    """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it."""
     parameter: Tensor = getattr(module, name)
     if not parameter.is_meta:
         (parameter if slot is None else parameter[slot]).copy_(value)
@@ -92,10 +83,7 @@ def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | N
 
 @contextmanager
 def resident(module: nn.Module) -> Iterator[None]:
-    """Load a module's own parameters into it for the length of a block, so that gradients reach them.
-
-    Writes to an offloaded parameter inside the block are lost afterwards.
-    """
+    """Load a module's own parameters into it for a block, so that gradients reach them; what is written is lost."""
     hook = _offloading(module)
     if hook is None:
         yield
@@ -115,8 +103,8 @@ def resident(module: nn.Module) -> Iterator[None]:
 def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter of a model once, by name, as it is held: empty where it is offloaded.
 
-    Tied weights are one parameter; offloading makes two empty ones of them, identified by their declared names.
-    Buffers of quantised modules count, too.
+    Tied weights are one parameter, though offloading makes two empty ones of them; buffers of quantised modules count,
+    too.
     """
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     seen: set[str] = set()
@@ -128,12 +116,6 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         if is_quantised(module):
             yield from module.named_buffers(path, recurse=False)
-
-
-def packed_in(module: nn.Module) -> list[Tensor]:
-    """Return all tensors that a quantised module holds but its bias."""
-    named = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-    return [tensor for name, tensor in named if name != "bias"]
 
 
 def fetched_from(model: nn.Module, name: str) -> Tensor:
@@ -171,7 +153,7 @@ def _offloading(module: nn.Module) -> AlignDevicesHook | None:
 
 
 def _offloaded_weights(module: nn.Module, name: str) -> Any:
-    """Return the mapping from which a module's own weights are fetched, by name."""
+    """Return the mapping from which a module's own weights are fetched; ModelError if they were never loaded."""
     hook = _offloading(module)
     if hook is None:
         raise ModelError(f"a {name} of {type(module).__name__} is not loaded (meta device); load the model whole")
@@ -183,15 +165,12 @@ def is_floating(weight: object) -> TypeGuard[Tensor]:
     return isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() > 1
 
 
-def is_plain(weight: object) -> bool:
-    """Return True if `weight` is such a tensor and can be read and written: no wrapper of packed numbers."""
-    return is_floating(weight) and not is_traceable_wrapper_subclass(weight)
-
-
 def is_quantised(module: nn.Module) -> bool:
     """Return True if a module multiplies by a matrix that it does not hold as plain numbers."""
     sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
-    return all(isinstance(size, int) for size in sizes) and not is_plain(getattr(module, "weight", None))
+    weight = getattr(module, "weight", None)
+    plain = is_floating(weight) and not is_traceable_wrapper_subclass(weight)  # no wrapper of packed numbers
+    return all(isinstance(size, int) for size in sizes) and not plain
 
 
 @torch.no_grad()

@@ -1,19 +1,18 @@
 """From characters to tokens, once.
 
 A prompt and its answer are tokenised together, as one text; the subject and the answer are then found by character
-offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right; whether a space stands
-between prompt and answer is decided by the text itself.
+offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right.
 
 Tokenizers of the `tokenizers` library give offsets. Others (written in Python) do not, and one kind is too coarse:
 Unigram with byte fallback gives a whole run of unknown characters to each of its bytes. There the tokens are *read
-back*: each token stands for the characters by which the decoded text grows. That is exact, or it fails, since every
-prefix must decode to a prefix of the text; then it is refused, since a guess would edit the wrong token.
+back*: each token stands for the characters by which the decoded text grows. Where a prefix does not decode to a prefix
+of the text, it is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
-edited and measured in the tokens that a user produces. The template writes its special tokens itself, BOS included, and
-none are added. The space between its last mark and the answer is the one that it writes itself (none in most, one in a
-few). Where a template can leave reasoning out (`enable_thinking`), it is left out: otherwise no answer would begin with
-the object. Texts for statistics and drift, and what the model samples without a prompt, are plain.
+edited and measured in the tokens that a user produces. The template writes its special tokens itself, and the space
+between its last mark and the answer. Where it can leave reasoning out (`enable_thinking`), it is left out: otherwise no
+answer would begin with the object. Texts for statistics and drift, and what the model samples without a prompt, are
+plain.
 """
 
 from __future__ import annotations
@@ -45,20 +44,13 @@ Spans: TypeAlias = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Text in tokens.
-
-    Attributes:
-        ids: token ids of `text`, special tokens in front included.
-        subject: first token of the subject and the one after its last, or None.
-        answer: index of the answer's first token; `len(ids)` where there is no answer.
-        fact_token: the token at which the key of its fact is read.
-    """
+    """Text in tokens."""
 
     text: str
-    ids: tuple[int, ...]
-    answer: int
-    subject: tuple[int, int] | None = None
-    fact_token: FactToken = "subject_last"
+    ids: tuple[int, ...]  # token ids of `text`, special tokens in front included
+    answer: int  # index of the answer's first token; `len(ids)` where there is no answer
+    subject: tuple[int, int] | None = None  # first token of the subject and the one after its last, or None
+    fact_token: FactToken = "subject_last"  # the token at which the key of its fact is read
 
     @property
     def target_ids(self) -> tuple[int, ...]:
@@ -83,16 +75,10 @@ class Encoded:
 def joined(prompt: str, answer: str) -> str:
     """Join `prompt` and `answer`, with one space between them where the script uses spaces."""
     left, right = prompt.rstrip(), answer.strip()
-    gap = prompt[len(left) :]
-    if not left or not right:
+    if left != prompt or not left or not right:
         return prompt + right
-    if gap:
-        return left + gap + right
-    if left[-1] in OPENING and not _closes(left):
-        return left + right
-    if _unspaced(left[-1]) or _unspaced(right[0]):
-        return left + right
-    return f"{left} {right}"
+    opens = left[-1] in OPENING and not _closes(left)
+    return left + right if opens or _unspaced(left[-1]) or _unspaced(right[0]) else f"{left} {right}"
 
 
 def _closes(text: str) -> bool:
@@ -115,12 +101,12 @@ def encode(
     max_tokens: int | None = None,
     chat: bool = False,
 ) -> Encoded:
-    """Tokenise `prompt` and `answer` as one text.
+    """Tokenise `prompt` and `answer` ("" for none) as one text.
 
     Args:
         tokenizer: any.
         prompt: the text before the answer.
-        answer: what follows it; "" for none.
+        answer: what follows it.
         span: characters (start, end) of the subject in `prompt`.
         max_tokens: longest text that the model takes.
         chat: put both into the tokenizer's chat template: the prompt as the user's turn, the answer as the assistant's.
@@ -148,11 +134,15 @@ def encode(
         raise FactError(f"the prompt {text!r} comes to no token; give some words")
     if max_tokens is not None and len(ids) > max_tokens:
         raise FactError(f"prompt of {len(ids)} tokens, but the model takes {max_tokens}: {text[:40]!r}…; shorten it")
-    subject = _tokens_of(offsets, span, text) if span is not None else None
-    unknown = tokenizer.unk_token_id
-    if subject is not None and span is not None and unknown is not None and unknown in ids[slice(*subject)]:
+    subject, unknown = None, tokenizer.unk_token_id
+    if span is not None:
         name = text[slice(*span)]
-        raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
+        inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
+        if not inside:
+            raise FactError(f"the subject {name!r} comes to no token in {text!r}")
+        subject = inside[0], inside[-1] + 1
+        if unknown is not None and unknown in ids[slice(*subject)]:
+            raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
     start = len(ids)
     if answer:
         start = next((i for i, (a, b) in enumerate(offsets) if b > max(edge, a)), len(ids))
@@ -167,26 +157,11 @@ def encode(
     return Encoded(text, tuple(ids), start, subject)
 
 
-def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int], text: str) -> tuple[int, int]:
-    """Return the tokens that overlap the characters `span`."""
-    inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
-    if not inside:
-        raise FactError(f"the subject {text[span[0] : span[1]]!r} comes to no token in {text!r}")
-    return inside[0], inside[-1] + 1
-
-
 def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = True) -> tuple[list[int], Spans]:
-    """Return the token ids of `text` and the characters (start, end) of each; special tokens around it have none.
+    """Return the token ids of `text` and the characters (start, end) of each; `special` tokens around it have none.
 
-    A token of some bytes of a character stands for the whole character.
-
-    Args:
-        tokenizer: any.
-        text: the text to be tokenised.
-        special: with the special tokens that the tokenizer puts around a text.
-
-    Raises:
-        FactError: the tokenizer gives no offsets, and its tokens do not read back as the text.
+    A token of some bytes of a character stands for the whole character. Raises FactError where the tokenizer gives no
+    offsets, and its tokens do not read back as the text.
     """
     options = {"add_special_tokens": special, "verbose": False}
     if not tokenizer.is_fast:
@@ -235,27 +210,14 @@ def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) 
 
 def _alike(one: str, other: str) -> bool:
     """Return True if two characters are equal but for case and width."""
-    return one == other or _plain(one) == _plain(other)
-
-
-def _plain(character: str) -> str:
-    return unicodedata.normalize("NFKC", character).casefold()
+    return one == other or len({unicodedata.normalize("NFKC", character).casefold() for character in (one, other)}) == 1
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
-    """Put a prompt, and its answer, into the template.
+    """Put a prompt, and its answer, without white space around them, into the template.
 
-    Args:
-        tokenizer: with a chat template.
-        prompt: the user's turn, without white space around it.
-        answer: the assistant's first words, without white space around them; "" for none.
-
-    Returns:
-        The text up to the answer, the text with it, and the character offset of the prompt in both.
-
-    Raises:
-        ModelError: there is no template, or it cannot be used.
-        FactError: the template changes the prompt.
+    Return the text up to the answer, the text with it, and the character offset of the prompt in both. Raises
+    ModelError where there is no template or it cannot be used, FactError where it changes the prompt.
     """
     asked = _rendered(tokenizer, prompt)
     before, _, after = _rendered(tokenizer, MARK).partition(MARK)

@@ -11,7 +11,7 @@ import zoo
 
 from ffedit import Address, Edit, EditError, Fact
 from ffedit.algebra.low_rank import Dense, LowRank
-from ffedit.facts.conflicts import conflicts, same_question
+from ffedit.facts.fact import conflicts, same_question
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import identity

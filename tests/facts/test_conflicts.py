@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ffedit import EditError, Fact
-from ffedit.facts.conflicts import check_facts, conflicts, same_question, same_target
+from ffedit.facts.fact import check_facts, conflicts, same_question, same_target
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", relation="place")
 

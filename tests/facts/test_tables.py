@@ -12,8 +12,7 @@ import pytest
 from records import MILL, SAMPLES, message, samples, write
 
 from ffedit.facts.fact import Fact
-from ffedit.facts.reading import read_facts
-from ffedit.facts.tables import find
+from ffedit.facts.reading import find_table, read_facts
 
 
 @pytest.fixture
@@ -133,4 +132,4 @@ def test_a_path_that_exists_always_wins(empty: Path) -> None:
 )
 def test_a_missing_file_is_not_looked_for_on_the_hub(name: str, empty: Path) -> None:
     (empty / "here").mkdir()
-    assert find(name) is None
+    assert find_table(name) is None

@@ -11,8 +11,8 @@ from writing import collect_moments
 
 from ffedit import Corpus
 from ffedit.files import cache
-from ffedit.inference import neutral
-from ffedit.inference.neutral import nats_per_character, neutral_text
+from ffedit.inference import text as texts
+from ffedit.inference.text import nats_per_character, neutral_text
 
 
 def test_it_is_a_text_of_many_words() -> None:
@@ -36,30 +36,30 @@ def test_a_text_of_unknown_words_is_not_spoken() -> None:
     editable = zoo.shared("gpt2", True)
     assert editable.tokenizer.unk_token_id is not None
     assert nats_per_character(editable, neutral_text()) == math.inf
-    assert neutral.neutral(editable) is None
+    assert texts.neutral(editable) is None
 
 
 def test_statistics_take_it_where_it_is_spoken_and_else_what_the_model_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.shared("gpt2", True)
     memory = editable.memories[0]
     assert collect_moments(editable, memory, Corpus(tokens=300)).source.startswith("text sampled from the model")
-    monkeypatch.setattr(neutral, "nats_per_character", lambda *_: 1.0)
+    monkeypatch.setattr(texts, "nats_per_character", lambda *_: 1.0)
     cache.clear()
     spoken = collect_moments(editable, memory, Corpus(tokens=300))
     assert spoken.source.startswith("the neutral text that ships") and spoken.count == 300
     sampled = collect_moments(editable, memory, Corpus("sampled", 300))
     assert sampled.source.startswith("text sampled from the model") and not torch.equal(sampled.sum, spoken.sum)
-    monkeypatch.setattr(neutral, "nats_per_character", lambda *_: 1.01)
-    assert neutral.neutral(editable) is not None, "what was spoken is kept"
+    monkeypatch.setattr(texts, "nats_per_character", lambda *_: 1.01)
+    assert texts.neutral(editable) is not None, "what was spoken is kept"
     cache.clear()
-    assert neutral.neutral(editable) is None
+    assert texts.neutral(editable) is None
 
 
 def test_a_damaged_entry_is_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.shared("gpt2", True)
-    monkeypatch.setattr(neutral, "nats_per_character", lambda *_: 0.5)
-    ids = neutral.neutral(editable)
+    monkeypatch.setattr(texts, "nats_per_character", lambda *_: 0.5)
+    ids = texts.neutral(editable)
     (kept,) = cache.entries()
     kept.write_bytes(kept.read_bytes()[:20])
-    again = neutral.neutral(editable)
+    again = texts.neutral(editable)
     assert ids is not None and again is not None and torch.equal(ids, again)

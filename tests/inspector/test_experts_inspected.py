@@ -176,7 +176,7 @@ def test_an_expert_is_attention_over_its_keys_and_values(family: str) -> None:
         torch.testing.assert_close(memory.coefficients(x), m, rtol=1e-4, atol=1e-4)
         bias = block.experts.down_proj_bias[expert] if family == "gpt_oss" else 0
         torch.testing.assert_close(memory.attend(x), m @ values_of(family, block, expert) + bias, rtol=1e-4, atol=1e-3)
-        rows = memory.key_rows
+        key_rows, rows = memory.key_rows, memory.key_rows.tensors()
         gate, up = x @ rows.rows.T, x @ rows.up.T
         if family == "gpt_oss":
             gate, up = (gate + rows.bias).clamp(max=7), (up + rows.up_bias).clamp(-7, 7) + 1
@@ -184,7 +184,7 @@ def test_an_expert_is_attention_over_its_keys_and_values(family: str) -> None:
             assert rows.bias is None and rows.up_bias is None
         alpha = 1.702 if family == "gpt_oss" else 1.0
         torch.testing.assert_close(gate * torch.sigmoid(alpha * gate) * up, m, rtol=1e-4, atol=1e-4)
-        assert rows.gated and rows.role.fused and rows.rows.shape == (memory.d_ff, 32)
+        assert key_rows.gated and key_rows.role.fused and rows.rows.shape == (memory.d_ff, 32)
         shares = rows.rows.untyped_storage().data_ptr() == block.experts.gate_up_proj.untyped_storage().data_ptr()
         assert shares, "views of the model's weights"
     if family in SHARED:
@@ -203,7 +203,7 @@ def test_an_order_of_gate_and_up_that_is_not_known_is_refused() -> None:
     ):
         module._apply_gate = strange
         with pytest.raises(ModelError, match="neither in halves nor in turn") as caught:
-            _ = memory.key_rows.rows
+            _ = memory.key_rows.tensors()
         assert "\n" not in str(caught.value)
         assert memory.coefficients(torch.randn(2, 32)).shape == (2, 48)
         del memory.__dict__["key_rows"]

@@ -121,7 +121,7 @@ def test_the_facts_that_ship_can_be_written_and_measured() -> None:
     facts = ffedit.read_facts(calibrate.FACTS)
     assert len(facts) >= 20 and len({fact.relation for fact in facts}) >= 5
     assert all(fact.target and fact.previous and fact.paraphrases and fact.neighbors for fact in facts)
-    ffedit.facts.conflicts.check_facts(in_turn(facts))
+    ffedit.facts.fact.check_facts(in_turn(facts))
     first = in_turn(facts)[: calibrate.WRITTEN]
     assert len({fact.relation for fact in first}) == len({fact.subject for fact in first}) == len(first)
 

@@ -9,7 +9,7 @@ import torch
 from shell import ASKED, disk, shell
 
 from ffedit import ModelError
-from ffedit.loading.device_map import spread_over
+from ffedit.loading.load import spread_over
 
 CUDA = torch.device("cuda")
 # More than any machine has.

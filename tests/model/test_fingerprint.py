@@ -14,7 +14,7 @@ from torch import Tensor
 from writing import CORPUS, FACT, quick
 
 import ffedit
-from ffedit.model.editable import Editable, FingerprintCache
+from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 
 
@@ -36,7 +36,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def afresh(editable: Editable, below: int | None = None) -> str:
     """The fingerprint of one who remembers nothing; what is remembered stays."""
-    kept, editable.hashed = editable.hashed, FingerprintCache()
+    kept, editable.hashed = editable.hashed, {}
     try:
         return fingerprint(editable, below)
     finally:
@@ -45,7 +45,7 @@ def afresh(editable: Editable, below: int | None = None) -> str:
 
 def test_an_edit_and_its_evaluation_read_each_weight_once_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("llama")
-    editable.hashed = FingerprintCache()
+    editable.hashed = {}
     count = len(list(editable.model.parameters()))
     with counted(monkeypatch) as sizes:
         edit = ffedit.edit(editable, FACT, "rome", layers=[1], config=quick(), stats=CORPUS)
@@ -119,7 +119,7 @@ def test_a_write_behind_torch_that_the_sample_misses_is_seen_with_a_new_cache() 
     before = fingerprint(editable)
     editable.memories[1].leaf.data[0, 1] = 1.0  # the sample takes every fourth entry
     assert fingerprint(editable) == before, "torch counts no write through .data"
-    editable.hashed = FingerprintCache()
+    editable.hashed = {}
     assert fingerprint(editable) == afresh(editable) != before
 
 

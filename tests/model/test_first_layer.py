@@ -68,8 +68,8 @@ def test_attention_over_the_memories_is_the_layer(family: str) -> None:
     for layer in range(zoo.DEPTH):
         check_layer(editable, layer)
         rows = editable.memories[layer].key_rows
-        assert rows.rows.shape == (editable.memories[layer].d_ff, zoo.WIDTH)
-        assert rows.gated == (rows.up is not None)
+        assert rows.tensors().rows.shape == (editable.memories[layer].d_ff, zoo.WIDTH)
+        assert rows.gated == (rows.tensors().up is not None)
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
@@ -86,9 +86,9 @@ def test_in_sixteen_bits(family: str) -> None:
 
 def test_the_rows_are_views_of_the_weights() -> None:
     rows = zoo.shared("gpt2").memories[0].key_rows
-    assert rows.rows.data_ptr() == rows.first.weight.data_ptr()  # type: ignore[union-attr, operator]
+    assert rows.tensors().rows.data_ptr() == rows.first.weight.data_ptr()  # type: ignore[union-attr, operator]
     up = zoo.shared("phi3").memories[0].key_rows
-    assert up.up is not None and torch.equal(up.up, up.first.weight[48:])  # type: ignore[index]
+    assert up.tensors().up is not None and torch.equal(up.tensors().up, up.first.weight[48:])  # type: ignore[index]
 
 
 def test_gradients_flow_to_the_queries() -> None:
@@ -172,8 +172,8 @@ def test_each_activation_is_its_formula(kind: str, name: str) -> None:
     editable = plain(called) if kind == "plain" else gated(called, bias=kind.endswith("biases"))
     memory = editable.memories[1]
     check_layer(editable, 1)
-    assert (memory.key_rows.bias is not None) == (kind != "gated")
-    assert (memory.key_rows.up_bias is not None) == (kind == "gated with biases")
+    assert (memory.key_rows.tensors().bias is not None) == (kind != "gated")
+    assert (memory.key_rows.tensors().up_bias is not None) == (kind == "gated with biases")
     x, _, output = seen(editable, memory)
     with torch.no_grad():
         expected = one_by_one(memory, x.double(), f)
@@ -202,7 +202,7 @@ def test_solu_looks_at_all_coefficients_at_once(norm: bool) -> None:
     check_layer(editable, 1)
     memory = editable.memories[1]
     x, m, _ = seen(editable, memory)
-    z = x @ memory.key_rows.rows.T + memory.key_rows.bias
+    z = x @ memory.key_rows.tensors().rows.T + memory.key_rows.tensors().bias
     expected = z.exp() / z.exp().sum(-1, keepdim=True) * z
     if norm:
         mean, spread = expected.mean(-1, keepdim=True), expected.var(-1, unbiased=False, keepdim=True)
