@@ -24,8 +24,7 @@ from ffedit.cli.options import (
     pushed,
     solving_options,
 )
-from ffedit.editor.methods import METHODS, preset
-from ffedit.editor.set_numbers import set_numbers
+from ffedit.editor.methods import METHODS, preset, set_numbers
 from ffedit.facts.fact import Fact, FactToken, by_subject
 from ffedit.inference.corpus import Corpus, tokens_for
 

@@ -1,12 +1,13 @@
 """An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
 The model is unchanged until an edit is applied, and undoing restores the original weights
-(`ffedit.model.edit_history`). Edits of the same weights can be added; on disk an edit is a folder
-(`ffedit.editor.edit_folder`).
+(`ffedit.model.edit_history`). Edits of the same weights can be added. On disk an edit is a folder: `edit.safetensors`
+holds every number exactly, `manifest.json` describes them (`ffedit.editor.edit_files`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,19 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import Update
+from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
-from ffedit.editor import edit_folder
-from ffedit.editor.edit_files import Described
+from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, Described, Numbers, SavedEdit, checksum, digest
 from ffedit.errors import EditError
 from ffedit.facts.conflicts import same_question, same_target
 from ffedit.facts.fact import Fact, show
+from ffedit.files.atomic import written
 from ffedit.model.editable import Editable, check_model
+from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.memory import Address
+from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.notebook import Displayed
 
 # Facts that a printed edit shows.
@@ -43,7 +46,7 @@ class Edit(Described, Displayed):
         values: the target values of the keys, per memory, [d_model, n].
         facts: what was written, in order.
         provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
-            weights that the edit was computed on, `dtype` the precision of their checkpoint; by address, `matrices`
+            weights that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices`
             identifies the original matrices (`memory.identity`) and `norms` is their ‖W‖.
     """
 
@@ -85,11 +88,20 @@ class Edit(Described, Displayed):
     @property
     def size(self) -> int:
         """Bytes of its numbers: factors, keys and values."""
-        return edit_folder.size(self)
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
 
     def fingerprint(self) -> str:
         """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, whatever was measured."""
-        return edit_folder.fingerprint(self)
+        return digest(self.facts, [(name, _numbers(tensor)) for name, tensor in self._tensors()])
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors by their names on disk: "4/left", or "4.7/keys" for expert 7 of layer 4."""
+        for at, delta in self.updates.items():
+            change = (
+                {"left": delta.left, "right": delta.right} if isinstance(delta, LowRank) else {"matrix": delta.matrix}
+            )
+            for name, tensor in {**change, "keys": self.keys[at], "values": self.values[at]}.items():
+                yield f"{at}/{name}", tensor
 
     def subjects(self, at: Address) -> list[str]:
         """Return the subject of each column of `keys[at]`."""
@@ -187,9 +199,7 @@ class Edit(Described, Displayed):
 
     @contextmanager
     def applied(self, editable: Editable) -> Iterator[Editable]:
-        """Apply the edit within a block; afterwards the weights are restored bit for bit.
-
-        Yields the model with the edit: `with edit.applied(editable) as edited:`.
+        """Apply the edit within a block, which is given the model; afterwards the weights are restored bit for bit.
 
         In a quantised model the edit is computed beside the weights, like an adapter.
 
@@ -211,11 +221,7 @@ class Edit(Described, Displayed):
             self.undo_(editable)
 
     def check(self, editable: Editable) -> str:
-        """Check that the edit may be written into the model.
-
-        Returns:
-            The fingerprint of its current weights.
-        """
+        """Check that the edit may be written into the model; return the fingerprint of its current weights."""
         check_model(editable)
         history, name = editable.history, self.fingerprint()
         if name in history.known:
@@ -248,7 +254,17 @@ class Edit(Described, Displayed):
         Raises:
             EditError: the folder exists (without `force`) or cannot be written.
         """
-        edit_folder.save(self, path, force)
+        manifest = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint(),
+            "facts": [fact.to_dict() for fact in self.facts],
+            "provenance": dict(self.provenance),
+        }
+        manifest["checksum"] = checksum(manifest)
+        with written(Path(path), force) as folder:
+            save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)
+            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+            (folder / MANIFEST).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Edit:
@@ -257,7 +273,29 @@ class Edit(Described, Displayed):
         Raises:
             EditError: there is no edit, or it is damaged, changed by hand, or of another format.
         """
-        return edit_folder.load(cls, path)
+        saved = SavedEdit.read(Path(path))
+        tensors = load_file(Path(path) / TENSORS)
+        updates: dict[Address, Update] = {}
+        keys, values = {}, {}
+        for name in saved.addresses:
+            at = Address(*map(int, name.split(".")))
+            if (matrix := tensors.get(f"{name}/matrix")) is not None:
+                updates[at] = Dense(matrix)
+            else:
+                updates[at] = LowRank(tensors[f"{name}/left"], tensors[f"{name}/right"])
+            keys[at], values[at] = tensors[f"{name}/keys"], tensors[f"{name}/values"]
+        return cls(updates, keys, values, saved.facts, saved.provenance)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # safetensors refuses tensors that share memory.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _numbers(tensor: Tensor) -> Numbers:
+    # As bytes, since numpy has no bfloat16.
+    content = _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
+    return Numbers(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), content)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:
@@ -279,24 +317,22 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
 
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
-    """Build the provenance of a sum: the entries its parts share, and each part's own."""
+    """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}
     layers = sorted({address.layer for address in updates})
-    joined = {"method": "sum", **shared, "layers": layers, "parts": [*_parts(a), *_parts(b)]}
+    parts = [
+        part
+        for edit in (a, b)
+        for part in edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
+    ]
+    joined = {"method": "sum", **shared, "layers": layers, "parts": parts}
     joined["subjects"] = {str(at): a.subjects(at) + b.subjects(at) for at in updates}
     for name in ("matrices", "norms"):
         joined[name] = {**a.provenance.get(name, {}), **b.provenance.get(name, {})}
     if all(str(at) in joined["norms"] for at in updates):
         joined["norm_ratio"] = max(delta.norm() / joined["norms"][str(at)] for at, delta in updates.items())
     return joined
-
-
-def _parts(edit: Edit) -> list[dict[str, Any]]:
-    """Return the provenance of each edit that an edit is the sum of, with its fingerprint; its own if it is no sum."""
-    if edit.provenance.get("method") == "sum":
-        return list(edit.provenance["parts"])
-    return [{"fingerprint": edit.fingerprint(), **edit.provenance}]
 
 
 def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
@@ -315,3 +351,31 @@ def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
             f"the edits contradict each other: {show(a.text)} gets {show(a.new_object)} from one, {show(b.text)} gets "
             f"{show(b.new_object)} from the other; leave one of the two facts out and compute its edit anew"
         )
+
+
+def write_(ff: FeedForward, delta: LowRank) -> None:
+    """Add `delta` [d_model, Σ d_ff] to the value matrices of a layer's memories, in place."""
+    for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
+        memory.write_(LowRank(delta.left, right))
+
+
+@contextmanager
+def unedited(editable: Editable) -> Iterator[None]:
+    """Put the original of every edited matrix back for the length of a block."""
+    originals = editable.history.originals
+    with restored([editable.memories[at] for at in originals]):
+        for at, original in originals.items():
+            editable.memories[at].set_(original)
+        yield
+
+
+@contextmanager
+def restored(memories: Sequence[KeyValueMemory]) -> Iterator[None]:
+    """Restore `memories` after the block, bit for bit."""
+    writable = [memory for memory in memories if not memory.quantised]
+    originals = [memory.value.clone() for memory in writable]
+    try:
+        yield
+    finally:
+        for memory, original in zip(writable, originals, strict=True):
+            memory.set_(original)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
-from ffedit.editor.job import unedited
+from ffedit.editor.edit import unedited
 from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.files.atomic import written

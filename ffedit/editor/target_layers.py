@@ -9,19 +9,21 @@ is routed to other experts once the edit is in the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ffedit.algebra.linalg import double
-from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored
+from ffedit.editor.edit import Edit, restored
 from ffedit.editor.prompts import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference.routing import Routes, mixtures, routes
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
+
+if TYPE_CHECKING:
+    from ffedit.editor.solve import Job
 
 # Share of the texts stating a fact that must be routed to an expert for it to be written.
 OFTEN = 0.5
@@ -63,47 +65,39 @@ def check_routes(
         shares = routes_of.some(rows).shares
         flipped = [e for e in (shares > OFTEN).nonzero()[:, 0].tolist() if e not in written]
         if flipped:
+            named = ", ".join(str(memory.address) for memory in ff.memories)
             raise EditError(
                 f"the routing flips under the edit: {subject!r} goes to expert {ff.layer}.{flipped[0]} once "
-                f"the layers below are edited, and was to be written to {_named(ff)}; write to one layer"
+                f"the layers below are edited, and was to be written to {named}; write to one layer"
             )
 
 
-def _named(ff: FeedForward) -> str:
-    return ", ".join(str(memory.address) for memory in ff.memories)
+def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str, Any]:
+    """Describe the routes before and after an edit of a mixture, as plain JSON by layer.
 
-
-def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
-    """Return the edit with the routes before and after it in its provenance, if it changes a mixture, else unchanged.
-
-    `provenance["routing"]` is plain JSON, by layer: `texts`, the number of texts stating the facts; `experts`, for each
-    expert the `share` of them whose subject is routed to it and its mean `weight` then; `moved`, the share routed to
-    other experts once the edit is in the model; for an edited layer, `written`, the experts, and `covered`, the share
-    of the router's weight on them.
+    `texts` is the number of texts stating the facts; `experts`, for each expert the `share` of them whose subject is
+    routed to it and its mean `weight` then; `moved`, the share routed to other experts once the edit is in the model;
+    for an edited layer, `written`, the experts, and `covered`, the share of the router's weight on them.
     """
-    editable, mixed = job.editable, [ff for ff in job.ff_layers if ff.mixture is not None]
-    if not mixed:
-        return edit
+    editable = job.editable
     texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
     before = routes(editable, texts, mixtures(editable))
     with restored(job.memories):
         for at, delta in edit.updates.items():
             editable.memories[at].write_(delta)
         after = routes(editable, texts, mixtures(editable))
-    about = {str(layer): _described(routes_before, after[layer]) for layer, routes_before in before.items()}
-    for ff in mixed:
+    about: dict[str, Any] = {}
+    for layer, own in before.items():
+        chosen, weights = own.shares.nonzero()[:, 0].tolist(), own.mean_weights
+        about[str(layer)] = {
+            "texts": len(own.weights),
+            "experts": {str(e): {"share": float(own.shares[e]), "weight": float(weights[e])} for e in chosen},
+            "moved": float(double((own.chosen != after[layer].chosen).any(1)).mean()),
+        }
+    for ff in job.ff_layers:
+        if ff.mixture is None:
+            continue
         written, count = [memory.address.expert or 0 for memory in ff.memories], before[ff.layer].weights.shape[1]
         covered = before[ff.layer].covered([e for e in written if e < count])
         about[str(ff.layer)] |= {"written": written, "covered": covered}
-    return edit.noted(routing=about)
-
-
-def _described(before: Routes, after: Routes) -> dict[str, Any]:
-    return {
-        "texts": len(before.weights),
-        "experts": {
-            str(e): {"share": float(before.shares[e]), "weight": float(before.mean_weights[e])}
-            for e in before.shares.nonzero()[:, 0].tolist()
-        },
-        "moved": float(double((before.chosen != after.chosen).any(1)).mean()),
-    }
+    return about

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ffedit.editor.edit import Edit
-    from ffedit.editor.job import Job
+    from ffedit.editor.solve import Job
     from ffedit.model.editable import Editable
     from ffedit.model.feed_forward import FeedForward
     from ffedit.model.tokenization import Encoded
@@ -71,15 +71,12 @@ class BoundedFineTuneConfig(FineTuneConfig):
 def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
     """Train the value matrix of one layer on the prompts of the facts of `job`; earlier edits are not kept.
 
-    Args:
-        method: its name, for the provenance.
-        kind: of its numbers; those with a bound hold every entry of Δ within ±`bound`.
-        job: what to write.
+    Numbers (of class `kind`) with a bound hold every entry of Δ within ±`bound`.
     """
     import torch
 
     from ffedit.algebra.linalg import double
-    from ffedit.editor.job import restored
+    from ffedit.editor.edit import restored
     from ffedit.editor.prompts import build_prompts
     from ffedit.editor.provenance import Record
     from ffedit.model.hooks import frozen
@@ -114,8 +111,7 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
             job.progress("fine-tuning", step + 1, numbers.steps)
     if not torch.isfinite(delta).all():
         raise EditError(f"the loss is not finite: the model overflows; use a smaller {method}.rate, or a wider dtype")
-    for memory, change in zip(ff.memories, ff.split(delta, 1).values(), strict=True):
-        record.add_dense(memory, change.contiguous())
+    record.add_dense(ff, delta)
     return record.edit([{"loss": losses, "contexts": list(prompt_sets[0].prefixes)}])
 
 

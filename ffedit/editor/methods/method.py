@@ -1,10 +1,8 @@
 """What a method is: its equation, where it was published, its numbers, and what computes the edit.
 
-A method is one file that makes a `Method`. Those of ffedit stand in this folder; those of other packages are entry
-points of the group `ffedit.methods`, each the name of a `Method`.
-
-Methods are listed without torch, which takes seconds to import. So a method's file imports what computes where it is
-used, inside its functions.
+A method is one file that makes a `Method`: of this folder, or of another package (entry points `ffedit.methods`).
+Methods are listed without torch, which takes seconds to import, so a method's file imports what computes inside its
+functions.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from ffedit.errors import EditError
 if TYPE_CHECKING:
     from ffedit.algebra.low_rank import LowRank
     from ffedit.editor.edit import Edit
-    from ffedit.editor.job import Job
-    from ffedit.editor.solve import Problem
+    from ffedit.editor.solve import Job, Problem
 
 
 @dataclass(frozen=True)
@@ -34,13 +31,11 @@ class Method:
         source: where it was published.
         solve: returns the smallest change of one layer for all facts at once, from their keys and values.
         compute: computes the whole edit.
-        exact: `solve` has a solution for independent keys only, so dependent keys are refused before any value is
-            chosen.
-        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
-            JSON.
+        exact: `solve` needs independent keys: others are refused before any value is chosen.
+        guarantee: returns what the method guarantees of a solution, and the measured value, as plain JSON.
         layers: whether it writes to several layers.
         statistics: whether it needs the second moment of the keys.
-        numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
+        numbers: frozen dataclass of the method's own numbers, each with a default.
         presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
         package: the package that it comes from.
     """
@@ -60,7 +55,6 @@ class Method:
     package: str = "ffedit"
 
     def __post_init__(self) -> None:
-        """Refuse a method that computes nothing, or in two ways."""
         if self.name in {record.name for record in fields(EditConfig)}:
             raise EditError(f"method {self.name!r}: that is a name of other numbers; another was expected")
         if (self.solve is None) == (self.compute is None):
@@ -68,26 +62,7 @@ class Method:
         if self.solve is not None and not self.statistics:
             raise EditError(f"method {self.name!r}: solve is given the second moments of keys; statistics was expected")
 
-    def run(self, job: Job) -> Edit:
-        """Compute the edit."""
-        if self.compute is not None:
-            return self.compute(job)
-        from ffedit.editor.solve import write_batch
-
-        return write_batch(self, job)
-
     def complete(self, config: EditConfig) -> EditConfig:
         """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's."""
         own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
         return replace(config, methods=own)
-
-    def preset(self, name: str) -> EditConfig:
-        """Return the numbers of a preset: "default", or what was published, as far as it holds on other models.
-
-        Raises:
-            EditError: the method has no such preset.
-        """
-        known = {"default": EditConfig(), **self.presets}
-        if name not in known:
-            raise EditError(f"there is no preset {name!r} for {self.name}; there is {', '.join(known)}")
-        return known[name]
