@@ -1,8 +1,7 @@
 """All the numbers of an edit, in the order in which it is made: prompts, key, value, and those of the method.
 
-Every length is relative: δ to the residual stream behind the layer, the penalties to nats, λ to what the facts' own
-keys weigh. So one set of defaults serves models of every size, and there is no file of numbers per model. The defaults
-were chosen on the development facts of SmolLM2-135M (`evaluations/data/smollm2-counterfact.json`) and on the
+Every length is relative: δ to the residual stream behind the layer, λ to what the facts' own keys weigh. So one set of
+defaults serves models of every size, and there is no file of numbers per model. The defaults were chosen on the development facts of SmolLM2-135M (`evaluations/data/smollm2-counterfact.json`) and on the
 development models of the zoo (`evaluations/scripts/train_zoo.py`); `evaluations/reports/ablation.md` says what each
 brings and costs.
 
@@ -125,9 +124,6 @@ class EditConfig:
 
     Attributes:
         seed: of contexts and of sampled text for the statistics.
-        prompts: which texts the value is chosen on.
-        key: where the key is read.
-        value: how the value is optimised.
         methods: numbers of single methods, by the method's name, such as {"memit": MemitConfig(ridge=0.01)}; a method
             that is not named takes its defaults.
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,12 +28,11 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import Encoded, pad
 
-# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's. Keys
-# of one name in different contexts have far larger cosines, those of a sink and a name nearly 0.
+# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's. That of
+# a name's keys in different contexts is far larger, that of a sink's and a name's is nearly 0.
 SINK = 0.3
 # How many tokens a batch holds.
 TOKENS = 4096
-NO_ROOM = "not enough memory to read the key of a single text; use a smaller dtype, or another --device"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,19 +104,17 @@ def zero_moment(ff: FeedForward) -> Moment:
 
 def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token."""
-
-    def run(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return _run(editable, ff, [texts[i] for i in batch])
-
+    refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
     order = list(batches([len(text.ids) for text in texts], TOKENS))
-    parts = [part for batch in order for part in split_on_oom(run, batch, EditError(NO_ROOM))]
+    run = partial(_run, editable, ff)
+    read = [pair for batch in order for pair in split_on_oom(run, [texts[i] for i in batch], refusal)]
     back = torch.tensor([i for batch in order for i in batch]).argsort()
-    keys, streams = (torch.cat(read) for read in zip(*parts, strict=True))
+    keys, streams = (torch.cat(rows) for rows in zip(*read, strict=True))
     return keys[back], streams[back]
 
 
 def _run(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Run `texts` up to a layer; return keys and residual stream at each subject's last token."""
+    """Run one batch up to the layer; return what `_read` returns."""
     ids = pad([text.ids for text in texts])
     with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
         replay.run_to(editable, ids, ff.layer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 from ffedit.editor.config import EditConfig
 from ffedit.facts.fact import Fact
@@ -28,7 +29,7 @@ class PromptSet:
         prompts: each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first.
         fact_of: for each of `prompts`, index of the subject's fact that it states.
         essence: essence prompts, whose distribution at the last position is to be preserved.
-        prefixes: the sampled prefixes, for the provenance.
+        prefixes: as sampled.
         sinks: number of texts left out because the subject is an attention sink in them.
     """
 
@@ -61,22 +62,13 @@ class PromptSet:
         return len(set(self.fact_of))
 
 
-def prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
+def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
     """Sample short texts from the model, as contexts before a prompt."""
     tokens = config.prompts.context_tokens
     rows = own_text(editable, config.prompts.contexts, max(tokens, default=1), config.seed)
-    lengths = [tokens[i % len(tokens)] for i in range(len(rows))]
-    texts = [
-        decode(editable.tokenizer, row[:length], special=False).strip()
-        for row, length in zip(rows, lengths, strict=True)
-    ]
+    lengths = islice(cycle(tokens), len(rows))
+    texts = (decode(editable.tokenizer, row[:n], special=False).strip() for row, n in zip(rows, lengths, strict=True))
     return tuple(text for text in texts if text)
-
-
-def _after(prefix: str, text: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
-    """Append `text` to `prefix` as a sentence of its own; return the result and the shifted span."""
-    lead = prefix + (" " if prefix[-1] in ".!?" else ". ")
-    return lead + text, (span[0] + len(lead), span[1] + len(lead))
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
@@ -85,11 +77,12 @@ def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: 
     Raises:
         FactError: subject, prompt or object do not fit the tokenizer or the model.
     """
-    leads = prefixes(editable, config) if config.prompts.contexts else ()
-    return [_word(editable, facts, leads, config) for facts in groups]
+    leads = _sampled_prefixes(editable, config) if config.prompts.contexts else ()
+    return [_prompt_set(editable, facts, leads, config) for facts in groups]
 
 
-def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
+def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
+    """Build the prompt set of one subject; texts of more tokens than the model takes are left out."""
     limit, subject = editable.max_tokens, facts[0].subject
     # The bare prompts come first, so that an error in a fact is raised on its own prompt.
     at = config.key.fact_token
@@ -97,11 +90,13 @@ def _word(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], con
     prompts: list[Encoded] = []
     fact_of: list[int] = []
     for i, fact in enumerate(facts):
-        moved = [_after(lead, fact.text, fact.span) for lead in leads]
-        longer = [replace(editable.encode(text, fact.new_object, span), fact_token=at) for text, span in moved]
-        fitting = [bare[i], *(text for text in longer if len(text.ids) <= limit)]
-        prompts += fitting
-        fact_of += [i] * len(fitting)
+        prompts.append(bare[i])
+        for lead in leads:  # the prompt as a sentence of its own
+            before = lead + (" " if lead[-1] in ".!?" else ". ")
+            span = fact.span[0] + len(before), fact.span[1] + len(before)
+            text = replace(editable.encode(before + fact.text, fact.new_object, span), fact_token=at)
+            prompts += [text] if len(text.ids) <= limit else []
+        fact_of += [i] * (len(prompts) - len(fact_of))
     essence = []
     for form in config.prompts.essence_prompts if config.value.kl_weight else ():
         start = form.index("{}")

@@ -10,9 +10,9 @@ A row of text begins as the model's texts do: with BOS if the tokenizer prepends
 sink, whose key does not depend on the token, and is left out; later sinks are detected by the norm of their keys
 (`key_moments`).
 
-One forward pass computes the keys of every layer up to the deepest one requested, where it stops. Each layer keeps two
-sums of d_ff² float64 numbers during the pass, one for each half of the text, and one afterwards. The result is cached
-under a fingerprint of everything it depends on; so is an interrupted pass.
+One forward pass computes the keys of every layer up to the deepest one requested. Each layer keeps two sums of d_ff²
+float64 numbers during the pass, one for each half of the text. The result is cached under a fingerprint of everything
+it depends on; so is an interrupted pass.
 
 `save_stats` writes one safetensors file for each memory. Statistics of another model, layer or precision would silently
 make an edit worse, so each file holds the fingerprint of all that its keys depend on, and the names of model, layer and
@@ -58,7 +58,6 @@ SAVED_EVERY = 32
 RULES = 2
 # Any text: its first token shows whether the tokenizer prepends BOS.
 ANY_TEXT = "a"
-EDITED = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
 
 
 def collect(
@@ -79,9 +78,6 @@ def collect(
         tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, checked each time
             the text has doubled. Tokens are still weighted by their frequencies in all of the text.
 
-    Returns:
-        The moments by address; `count` is the number of tokens.
-
     Raises:
         EditError: the corpus, or the model's keys on it, cannot be used.
     """
@@ -90,11 +86,14 @@ def collect(
     if (corpus.tokens if ids is None else len(ids)) < 2:
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
-    marks, whole = _whole(editable, memories, text, corpus)
+    marks = _marks(editable, memories)
+    whole, partial_text = (
+        {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}{part}") for at, mark in marks.items()}
+        for part in ("", f":{tolerance}")
+    )
     # Moments of the whole text also satisfy a tolerance.
-    partial_text = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
-    kept = {a: whole[a] if tolerance is None or whole[a].exists() else partial_text[a] for a in marks}
-    collected = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
+    kept = {at: whole[at] if tolerance is None or whole[at].exists() else partial_text[at] for at in marks}
+    collected = {at: moments for at, path in kept.items() if (moments := _cached(path, marks[at]))}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
@@ -126,19 +125,16 @@ def collect(
 
 def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
     """Return True if `collect` would read all moments from the cache."""
-    ids, _ = _text(editable, corpus, silent)
-    return all(
-        path.exists() for path in _whole(editable, memories, identity(editable, corpus, ids)[0], corpus)[1].values()
-    )
+    text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
+    marks = _marks(editable, memories).values()
+    return all(_entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}").exists() for mark in marks)
 
 
-def _whole(
-    editable: Editable, memories: Sequence[KeyValueMemory], text: str, corpus: Corpus
-) -> tuple[dict[Address, str], dict[Address, Path]]:
-    """Return, by address, what the keys depend on beside the text, and the cache path of moments of the whole text."""
-    layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
-    marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
-    return marks, {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}") for at, mark in marks.items()}
+def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:
+    """Fingerprint everything but the text that the keys of each memory depend on: nothing above its layer."""
+    addresses = [memory.address for memory in memories]
+    layers = {layer: fingerprint(editable, layer) for layer in {at.layer for at in addresses}}
+    return {at: f"{layers[at.layer]}:{at}" for at in addresses}
 
 
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
@@ -157,11 +153,6 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
         return None
 
 
-def mark(editable: Editable, memory: KeyValueMemory) -> str:
-    """Fingerprint everything but the text that the keys of `memory` depend on: nothing above its layer."""
-    return f"{fingerprint(editable, memory.address.layer)}:{memory.address}"
-
-
 def moments_for(
     editable: Editable,
     memories: Sequence[KeyValueMemory],
@@ -177,12 +168,6 @@ def moments_for(
         stats = collect(editable, memories, stats, progress)
     else:
         check_stats(editable, memories, stats)
-    check_reached(memories, stats)
-    return stats
-
-
-def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
-    """Check that each of `memories` received keys from the text of `stats`."""
     for memory in memories:
         moments = stats[memory.address]
         if not moments.keys:
@@ -191,6 +176,7 @@ def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, Ke
                 "came to it, so what to protect there is not known; collect over more text, or text that does "
                 "(`ffedit stats --tokens`, `--corpus`)"
             )
+    return stats
 
 
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
@@ -201,33 +187,36 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
     missing = next((memory.address for memory in memories if memory.address not in stats), None)
     if missing is not None:
         raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
-    for memory in unlike(editable, memories, stats):
-        moments = stats[memory.address]
-        what = mismatch(moments, memory, editable) or EDITED
-        raise EditError(f"statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
+    for memory in _differing(editable, memories, stats):
+        raise _misfit(stats[memory.address], memory, editable)
 
 
-def unlike(
+def _differing(
     editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
 ) -> list[KeyValueMemory]:
     """List the memories whose statistics were collected neither on the current nor on the unedited weights."""
-
-    def differing(among: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
-        return [memory for memory in among if stats[memory.address].fingerprint != mark(editable, memory)]
-
-    differ = differing(memories)
+    marks = _marks(editable, memories)
+    differ = [memory for memory in memories if stats[memory.address].fingerprint != marks[memory.address]]
     if differ and editable.history.originals:
         with unedited(editable):
-            differ = differing(differ)
+            marks = _marks(editable, differ)
+        differ = [memory for memory in differ if stats[memory.address].fingerprint != marks[memory.address]]
     return differ
 
 
-def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:
-    """Describe the layer, precision and d_ff of a memory if they differ from those of the moments, else None."""
-    dtype = str(memory.dtype).removeprefix("torch.")
-    if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
-        return None
-    return f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
+def _misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
+    """Return the error that says what of a memory differs from what its statistics were collected with."""
+    if memory is None:
+        why = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
+    else:
+        dtype = str(memory.dtype).removeprefix("torch.")
+        why = f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
+        if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
+            why = (
+                "the weights below that layer, or the tokenizer, are not those that they were collected with (edited "
+                "since?)"
+            )
+    return EditError(f"statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
 def _entry(kind: str, about: str) -> Path:
@@ -285,7 +274,7 @@ def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds
 
 
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
-    """Restore what `_save` saved, if anything; return the seconds spent on it."""
+    """Restore what `_save` saved, if anything; return the seconds that it took."""
     if not unfinished.exists():
         return 0.0
     tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
@@ -385,18 +374,10 @@ def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
 
 
 def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
-    """Write `stats` as a folder, whole or not at all.
-
-    Args:
-        stats: by address, as `ffedit.stats` returns them.
-        folder: the folder to create.
-        force: replace an existing folder.
-
-    Returns:
-        The folder.
+    """Write statistics, as `ffedit.stats` returns them, as a folder, whole or not at all; return the folder.
 
     Raises:
-        EditError: it exists, or cannot be written.
+        EditError: it exists (without `force`), or cannot be written.
     """
     with written(Path(folder), force) as made:
         for address, moments in stats.items():
@@ -415,25 +396,17 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
     On an edited model, statistics of the unedited one are accepted too, if the originals of the edited matrices are
     available.
 
-    Args:
-        folder: that `save_stats` wrote.
-        editable: the model.
-
     Raises:
         EditError: it is no such folder, a file is damaged, or all are of another model, layer or precision.
     """
     memories = {str(address): memory for address, memory in editable.memories.items()}
     read = _read(Path(folder))
     fitting = {memories[each.address].address: each for each in read.values() if each.address in memories}
-    differ = {memory.address for memory in unlike(editable, [editable.memories[at] for at in fitting], fitting)}
+    differ = {memory.address for memory in _differing(editable, [editable.memories[at] for at in fitting], fitting)}
     stats = {at: moments for at, moments in fitting.items() if at not in differ}
     if not stats:
         path, moments = next(reversed(read.items()))
-        memory = memories.get(moments.address)
-        what = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
-        if memory is not None:
-            what = mismatch(moments, memory, editable) or EDITED
-        raise EditError(f"{path}: statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
+        raise EditError(f"{path}: {_misfit(moments, memories.get(moments.address), editable)}")
     return stats
 
 

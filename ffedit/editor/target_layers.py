@@ -8,7 +8,7 @@ is routed to other experts once the edit is in the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from ffedit.errors import EditError
 from ffedit.inference.routing import Routes, mixtures, routes
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.memory import Address
+from ffedit.model.tokenization import Encoded
 
 if TYPE_CHECKING:
     from ffedit.editor.solve import Job
@@ -31,24 +31,25 @@ OFTEN = 0.5
 
 def find_ff_layers(editable: Editable, layers: Sequence[int], prompt_sets: Sequence[PromptSet]) -> list[FeedForward]:
     """Return the memories of `layers` that the facts' keys are routed to, by layer; a dense layer needs no prompts."""
-    mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
-    by_layer = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], mixed)
-    return [
-        editable.feed_forward[layer].only(_written(editable.feed_forward[layer], by_layer[layer], prompt_sets))
-        if layer in by_layer
-        else editable.feed_forward[layer]
-        for layer in layers
-    ]
+    ff_layers = {layer: editable.feed_forward[layer] for layer in layers}
+    mixed = [layer for layer, ff in ff_layers.items() if ff.mixture is not None]
+    for layer, by_text in routes(editable, _texts(prompt_sets), mixed).items():
+        ff, routed = ff_layers[layer], by_text.weights.shape[1]
+        written = {memory.address.expert for memory in ff.memories if (memory.address.expert or 0) >= routed}  # shared
+        for subject in _by_subject(by_text, prompt_sets):
+            written |= set((subject.shares >= min(OFTEN, float(subject.shares.max()))).nonzero()[:, 0].tolist())
+        ff_layers[layer] = ff.only(memory.address for memory in ff.memories if memory.address.expert in written)
+    return list(ff_layers.values())
 
 
-def _written(layer: FeedForward, routes_of: Routes, prompt_sets: Sequence[PromptSet]) -> list[Address]:
-    """Return the addresses of the experts that any subject is routed to, and of the shared experts."""
-    routed = routes_of.weights.shape[1]
-    chosen = {memory.address.expert for memory in layer.memories if (memory.address.expert or 0) >= routed}
-    for rows in torch.arange(len(routes_of.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
-        shares = routes_of.some(rows).shares
-        chosen |= set((shares >= min(OFTEN, float(shares.max()))).nonzero()[:, 0].tolist())
-    return [memory.address for memory in layer.memories if memory.address.expert in chosen]
+def _texts(prompt_sets: Sequence[PromptSet]) -> list[Encoded]:
+    return [text for prompt_set in prompt_sets for text in prompt_set.prompts]
+
+
+def _by_subject(by_text: Routes, prompt_sets: Sequence[PromptSet]) -> Iterator[Routes]:
+    """Yield the routes of each subject's texts."""
+    for rows in torch.arange(len(by_text.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
+        yield by_text.some(rows)
 
 
 def check_routes(
@@ -57,13 +58,10 @@ def check_routes(
     """Check that the subjects are still routed to the experts of `ff`, with the layers below it edited."""
     if ff.mixture is None:
         return
-    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
-    routes_of = routes(editable, texts, [ff.layer])[ff.layer]
+    by_text = routes(editable, _texts(prompt_sets), [ff.layer])[ff.layer]
     written = {memory.address.expert for memory in ff.memories}
-    counts = [len(prompt_set.prompts) for prompt_set in prompt_sets]
-    for subject, rows in zip(subjects, torch.arange(len(routes_of.weights)).split(counts), strict=True):
-        shares = routes_of.some(rows).shares
-        flipped = [e for e in (shares > OFTEN).nonzero()[:, 0].tolist() if e not in written]
+    for subject, own in zip(subjects, _by_subject(by_text, prompt_sets), strict=True):
+        flipped = [expert for expert in (own.shares > OFTEN).nonzero()[:, 0].tolist() if expert not in written]
         if flipped:
             named = ", ".join(str(memory.address) for memory in ff.memories)
             raise EditError(
@@ -80,7 +78,7 @@ def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str,
     for an edited layer, `written`, the experts, and `covered`, the share of the router's weight on them.
     """
     editable = job.editable
-    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
+    texts = _texts(prompt_sets)
     before = routes(editable, texts, mixtures(editable))
     with restored(job.memories):
         for at, delta in edit.updates.items():

@@ -5,16 +5,14 @@ the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
     L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖h‖² )
 
-h is the residual stream behind the layer, and ‖h‖ the unit of every length here: δ acts on the stream, while ‖W k*‖
-differs tenfold between the layers of one model. Steps follow the gradient, with lengths in units of ‖h‖: Adam at first
-moves every entry of δ by the same amount, which makes δ longer than necessary. The weights of the two penalties decay
-from step to step (ρ < 1), so that an easy fact ends with a small δ while they are high, and a hard one reaches its
-target once they are low. If the new object is more likely than not in every context from the start, δ is 0: an edit
-that is already in the model reaches a slightly lower probability in single contexts than its value did when it was
-chosen, and is not to be written again.
+h is the residual stream behind the layer, and ‖h‖ the unit of every length: δ acts on the stream, while ‖W k*‖ differs
+tenfold between the layers of one model. Steps follow the gradient: Adam at first moves every entry of δ by the same
+amount, which makes δ longer than necessary. The weights of the two penalties decay from step to step (ρ < 1), so that
+an easy fact ends with a small δ while they are high, and a hard one reaches its target once they are low. If the new
+object is more likely than not in every context from the start, δ is 0: an edit that is in the model already reaches a
+slightly lower probability in single contexts than its value did, and is not to be written again.
 
-Many values are optimised together, each with its own loss and stopping condition, so that a value does not depend on
-the others in its batch.
+Many values are optimised together, each with its own loss and end, so that none depends on the others in its batch.
 """
 
 from __future__ import annotations
@@ -72,12 +70,12 @@ def choose_values(
     config: ValueConfig,
     progress: Progress = silent,
 ) -> list[Value]:
-    """Find v* for each of `prompt_sets`.
+    """Choose v* for each of `prompt_sets`, of one subject each.
 
     Args:
         editable: the model; it is not changed.
         ff: the layer that the facts are to be written to.
-        prompt_sets: the prompts to be answered with the new objects and the essence prompts, one set per subject.
+        prompt_sets: n in all.
         keys: k* of each, [d_ff, n].
         lengths: the unit in which δ is measured, [n]: the norm of the residual stream behind the layer.
         config: steps, weights and bounds.
@@ -152,9 +150,9 @@ def _optimise(
 
 
 def _gradient_steps(config: ValueConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of steps along the gradient, [n, d_model].
+    """Return the function of steps along the gradient, [n, d_model], which gain the log-probability that is missing.
 
-    To first order a step gains the missing log-probability; its length is at most `step_size`.
+    That is to first order; a step is at most `step_size` long.
     """
 
     def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
@@ -166,10 +164,7 @@ def _gradient_steps(config: ValueConfig) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of Adam's steps, each value on its own, in units of `unit` [n, 1].
-
-    As published, Adam works on δ itself, whose entries move alike.
-    """
+    """Return the function of Adam's steps in units of `unit` [n, 1]; as published, Adam works on δ itself."""
     mean = square = torch.zeros(())
     count = 0
 

@@ -1,9 +1,9 @@
 """Compute the loss L(δ) of many values at once.
 
 Adding δ to a layer's output at the subject's last token changes nothing below that layer and nothing left of that
-token. So the texts of all prompt sets are recorded once; a step then resumes those of the values still optimised at the
-layer and their subject's last token, in batches of texts with similar numbers of positions to run (buckets), and
-applies the unembedding only at the positions that the loss reads.
+token. So all texts are recorded once; a step resumes those of the values still optimised at the layer and their
+subject's last token, in batches of texts with similar numbers of positions to run (buckets), and applies the
+unembedding only at the positions that the loss reads.
 """
 
 from __future__ import annotations
@@ -59,14 +59,7 @@ class _Bucket:
 
 
 class Objective:
-    """Loss of several prompt sets at any δ; their texts are recorded once on the unedited model.
-
-    Args:
-        editable: the model.
-        ff: the layer that δ is added to.
-        prompt_sets: one for each value, n in all.
-        kl_weight: of the KL divergence at each essence prompt.
-    """
+    """Loss of `prompt_sets`, one for each of n values, at any δ that is added to the output of the layer `ff`."""
 
     def __init__(self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], kl_weight: float) -> None:
         self.editable, self.ff, self.n = editable, ff, len(prompt_sets)
@@ -83,7 +76,11 @@ class Objective:
         self._at = torch.tensor([text.site for text in self._texts])
         self._end = torch.tensor([_end(text) for text in self._texts])
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
-        self._answers, self._kept = self._weights(kl_weight)
+        # Weights of each text's −log P(answer) and of its KL term; those of a fact's contexts sum to 1.
+        self._answers, self._kept = torch.zeros(len(owners)), torch.full((len(owners),), kl_weight)
+        contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
+        for owner, fact, row in self._prompts:
+            self._answers[row], self._kept[row] = 1 / contexts[owner, fact], 0
         self._buckets = [self._record(rows) for bucket in self._cut() for rows in self._fitting(bucket)]
 
     def _cut(self) -> Iterator[Tensor]:
@@ -138,15 +135,6 @@ class Objective:
         entropy = -torch.xlogy(before, before).sum(-1)
         said_at = torch.tensor(said, dtype=torch.long).reshape(-1, 3)
         return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
-
-    def _weights(self, kl_weight: float) -> tuple[Tensor, Tensor]:
-        """Compute the weights of each text's −log P(answer) and KL term, [texts]; a fact's contexts sum to 1."""
-        answers, kept = torch.zeros(len(self._texts)), torch.full((len(self._texts),), kl_weight)
-        contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
-        for owner, fact, row in self._prompts:
-            answers[row] = 1 / contexts[owner, fact]
-            kept[row] = 0
-        return answers, kept
 
     def loss_and_gradient(
         self, delta: Tensor, going: Tensor, penalty: float = 1.0

@@ -1,8 +1,7 @@
 """Rank-one model editing: one fact, one key, one value, the smallest change that joins them.
 
 Meng et al. 2022, arXiv 2202.05262. Several facts are written one after another, each on top of those before it,
-always with the same k* in numerator and denominator (arXiv 2403.07175 shows what happens otherwise). The solution is
-`algebra.updates.rank_one`, or, with the keys of earlier edits to keep, `algebra.updates.equality`.
+always with the same k* in numerator and denominator (arXiv 2403.07175 shows what happens otherwise).
 """
 
 from __future__ import annotations
