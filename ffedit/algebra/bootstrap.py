@@ -20,12 +20,8 @@ import numpy as np
 
 # Entries of the draws that are held in memory at once.
 AT_ONCE = 2**24
-
-# 97.5 % quantile of the standard normal distribution.
-Z = 1.959963984540054
-
-# Percentiles of the draws that bound the interval.
-LEVELS = (2.5, 97.5)
+# 97.5 % quantile of the standard normal distribution, and the percentiles of the draws that bound the interval.
+Z, LEVELS = 1.959963984540054, (2.5, 97.5)
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

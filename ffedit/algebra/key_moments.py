@@ -1,31 +1,28 @@
 """Streamed second moment of the keys that ordinary text uses.
 
-C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
-and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
+C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2 and
+appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
 
 The sum has float64 accuracy at float32 cost: the products of one batch, a few thousand keys, are summed in float32, and
-the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the
-text is; a sum all in float32 would lose more with every batch. C is symmetric, so only the blocks on and above its
-diagonal are multiplied.
+the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the text
+is. C is symmetric, so only the blocks on and above its diagonal are multiplied.
 
 Convergence: batches go in turn to two independent halves. C is needed for the direction u = C⁻¹k / (kᵀC⁻¹k) of an
-update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of
-‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of
-fewer keys than d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves
-include these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), not u.
+update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of ‖u_a − u_b‖
+/ ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of fewer keys than
+d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves include these keys
+makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), not u.
 
 A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
-2309.17453; Sun et al. 2024, arXiv 2402.17762). Unscaled, they would dominate C, and with it its trace, its
-ridge and its null space. A key that is longer than `LONGEST` times the median key therefore counts as one of that
-length: its direction stays protected, and no more than others.
+2309.17453; Sun et al. 2024, arXiv 2402.17762). Unscaled, they would dominate C, its trace, its ridge and its null
+space. A key longer than `LONGEST` times the median key therefore counts as one of that length: its direction stays
+protected, and no more than others.
 
 C is an estimate, and its inverse a worse one. The ridge that compensates for this is the one with which each half of
 the text solves for updates that disturb the *other* half least (cross-validation of the quantity that C is used for).
-It is relative to the median of C's diagonal, which no single direction changes.
-
-The keys of a wide layer may share a mean that holds nearly all of their squared norm. Next to such an eigenvalue,
-float32 cannot tell a small eigenvalue from zero or from a negative one: so the ridge is never below the rounding error
-of the sum.
+It is relative to the median of C's diagonal, which no single direction changes. The keys of a wide layer may share a
+mean that holds nearly all of their squared norm; next to such an eigenvalue float32 cannot tell a small eigenvalue from
+zero, so the ridge is never below the rounding error of the sum.
 """
 
 from __future__ import annotations
@@ -68,10 +65,6 @@ class KeyMoments:
     Attributes:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of tokens of the text.
-        reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
-            that the router sent elsewhere, whose keys are 0. None: all.
-        left_out: number of tokens that do not count because a row begins with them.
-        sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
         source: where the text came from, in words.
         fingerprint: of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the median of C's diagonal that is added to it.
@@ -85,6 +78,10 @@ class KeyMoments:
         probes: the keys at which it was measured, [n, d_ff], float32.
         condition: condition number of C, largest over smallest eigenvalue.
         seconds: of the pass that collected this, which may have collected other layers too.
+        reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
+            that the router sent elsewhere, whose keys are 0. None: all.
+        left_out: number of tokens that do not count because a row begins with them.
+        sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
     """
 
     sum: Tensor = field(repr=False)
@@ -123,8 +120,7 @@ class KeyMoments:
     def __add__(self, other: KeyMoments) -> KeyMoments:
         """Return the statistics of both texts together: each token counts as much as in its own text.
 
-        With tokens weighted by type, a type's frequency stays that in its own text. The convergence is the difference
-        between the two texts, at the keys of both.
+        The convergence is the difference between the two texts, at the keys of both.
 
         Raises:
             EditError: the keys are of another model or layer, are weighted differently, or a text is in both.
@@ -338,12 +334,9 @@ class KeyMomentsFitter:
         return cross_validated(a, b, self.probes)
 
     def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
-        """Return the frozen result: one sum of both halves, on the CPU; the fitter cannot be used afterwards.
+        """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
-        Args:
-            source: where the text came from, in words.
-            fingerprint: of what the keys depend on.
-            about: other attributes of `KeyMoments`.
+        `about` are other attributes of `KeyMoments`.
 
         Raises:
             EditError: no token was seen, keys are not finite, or all are zero. An expert that no token reached is no
@@ -357,9 +350,10 @@ class KeyMomentsFitter:
         if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
             raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
         ridge, convergence = self._ridge()
-        total = self.halves.pop(0)
-        while self.halves:  # in place: each half is large
-            total += self.halves.pop()
+        total = self.halves[0]
+        for half in self.halves[1:]:  # in place: each half is large
+            total += half
+        self.halves = []
         _mirror_(total)
         measured: dict[str, Any] = {
             "ridge": ridge,

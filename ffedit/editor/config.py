@@ -1,12 +1,12 @@
 """All the numbers of an edit, in the order in which it is made: prompts, key, value, and those of the method.
 
 Every length is relative: δ to the residual stream behind the layer, λ to what the facts' own keys weigh. So one set of
-defaults serves models of every size, and there is no file of numbers per model. The defaults were chosen on the development facts of SmolLM2-135M (`evaluations/data/smollm2-counterfact.json`) and on the
-development models of the zoo (`evaluations/scripts/train_zoo.py`); `evaluations/reports/ablation.md` says what each
-brings and costs.
+defaults serves models of every size. They were chosen on the development facts of SmolLM2-135M
+(`evaluations/data/smollm2-counterfact.json`) and on the development models of the zoo
+(`evaluations/scripts/train_zoo.py`); `evaluations/reports/ablation.md` says what each brings and costs.
 
-A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own. A
-method's numbers are a frozen dataclass in the method's file (`Method.numbers`).
+A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own
+(`Method.numbers`).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import Encoded, pad
 
-# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's. That of
-# a name's keys in different contexts is far larger, that of a sink's and a name's is nearly 0.
+# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's: of one
+# name's keys in different contexts it is far larger, of a sink's and a name's nearly 0.
 SINK = 0.3
 # How many tokens a batch holds.
 TOKENS = 4096

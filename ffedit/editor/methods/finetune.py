@@ -4,10 +4,10 @@
 
 FT and FT+L as ROME compares with them (Meng et al. 2022, arXiv 2202.05262, section 3.2; the constraint is Zhu et al.
 2020, arXiv 2012.00363). Nothing is kept, earlier edits neither. Δ has no low rank, and no key or value is solved for.
-As published: Adam without weight decay, at most 25 steps, and the end where the loss falls below 1e-2. Otherwise: ε and the step size are relative to the root mean square of W, since the published ones (5e-4
-both, of GPT-2 XL) are absolute and fit that model; the prompts stand in the contexts that other methods see as well;
-and every token of the object is predicted after those before it, where the published code predicts all of them at the
-prompt's last token.
+As published: Adam without weight decay, at most 25 steps, and the end where the loss falls below 1e-2. Otherwise: ε and
+the step size are relative to the root mean square of W, since the published ones (5e-4 both, of GPT-2 XL) are absolute;
+the prompts stand in the contexts that other methods see as well; and every token of the object is predicted after those
+before it, where the published code predicts all of them at the prompt's last token.
 """
 
 from __future__ import annotations
