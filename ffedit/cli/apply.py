@@ -98,8 +98,7 @@ def apply(
     from ffedit.evaluator.prompts import questions
     from ffedit.layer_choice import choose
     from ffedit.layer_choice.calibrate import remembered
-    from ffedit.safety.guardrails import breaches, refusal, warnings
-    from ffedit.safety.require import not_taken, parse_requirements, unmet
+    from ffedit.safety.guardrails import breaches, not_taken, parse_requirements, refusal, unmet, warnings
 
     requirements = parse_requirements(require)
     ends = {"start": perf_counter()}

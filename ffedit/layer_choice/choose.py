@@ -1,10 +1,9 @@
 """Choose the layer to edit: by calibration, by tracing, by a sweep over all layers, or by request.
 
 `auto` takes the model's layer, found once by editing facts that it knows (`calibrate`). A fact's own trace is shown
-beside it, and decides if it is requested or if the model knows too few of the calibration facts. A layer is never taken
-from a trace that shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and
-measures; compared with the trace it shows how far to trust the trace for this model (Hase et al. 2023, arXiv
-2301.04213).
+beside it, and decides if it is requested or if the model knows too few of the calibration facts; it never does where it
+shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and measures;
+compared with the trace it shows how far to trust the trace for this model (Hase et al. 2023, arXiv 2301.04213).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -41,10 +41,9 @@ SHOWN_SAMPLES = 4
 
 @dataclass(frozen=True)
 class Sweep:
-    """Scores of edits at each layer.
+    """Scores of edits at each layer whose output reaches the answer.
 
     Attributes:
-        rows: one for each layer whose output reaches the answer.
         traced: the layer that tracing chooses, or None if it shows no site.
         correlation: Spearman's rank correlation of effect and score over the layers; None if one is constant.
         method: that all edits were made with.
@@ -73,12 +72,9 @@ class Found:
 
     Attributes:
         traces: of feed-forward outputs; of all facts if they decide, else of the first.
-        layer: the layer.
         by: what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; that it is
             the "only" one whose output reaches the answer; or, if neither trace nor calibration gives a layer, the
             usual relative "depth" of published layers.
-        choice: result of the calibration, if it was used.
-        sweep: the sweep, if it decided.
         kept: whether the sweep was read from the cache.
     """
 
@@ -123,10 +119,7 @@ def find_layer(
     """
     config = config or EditConfig()
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
-
-    def first_fact() -> TraceSet:
-        return shown(editable, facts, config.seed, progress)
-
+    first_fact = partial(shown, editable, facts, config.seed, progress)
     if asked == "sweep":
         if (cached := remembered_sweep(editable, method)) is not None and cached.layer in allowed:
             return Found(first_fact(), cached.layer, "sweep", sweep=cached, kept=True)
@@ -194,12 +187,7 @@ def by_sweep(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
-    """Write all `facts` into each layer in reach and measure; cache the sweep if it has at least `MANY` facts.
-
-    Raises:
-        EditError: no layer's output reaches the answer (`editor.in_reach`).
-        FactError: a fact has no target.
-    """
+    """Write all `facts` into each layer in reach (`editor.in_reach`) and measure; cache a sweep of at least `MANY`."""
     config = config or EditConfig()
     layers = in_reach(editable, facts, check_method(method), range(len(editable.layers)), config.key.fact_token)
     rows = edit_at(editable, facts, layers, method, config, stats, traces, progress)
