@@ -63,10 +63,7 @@ def draws(facts: int, seed: int, count: int) -> Iterator[Array]:
 
 
 def mean_draws(values: Array, seed: int, count: int) -> Array:
-    """Return the means over facts of `values` [facts, measures] in `count` draws, [draws, measures].
-
-    NaN where a draw has no measured fact.
-    """
+    """Return the means over facts of `values` [facts, measures] in `count` draws; NaN where none was measured."""
     measured = ~np.isnan(values)
     filled = np.where(measured, values, 0.0)
     with np.errstate(invalid="ignore"):
@@ -81,8 +78,8 @@ def outcomes(values: Array) -> bool:
 def mean_interval(values: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
     """Return the interval of the mean of `values` [facts], NaN where not measured, from its means in the draws.
 
-    Wilson's for outcomes of 0 and 1; otherwise the percentiles of the draws, moved outwards for unseen facts if
-    `bounds`, the range of shares or of their differences, are not None.
+    It is Wilson's for outcomes of 0 and 1; else the percentiles of the draws, moved outwards for unseen facts within
+    `bounds`, the range of shares or of their differences.
     """
     measured = values[~np.isnan(values)]
     interval = percentile_interval(float(measured.mean()), drawn)
@@ -108,10 +105,7 @@ def with_unseen(
 
 
 def statistic_interval(values: Array, statistic: Callable[..., Any], seed: int, count: int) -> Interval:
-    """Return `statistic` (np.mean, np.median) of `values` [n] with its interval from `count` resamples of them.
-
-    Proportions have Wilson's interval.
-    """
+    """Return `statistic` (np.mean, np.median) of `values` [n] with its interval: Wilson's, or of `count` resamples."""
     if statistic is np.mean and outcomes(values):
         share = float(values.mean())
         return Interval(share, *wilson(share, len(values)))
@@ -121,5 +115,5 @@ def statistic_interval(values: Array, statistic: Callable[..., Any], seed: int, 
 
 @lru_cache(maxsize=4)
 def _resamples(size: int, seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the indices of `count` resamples of `size` values, [count, size]."""
+    """Return the indices of `count` resamples of `size` values."""
     return np.random.default_rng(seed).integers(0, size, (count, size), dtype=np.int32)

@@ -1,8 +1,7 @@
 """Linear algebra on a second moment of keys, in float64: solving and condition number; and block-diagonal matrices.
 
 The keys of a mixture of experts are stacked, and their second moment has one block for each expert (`Blocks`). The
-entries off the blocks (two experts active at one token) are left out, so an inverse, a product and a projection are
-computed expert by expert, at the size of one block.
+entries off the blocks (two experts active at one token) are left out, so all is computed expert by expert.
 """
 
 from __future__ import annotations

@@ -67,13 +67,11 @@ class Edit(Described, Displayed):
         about = self.provenance
         layers = f"layer{'' if len(self.layers) == 1 else 's'} {', '.join(map(str, self.layers))}"
         norm = f", ‖Δ‖ {about['norm_ratio']:.1%} of ‖W‖" if "norm_ratio" in about else ""
-        lines = [
-            f"Edit {self.fingerprint()} of {about.get('model')}: {about.get('method')}, {layers}, "
-            f"rank {self.rank}{norm}",
-            *(f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]),
-        ]
-        more = len(self.facts) - SHOWN
-        return "\n  ".join([*lines, f"… and {more} more"] if more > 0 else lines)
+        method = f"{about.get('method')}, {layers}, rank {self.rank}{norm}"
+        lines = [f"Edit {self.fingerprint()} of {about.get('model')}: {method}"]
+        lines += [f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]]
+        lines += [f"… and {len(self.facts) - SHOWN} more"] if len(self.facts) > SHOWN else []
+        return "\n  ".join(lines)
 
     @property
     def layers(self) -> list[int]:
@@ -97,10 +95,7 @@ class Edit(Described, Displayed):
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors by their names on disk: "4/left", or "4.7/keys" for expert 7 of layer 4."""
         for at, delta in self.updates.items():
-            change = (
-                {"left": delta.left, "right": delta.right} if isinstance(delta, LowRank) else {"matrix": delta.matrix}
-            )
-            for name, tensor in {**change, "keys": self.keys[at], "values": self.values[at]}.items():
+            for name, tensor in {**vars(delta), "keys": self.keys[at], "values": self.values[at]}.items():
                 yield f"{at}/{name}", tensor
 
     def subjects(self, at: Address) -> list[str]:
@@ -119,11 +114,10 @@ class Edit(Described, Displayed):
     def scored(self, report: Any) -> Edit:
         """Return the same edit with what a `Report` measured in its provenance: scores, answers, and the verdict."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
-        said = {
-            side: {score.fact.text: score.says for score in measured or ()}
-            for side, measured in (("before", report.facts_before), ("after", report.facts_after))
-        }
-        says = {side: [answers.get(fact.text) for fact in self.facts] for side, answers in said.items()}
+        says = {}
+        for side, measured in (("before", report.facts_before), ("after", report.facts_after)):
+            answers = {score.fact.text: score.says for score in measured or ()}
+            says[side] = [answers.get(fact.text) for fact in self.facts]
         return self.noted(scores=scores, says=says, verdict=report.verdict.to_dict())
 
     def noted(self, **notes: Any) -> Edit:
@@ -133,9 +127,8 @@ class Edit(Described, Displayed):
     def __add__(self, other: Edit) -> Edit:
         """Add two edits: changes are summed; keys, values and facts are concatenated in order.
 
-        A sum is not a joint solution. Each part was solved without the other, so the key of a fact reads some of what
-        the other part stores (crosstalk), the more the more alike the keys are. `ffedit.combine` solves for the keys of
-        both jointly.
+        A sum is not a joint solution: the key of a fact reads some of what the other part stores (crosstalk), the more
+        the more alike the keys are. `ffedit.combine` solves for the keys of both jointly.
 
         Raises:
             EditError: they were computed on different weights, or write one fact twice.
@@ -165,8 +158,8 @@ class Edit(Described, Displayed):
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place; `undo_` removes it.
 
-        The edit must have been computed on the current weights, or on those before the edits that are applied. In the
-        second case the edits are added as by `+`, and must not write the same facts.
+        The edit must have been computed on the current weights, or on those before the edits that are applied, to which
+        it is then added as by `+`.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
@@ -320,13 +313,9 @@ def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, An
     """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}
-    layers = sorted({address.layer for address in updates})
-    parts = [
-        part
-        for edit in (a, b)
-        for part in edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
-    ]
-    joined = {"method": "sum", **shared, "layers": layers, "parts": parts}
+    joined = {"method": "sum", **shared, "layers": sorted({at.layer for at in updates}), "parts": []}
+    for edit in (a, b):
+        joined["parts"] += edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
     joined["subjects"] = {str(at): a.subjects(at) + b.subjects(at) for at in updates}
     for name in ("matrices", "norms"):
         joined[name] = {**a.provenance.get(name, {}), **b.provenance.get(name, {})}
@@ -338,10 +327,7 @@ def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, An
 def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
     """Refuse facts of `others` that are also in `facts`, with the same object or another."""
     both = [*facts, *others]
-    for i, j in same_question(both):
-        a, b = both[i], both[j]
-        if not i < len(facts) <= j:
-            continue
+    for a, b in ((both[i], both[j]) for i, j in same_question(both) if i < len(facts) <= j):
         if same_target(a, b):
             raise EditError(
                 f"both edits write {show(b.text)} {show(b.new_object)}, which would move the memory twice as far; "

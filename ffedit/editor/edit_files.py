@@ -121,7 +121,7 @@ class SavedEdit(Described):
         return sorted(names, key=lambda address: [int(number) for number in address.split(".")])
 
     def expected(self) -> Iterator[str]:
-        """Yield the names of the tensors that each memory's change consists of."""
+        """Yield the names of all tensors that the changes consist of."""
         for address in self.addresses:
             factors = ("matrix",) if f"{address}/matrix" in self.numbers else ("left", "right")
             yield from (f"{address}/{name}" for name in (*factors, "keys", "values"))
@@ -181,9 +181,7 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
-    """Return the options of `ffedit apply` that make an edit again, as plain YAML, which `ffedit run` takes.
-
-    All numbers are spelled out, so that it makes the same edit when defaults change. The layer is the one chosen.
+    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are, as plain YAML.
 
     Raises:
         EditError: nothing that `ffedit apply` does makes it: it is a sum, or its layers do not lie side by side.
@@ -212,8 +210,9 @@ def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
 def to_yaml(recipe: Mapping[str, Any], edit: Edit | SavedEdit) -> str:
     """Write a recipe as YAML, headed by what it makes."""
     versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
-    heading = f"# Makes edit {edit.fingerprint()} of base {edit.base} again: ffedit run FILE\n# {versions}\n"
-    return heading + yaml_of(recipe)
+    return (
+        f"# Makes edit {edit.fingerprint()} of base {edit.base} again: ffedit run FILE\n# {versions}\n{yaml_of(recipe)}"
+    )
 
 
 def yaml_of(recipe: Mapping[str, Any]) -> str:

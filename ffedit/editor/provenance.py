@@ -77,11 +77,7 @@ class Record:
             "subjects": {},
             "division": {},
             "config": job.config.to_dict(),
-            "statistics": {
-                str(memory.address): _statistics(job.stats[memory.address])
-                for memory in memories
-                if memory.address in job.stats
-            },
+            "statistics": {str(m.address): _statistics(job.stats[m.address]) for m in memories if job.stats},
             "versions": versions(),
         }
 
@@ -102,8 +98,7 @@ class Record:
         """
         delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
         rights, own = ff.split(delta.right, 1), ff.split(keys, 0)
-        for memory in ff.memories:
-            at = memory.address
+        for at in own:
             self._about["subjects"][str(at)] = list(subjects)
             self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
             self._about["division"][str(at)] = list(division)
@@ -122,9 +117,8 @@ class Record:
         self._updates |= {at: Dense(double(change.contiguous()).cpu()) for at, change in ff.split(delta, 1).items()}
 
     def edit(self, solved: Sequence[Mapping[str, Any]]) -> Edit:
-        """Build the finished edit; `solved` describes how each value was found."""
-        norms = self._about["norms"]
-        ratio = max(delta.norm() / norms[str(at)] for at, delta in self._updates.items())
+        """Build the edit; `solved` describes how each value was found."""
+        ratio = max(delta.norm() / self._about["norms"][str(at)] for at, delta in self._updates.items())
         about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
         return Edit(self._updates, self._keys, self._values, tuple(self.job.facts), about)
 
@@ -134,8 +128,7 @@ def divisions(delta: LowRank, C: Moment) -> list[float]:
 
     With several facts, the part of this division factor that no other key shares. Tiny factors make huge updates.
     """
-    factors: list[float] = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
-    return factors
+    return list((1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist())
 
 
 def how_solved(
@@ -194,16 +187,9 @@ def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Ten
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:
-    return {
-        "corpus": moments.source,
-        "tokens": moments.count,
-        "keys": moments.keys,
-        "ridge": moments.ridge,
-        "condition": moments.condition,
-        "convergence": moments.convergence,
-        "sinks": moments.sinks,
-        "fingerprint": moments.fingerprint,
-    }
+    about = {"corpus": moments.source, "tokens": moments.count}
+    names = ("keys", "ridge", "condition", "convergence", "sinks", "fingerprint")
+    return about | {name: getattr(moments, name) for name in names}
 
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -69,14 +69,8 @@ def collect(
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
-    Args:
-        editable: the model.
-        memories: whose keys are collected; layers above the deepest of them do not run.
-        corpus: the text; by default the text that ships with ffedit, or sampled text if the model does not know its
-            language.
-        progress: called with the progress.
-        tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, checked each time
-            the text has doubled. Tokens are still weighted by their frequencies in all of the text.
+    With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
+    each time the text has doubled. Tokens are still weighted by their frequencies in all of the text.
 
     Raises:
         EditError: the corpus, or the model's keys on it, cannot be used.
@@ -98,28 +92,19 @@ def collect(
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begun(editable, ids)
-        about = f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{[marks[memory.address] for memory in missing]}"
-        unfinished = _entry("passes", about)
+        now = [marks[memory.address] for memory in missing]
+        unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{now}")
         fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
-        logger.info(
-            "keys of %s over %d tokens of %s in %.1f s", [str(m.address) for m in missing], len(ids), words, seconds
-        )
+        layers = [str(memory.address) for memory in missing]
+        logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
+        source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
         for memory in missing:
-            at = memory.address
+            at, dtype = memory.address, str(memory.dtype).removeprefix("torch.")
+            about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": dtype, **shared}
             with refuse_out_of_memory(_no_room(missing)):
-                collected[at] = fitters.pop(at).moments(
-                    f"{words}, weighted by {corpus.weighting}",
-                    marks[at],
-                    texts=(beginning,),
-                    model=editable.name,
-                    address=str(at),
-                    dtype=str(memory.dtype).removeprefix("torch."),
-                    weighting=corpus.weighting,
-                    seconds=seconds,
-                )
+                collected[at] = fitters.pop(at).moments(source, marks[at], **about)
             cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
-        if unfinished.exists():
-            unfinished.unlink()
+        unfinished.unlink(missing_ok=True)
     return {memory.address: collected[memory.address] for memory in memories}
 
 
@@ -206,16 +191,13 @@ def _differing(
 
 def _misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
     """Return the error that says what of a memory differs from what its statistics were collected with."""
+    why = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
     if memory is None:
         why = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
     else:
         dtype = str(memory.dtype).removeprefix("torch.")
-        why = f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
-        if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
-            why = (
-                "the weights below that layer, or the tokenizer, are not those that they were collected with (edited "
-                "since?)"
-            )
+        if (moments.address, moments.dtype, len(moments.sum)) != (str(memory.address), dtype, memory.d_ff):
+            why = f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
     return EditError(f"statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
@@ -343,14 +325,11 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
     )
 
 
-def _converged(fitters: Iterable[KeyMomentsFitter], tolerance: float | None) -> bool:
+def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -> bool:
     """Return True if, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
-    if tolerance is None:
+    if tolerance is None or any(fitter.batches.bit_count() != 1 for fitter in fitters):
         return False
-    return all(
-        fitter.batches.bit_count() == 1 and (difference := fitter.convergence()) is not None and difference <= tolerance
-        for fitter in fitters
-    )
+    return all((difference := fitter.convergence()) is not None and difference <= tolerance for fitter in fitters)
 
 
 def begun(editable: Editable, ids: Tensor) -> Tensor:

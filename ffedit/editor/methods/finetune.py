@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from ffedit.model.feed_forward import FeedForward
     from ffedit.model.tokenization import Encoded
 
-# How many tokens a batch holds, with all that their gradient needs.
-TOKENS = 2048
-# Loss, in nats, below which training ends, as in the published code of ROME (`baselines/ft/ft_main.py`).
-STOP = 1e-2
+# Tokens in a batch; loss, in nats, below which training ends, as in ROME's published code (`baselines/ft/ft_main.py`).
+TOKENS, STOP = 2048, 1e-2
 
 
 @dataclass(frozen=True)
