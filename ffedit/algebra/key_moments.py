@@ -11,12 +11,11 @@ Convergence: batches go in turn to two independent halves. C is needed for the d
 update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of ‖u_a − u_b‖
 / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of fewer keys than
 d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves include these keys
-makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), not u.
+makes no difference: adding k kᵀ to C scales C⁻¹k (Sherman and Morrison), and so leaves u.
 
 A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
-2309.17453; Sun et al. 2024, arXiv 2402.17762). Unscaled, they would dominate C, its trace, its ridge and its null
-space. A key longer than `LONGEST` times the median key therefore counts as one of that length: its direction stays
-protected, and no more than others.
+2309.17453; Sun et al. 2024, arXiv 2402.17762). They would dominate C, so a key longer than `LONGEST` times the median
+key counts as one of that length.
 
 C is an estimate, and its inverse a worse one. The ridge that compensates for this is the one with which each half of
 the text solves for updates that disturb the *other* half least (cross-validation of the quantity that C is used for).
@@ -140,27 +139,17 @@ class KeyMoments:
                 f"layer {self.address}: the same text ({self.source}) is in both statistics ({min(twice)}): "
                 "it would count twice; merge statistics of different texts, or other seeds"
             )
-        total, count = self.sum + other.sum, self.count + other.count
-        probes, ridge, convergence = None, self.ridge, None
+        added = ("sum", "count", "texts", "seconds", "left_out", "sinks")
+        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in added}
+        both["reached"] = None if self.reached is None or other.reached is None else self.reached + other.reached
+        both |= {"source": f"{self.source} + {other.source}", "probes": None, "convergence": None, "ridge": self.ridge}
         if self.probes is not None and other.probes is not None:
             probes = torch.cat([self.probes, other.probes])
-            ridge, convergence = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
-            probes = probes[:: len(probes) // PROBES or 1]
-        return replace(
-            self,
-            sum=total,
-            count=count,
-            ridge=ridge,
-            convergence=None if min(self.keys, other.keys) < len(self.sum) else convergence,
-            probes=probes,
-            condition=condition(second_moment(total, count, ridge)),
-            source=f"{self.source} + {other.source}",
-            texts=(*self.texts, *other.texts),
-            seconds=self.seconds + other.seconds,
-            reached=None if self.reached is None or other.reached is None else self.reached + other.reached,
-            left_out=self.left_out + other.left_out,
-            sinks=self.sinks + other.sinks,
-        )
+            both["ridge"], apart = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
+            both["convergence"] = None if min(self.keys, other.keys) < len(self.sum) else apart
+            both["probes"] = probes[:: len(probes) // PROBES or 1]
+        both["condition"] = condition(second_moment(both["sum"], both["count"], both["ridge"]))
+        return replace(self, **both)
 
     @property
     def keys(self) -> int:
@@ -246,9 +235,9 @@ def cross_validated(a: tuple[Tensor, int], b: tuple[Tensor, int], probes: Tensor
 
 
 class KeyMomentsFitter:
-    """Streaming accumulator of Σ k kᵀ, in two halves that take batches in turn: 2 · d_ff² numbers in float64.
+    """Streaming accumulator of Σ k kᵀ, in two halves of d_ff² float64 numbers that take batches in turn.
 
-    They are in CPU memory until the end, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
+    They are in CPU memory, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
     """
 
     def __init__(self) -> None:

@@ -251,7 +251,7 @@ def _smallest(
 
 
 def _basis(keys: Tensor) -> Tensor:
-    """Return orthonormal columns that span `keys` [d_in, p], [d_in, rank]."""
+    """Return orthonormal columns that span `keys` [d_in, p]."""
     left, sizes, _ = torch.linalg.svd(keys, full_matrices=False)
     basis: Tensor = left[:, sizes > sizes[:1] * max(keys.shape) * torch.finfo(sizes.dtype).eps]
     return basis

@@ -6,7 +6,12 @@ from .config import (
     ValueConfig as ValueConfig,
 )
 from .edit import Edit as Edit, applied_edits as applied_edits
-from .key import LayerKeys as LayerKeys, read_keys as read_keys
+from .key import (
+    LayerKeys as LayerKeys,
+    PromptSet as PromptSet,
+    build_prompts as build_prompts,
+    read_keys as read_keys,
+)
 from .methods import (
     METHODS as METHODS,
     Method as Method,
@@ -17,7 +22,6 @@ from .methods import (
     set_number as set_number,
     set_numbers as set_numbers,
 )
-from .prompts import PromptSet as PromptSet, build_prompts as build_prompts
 from .solve import Problem as Problem, in_reach as in_reach, write as write
 from .statistics import (
     collect as collect,

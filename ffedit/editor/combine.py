@@ -22,9 +22,8 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, as_edits, restored, write_
-from ffedit.editor.key import read_keys, without_sinks
+from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict, preset
-from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record
 from ffedit.editor.solve import Job, solve_layer
 from ffedit.editor.statistics import by_layer, moments_for

@@ -17,7 +17,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Moment, double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.key import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
 from ffedit.model.feed_forward import FeedForward

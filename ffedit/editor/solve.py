@@ -21,9 +21,8 @@ from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import check_exact
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, restored, write_
-from ffedit.editor.key import LayerKeys, read_keys, without_sinks, zero_moment
+from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks, zero_moment
 from ffedit.editor.methods import Method, check_method, preset
-from ffedit.editor.prompts import PromptSet, build_prompts
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.statistics import moments_for
 from ffedit.editor.target_layers import check_routes, find_ff_layers, routing

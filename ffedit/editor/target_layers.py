@@ -15,7 +15,7 @@ import torch
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit, restored
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference.routing import Routes, mixtures, routes
 from ffedit.model.editable import Editable

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import ValueConfig
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference import replay
 from ffedit.inference.batching import batch_budget, grouped, split_on_oom
@@ -230,7 +230,7 @@ class Objective:
         self._prompts: list[tuple[int, int, int]] = []
         for owner, prompt_set in enumerate(prompt_sets):
             self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(prompt_set.fact_of)]
-            self._texts += [*prompt_set.prompts, *prompt_set.essence]
+            self._texts += prompt_set.texts
             owners += [owner] * (len(self._texts) - len(owners))
         self._owner = torch.tensor(owners)
         self._at = torch.tensor([text.site for text in self._texts])
@@ -392,7 +392,6 @@ def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
     """Estimate how many numbers an `Objective` keeps for a prompt set."""
     width, layers = ff.shape[0], len(editable.layers) - ff.layer
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
-    texts = (*prompt_set.prompts, *prompt_set.essence)
-    furthest = max(text.site for text in texts)
-    held = sum(2 * layers * furthest + len(text.ids) for text in texts)
+    furthest = max(text.site for text in prompt_set.texts)
+    held = sum(2 * layers * furthest + len(text.ids) for text in prompt_set.texts)
     return held * width + len(prompt_set.essence) * vocabulary

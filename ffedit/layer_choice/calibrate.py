@@ -138,10 +138,9 @@ class Choice(Displayed):
         """Return the layer, or the best allowed candidate, or the nearest allowed layer; None if none was chosen."""
         if self.layer is None or self.layer in allowed:
             return self.layer
-        rows = [row for row in self.rows if row.layer in allowed]
-        if rows:
+        if rows := [row for row in self.rows if row.layer in allowed]:
             return best(rows, expected(self.prior, len(self.effects)))
-        return min(allowed, key=lambda i: abs(i - (self.layer or 0)))
+        return nearest(allowed, self.layer)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -152,6 +151,11 @@ class Choice(Displayed):
         """Build a choice from what `to_dict` returned."""
         rows = tuple(LayerScore(**row) for row in values["rows"])
         return cls(**{**values, "rows": rows, "effects": tuple(values["effects"])})
+
+
+def nearest(layers: Iterable[int], layer: int) -> int:
+    """Return the one of `layers` that is nearest to a layer."""
+    return min(layers, key=lambda i: abs(i - layer))
 
 
 def expected(published: int | None, depth: int) -> int:

@@ -22,7 +22,7 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
+from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, nearest, write_json
 from ffedit.layer_choice.published import usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.aggregate import rank_correlation
@@ -137,7 +137,7 @@ def find_layer(
     choice = choice or _calibrated(editable, method, config, progress)
     if (layer := choice.within(allowed)) is not None:
         return Found(traces, layer, "model", choice)
-    return Found(traces, min(allowed, key=lambda i: abs(i - usual_layer(len(editable.layers)))), "depth", choice)
+    return Found(traces, nearest(allowed, usual_layer(len(editable.layers))), "depth", choice)
 
 
 def layer_for(

@@ -71,7 +71,7 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
 
     from ffedit.algebra.linalg import double
     from ffedit.editor.edit import restored
-    from ffedit.editor.prompts import build_prompts
+    from ffedit.editor.key import build_prompts
     from ffedit.editor.provenance import Record
     from ffedit.model.hooks import frozen
     from ffedit.model.storage import resident

@@ -46,8 +46,7 @@ def rome(job: Job) -> Edit:
     from ffedit.algebra.low_rank import LowRank
     from ffedit.algebra.updates import check_exact, equality, rank_one
     from ffedit.editor.edit import restored, write_
-    from ffedit.editor.key import read_keys, without_sinks
-    from ffedit.editor.prompts import build_prompts
+    from ffedit.editor.key import build_prompts, read_keys, without_sinks
     from ffedit.editor.provenance import Record, divisions, how_solved
     from ffedit.editor.value import choose_values
 
