@@ -171,11 +171,7 @@ class KeyMoments:
 
     @classmethod
     def load(cls, path: Path, fingerprint: str | None = None) -> KeyMoments:
-        """Read what `save` wrote; with `fingerprint`, refuse statistics of anything else.
-
-        Raises:
-            EditError: the file is damaged, foreign, or of another model or layer.
-        """
+        """Read what `save` wrote; EditError where the file is damaged, or not of the `fingerprint` asked for."""
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = json.loads(file.metadata()["moments"])
@@ -268,10 +264,10 @@ class KeyMomentsFitter:
         vars(self).update(numbers)
 
     def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
-        """Add keys [n, d_ff], all of them or, where memory fails, none.
+        """Add keys [n, d_ff] of a batch, or of some rows of it; all of them or, where memory fails, none.
 
         Args:
-            keys: of a batch, or of some rows of it.
+            keys: the keys.
             weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
             last: the batch ends with these; the next goes to the other half.
             tokens: number of tokens whose nonzero keys these are; None: as many as there are keys.

@@ -45,19 +45,12 @@ def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """Component of a difference that rounding does not explain.
+    """Component of a difference that rounding does not explain."""
 
-    Attributes:
-        update: its first singular directions, float64: those above the floor, or as many as were asked for.
-        rank: number of singular values above the floor.
-        more: there may be more above the floor, which were not computed.
-        values: the largest singular values, [at most MOST], in descending order.
-    """
-
-    update: LowRank
-    rank: int
-    more: bool
-    values: Tensor
+    update: LowRank  # its first singular directions, float64: those above the floor, or as many as were asked for
+    rank: int  # number of singular values above the floor
+    more: bool  # there may be more above the floor, which were not computed
+    values: Tensor  # the largest singular values, [at most MOST], in descending order
 
 
 def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
@@ -70,12 +63,9 @@ def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
 
 
 def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recovered:
-    """Return the low-rank component of a difference.
+    """Return the low-rank component of a difference D [d_out, d_in], float64, finite.
 
-    Args:
-        difference: D [d_out, d_in], float64, finite.
-        floor: largest singular value that rounding explains (`noise_floor`).
-        rank: how many directions to keep instead of those above the floor.
+    Instead of the directions whose singular value is above `floor` (`noise_floor`), `rank` of them may be asked for.
     """
     smaller = min(difference.shape)
     count = smaller if smaller <= WHOLE else 64

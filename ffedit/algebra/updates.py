@@ -51,7 +51,7 @@ def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor]], weight:
         weight: w; 0 is ROME.
 
     Returns:
-        C', [d_in, d_in], float64; one matrix of its size is allocated.
+        C', float64; one matrix of its size is allocated.
     """
     sums = [double(block).clone() for block in blocks_of(C)]
     if weight:

@@ -84,11 +84,7 @@ class SavedEdit(Described):
 
     @classmethod
     def read(cls, folder: Path) -> SavedEdit:
-        """Read and check the files of an edit.
-
-        Raises:
-            EditError: there is no edit, or it is damaged, changed by hand, or of another format.
-        """
+        """Read an edit; EditError where there is none, or it is damaged, changed by hand, or of another format."""
         check_edit(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -97,9 +93,9 @@ class SavedEdit(Described):
             raw = dict(deserialize((folder / TENSORS).read_bytes()))  # type: ignore[no-untyped-call]
             numbers = {name: Numbers(DTYPES[at["dtype"]], at["shape"], bytes(at["data"])) for name, at in raw.items()}
             edit = cls(tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"], numbers)
-            for name in edit.expected():
-                _ = numbers[name]
-            _ = edit.base
+            if missing := [name for name in edit.expected() if name not in numbers]:
+                raise KeyError(missing[0])
+            _ = edit.base  # the provenance has one
             same_numbers = manifest["fingerprint"] == edit.fingerprint()
             same_manifest = manifest.pop("checksum") == checksum(manifest)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError) as error:
@@ -181,11 +177,7 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
-    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are, as plain YAML.
-
-    Raises:
-        EditError: nothing that `ffedit apply` does makes it: it is a sum, or its layers do not lie side by side.
-    """
+    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
     about, layers = edit.provenance, edit.layers
     if "config" not in about:
         raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such")

@@ -46,20 +46,14 @@ class PromptSet:
 
     Facts that share a subject share its key and thus their value: their prompts form one set, and they are solved
     jointly (one value for each would leave each about half, arXiv 2502.07322).
-
-    Attributes:
-        prompts: each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first.
-        fact_of: for each of `prompts`, index of the subject's fact that it states.
-        essence: essence prompts, whose distribution at the last position is to be preserved.
-        prefixes: as sampled.
-        sinks: number of texts left out because the subject is an attention sink in them.
     """
 
+    # each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first
     prompts: tuple[Encoded, ...]
-    fact_of: tuple[int, ...]
-    essence: tuple[Encoded, ...]
-    prefixes: tuple[str, ...]
-    sinks: int = 0
+    fact_of: tuple[int, ...]  # for each of `prompts`, index of the subject's fact that it states
+    essence: tuple[Encoded, ...]  # essence prompts, whose distribution at the last position is to be preserved
+    prefixes: tuple[str, ...]  # as sampled
+    sinks: int = 0  # number of texts left out because the subject is an attention sink in them
 
     def without(self, sinks: Collection[int]) -> PromptSet:
         """Leave out the texts `sinks`, by their index in `texts`; a fact that no other prompt states keeps its own."""
@@ -96,11 +90,7 @@ def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
-    """Build the prompt sets of several subjects, each with its facts; a subject's texts do not depend on the others.
-
-    Raises:
-        FactError: subject, prompt or object do not fit the tokenizer or the model.
-    """
+    """Build the prompt set of each subject's facts; FactError where one does not fit the tokenizer or the model."""
     leads = _sampled_prefixes(editable, config) if config.prompts.contexts else ()
     return [_prompt_set(editable, facts, leads, config) for facts in groups]
 
@@ -132,18 +122,13 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
 
 @dataclass(frozen=True, eq=False)
 class LayerKeys:
-    """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is.
+    """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is."""
 
-    Attributes:
-        K: k* of each, [Σ d_ff, n], float64, on the device where the layer is solved.
-        streams: mean over the same texts of the residual stream behind the layer at the subject's last token,
-            [d_model, n], float64.
-        same: of each, the keys at the subject's last token in all texts, [texts, Σ d_ff].
-    """
-
-    K: Tensor
+    K: Tensor  # k* of each, [Σ d_ff, n], float64, on the device where the layer is solved
+    # mean over the same texts of the residual stream behind the layer at the subject's last token, [d_model, n],
+    # float64
     streams: Tensor
-    same: Sequence[Tensor]
+    same: Sequence[Tensor]  # of each, the keys at the subject's last token in all texts, [texts, Σ d_ff]
 
     @property
     def lengths(self) -> Tensor:
@@ -157,11 +142,7 @@ class LayerKeys:
 
 
 def read_keys(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> LayerKeys:
-    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches.
-
-    Raises:
-        EditError: memory does not suffice for a single text.
-    """
+    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches."""
     sets = [prompt_set.texts for prompt_set in prompt_sets]
     counts = [len(texts) for texts in sets]
     keys, streams = (read.split(counts) for read in _read(editable, ff, [text for texts in sets for text in texts]))

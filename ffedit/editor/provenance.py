@@ -31,21 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ValueSearch:
-    """How far the optimisation of the value of one fact came.
+    """How far the optimisation of the value of one fact came."""
 
-    Attributes:
-        tokens: length of the new object.
-        steps: number of steps taken.
-        most_steps: number of steps allowed.
-        probability: of the new object in the bare prompt, with the value in place of the layer's output.
-        wanted: the probability at which the optimisation ends; None where only its loss ends it.
-    """
-
-    tokens: int
-    steps: int
-    most_steps: int
-    probability: float
-    wanted: float | None
+    tokens: int  # length of the new object
+    steps: int  # number of steps taken
+    most_steps: int  # number of steps allowed
+    probability: float  # of the new object in the bare prompt, with the value in place of the layer's output
+    wanted: float | None  # the probability at which the optimisation ends; None where only its loss ends it
 
 
 class Record:

@@ -52,25 +52,15 @@ ADDED = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Specification of one edit to compute.
+    """Specification of one edit to compute."""
 
-    Attributes:
-        editable: the model; a method leaves it unchanged, whether it returns or fails.
-        facts: what to write.
-        ff_layers: the memories of each layer to write to, in ascending order.
-        config: all numbers.
-        stats: second moments of the keys of these layers, for methods that use them.
-        after: earlier edits, applied to the model, whose keys are to keep their outputs.
-        progress: called with the progress.
-    """
-
-    editable: Editable
-    facts: Sequence[Fact]
-    ff_layers: Sequence[FeedForward]
-    config: EditConfig
-    stats: Mapping[Address, KeyMoments]
-    after: Sequence[Edit] = ()
-    progress: Progress = silent
+    editable: Editable  # the model; a method leaves it unchanged, whether it returns or fails
+    facts: Sequence[Fact]  # what to write
+    ff_layers: Sequence[FeedForward]  # the memories of each layer to write to, in ascending order
+    config: EditConfig  # all numbers
+    stats: Mapping[Address, KeyMoments]  # second moments of the keys of these layers, for methods that use them
+    after: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
+    progress: Progress = silent  # called with the progress
 
     @property
     def memories(self) -> list[KeyValueMemory]:
@@ -85,26 +75,17 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Equations that one layer is to satisfy.
+    """Equations that one layer is to satisfy."""
 
-    Attributes:
-        W: value matrix, of all memories joined, [d_model, Σ d_ff], float64.
-        K: keys, [Σ d_ff, n].
-        V: target values of the keys, [d_model, n].
-        moments: second moment of the keys of other text, of each memory.
-        own: weighted second moment of the spread of the facts' keys over their contexts
-            (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff].
-        kept: keys of earlier edits, [Σ d_ff, p].
-        config: all numbers; the method's own are `config.of(name, kind)`.
-    """
-
-    W: Tensor
-    K: Tensor
-    V: Tensor
-    moments: Sequence[KeyMoments]
+    W: Tensor  # value matrix, of all memories joined, [d_model, Σ d_ff], float64
+    K: Tensor  # keys, [Σ d_ff, n]
+    V: Tensor  # target values of the keys, [d_model, n]
+    moments: Sequence[KeyMoments]  # second moment of the keys of other text, of each memory
+    # weighted second moment of the spread of the facts' keys over their contexts
+    # (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff]
     own: Moment
-    kept: Tensor
-    config: EditConfig
+    kept: Tensor  # keys of earlier edits, [Σ d_ff, p]
+    config: EditConfig  # all numbers; the method's own are `config.of(name, kind)`
 
     @cached_property
     def C(self) -> Moment:
@@ -247,13 +228,9 @@ def _gain(editable: Editable, ff: FeedForward, prompt_set: PromptSet, direction:
 
 
 def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: range, token: FactToken) -> range:
-    """Return those of `layers` from which a value written at `token` reaches the answer of every fact.
+    """Return those of `layers` from which a value written at `token` reaches every answer; EditError if there is none.
 
     Fine-tuning writes no value at a token, but changes the layer at all of them.
-
-    Raises:
-        EditError: there is none.
-        FactError: a prompt or object does not fit the tokenizer or the model.
     """
     last = len(editable.layers) - 1
     if last not in layers or not method.statistics:

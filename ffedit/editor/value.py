@@ -61,19 +61,12 @@ ACTIVATIONS = 16
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Value of one subject, found by `choose_values`.
+    """Value of one subject, found by `choose_values`."""
 
-    Attributes:
-        v: v* = W k* + δ, [d_model], float64.
-        delta: δ, [d_model], float64.
-        losses: the whole loss before each step, and after the last, nats.
-        probabilities: of each fact's new object in its bare prompt with δ in place.
-    """
-
-    v: Tensor
-    delta: Tensor
-    losses: tuple[float, ...]
-    probabilities: tuple[float, ...]
+    v: Tensor  # v* = W k* + δ, [d_model], float64
+    delta: Tensor  # δ, [d_model], float64
+    losses: tuple[float, ...]  # the whole loss before each step, and after the last, nats
+    probabilities: tuple[float, ...]  # of each fact's new object in its bare prompt with δ in place
 
 
 def choose_values(
@@ -85,19 +78,10 @@ def choose_values(
     config: ValueConfig,
     progress: Progress = silent,
 ) -> list[Value]:
-    """Choose v* for each of `prompt_sets`, of one subject each.
+    """Choose v* for each of n `prompt_sets`, of one subject each; EditError where the loss is not finite.
 
-    Args:
-        editable: the model; it is not changed.
-        ff: the layer that the facts are to be written to.
-        prompt_sets: n in all.
-        keys: k* of each, [d_ff, n].
-        lengths: the unit in which δ is measured, [n]: the norm of the residual stream behind the layer.
-        config: steps, weights and bounds.
-        progress: called with the progress.
-
-    Raises:
-        EditError: the loss is not finite, or memory does not suffice for a single subject.
+    `keys` [d_ff, n] are the k* in the layer `ff`; `lengths` [n] the norms of the residual stream behind it, the unit in
+    which δ is measured.
     """
     refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     W = ff.matrix
@@ -198,24 +182,15 @@ def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor],
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Recorded texts that are run together.
+    """Recorded texts that are run together."""
 
-    Attributes:
-        rows: indices of the texts in the objective, [r].
-        starts: first position of each that is run again, [r]; no subject ends left of it.
-        said: for each token of an answer: row in the bucket, position before it, token; [a, 3].
-        kept: for each position whose distribution is preserved: row in the bucket, position; [k, 2].
-        before: the distribution to preserve there, [k, vocabulary].
-        entropy: of `before`, [k], nats.
-    """
-
-    rows: Tensor
-    starts: Tensor
+    rows: Tensor  # indices of the texts in the objective, [r]
+    starts: Tensor  # first position of each that is run again, [r]; no subject ends left of it
     recording: replay.Recording
-    said: Tensor
-    kept: Tensor
-    before: Tensor
-    entropy: Tensor
+    said: Tensor  # for each token of an answer: row in the bucket, position before it, token; [a, 3]
+    kept: Tensor  # for each position whose distribution is preserved: row in the bucket, position; [k, 2]
+    before: Tensor  # the distribution to preserve there, [k, vocabulary]
+    entropy: Tensor  # of `before`, [k], nats
 
 
 class Objective:

@@ -41,20 +41,14 @@ SHOWN_SAMPLES = 4
 
 @dataclass(frozen=True)
 class Sweep:
-    """Scores of edits at each layer whose output reaches the answer.
-
-    Attributes:
-        traced: the layer that tracing chooses, or None if it shows no site.
-        correlation: Spearman's rank correlation of effect and score over the layers; None if one is constant.
-        method: that all edits were made with.
-        facts: number of facts written.
-    """
+    """Scores of edits at each layer whose output reaches the answer."""
 
     rows: tuple[LayerScore, ...]
-    traced: int | None
+    traced: int | None  # the layer that tracing chooses, or None if it shows no site
+    # Spearman's rank correlation of effect and score over the layers; None if one is constant
     correlation: float | None
-    method: str = "memit"
-    facts: int = 0
+    method: str = "memit"  # that all edits were made with
+    facts: int = 0  # number of facts written
 
     @property
     def layer(self) -> int:
@@ -68,22 +62,17 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Found:
-    """Layer to edit, and the reason for it.
+    """Layer to edit, and the reason for it."""
 
-    Attributes:
-        traces: of feed-forward outputs; of all facts if they decide, else of the first.
-        by: what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; that it is
-            the "only" one whose output reaches the answer; or, if neither trace nor calibration gives a layer, the
-            usual relative "depth" of published layers.
-        kept: whether the sweep was read from the cache.
-    """
-
-    traces: TraceSet
+    traces: TraceSet  # of feed-forward outputs; of all facts if they decide, else of the first
     layer: int
+    # what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; that it is the
+    # "only" one whose output reaches the answer; or, if neither trace nor calibration gives a layer, the usual relative
+    # "depth" of published layers
     by: By
     choice: Choice | None = None
     sweep: Sweep | None = None
-    kept: bool = False
+    kept: bool = False  # whether the sweep was read from the cache
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: the layer, what decided, the model's choice and the sweep."""
@@ -112,10 +101,6 @@ def find_layer(
         config: of a sweep's edits; its seed is the trace's, its `key.fact_token` the calibration's.
         stats: for a sweep.
         progress: called with the progress.
-
-    Raises:
-        EditError: no allowed layer's output reaches the answer (`editor.in_reach`).
-        FactError: nothing to trace, or a fact has no target.
     """
     config = config or EditConfig()
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)

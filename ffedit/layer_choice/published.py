@@ -13,20 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """Layers that were published for a model.
-
-    Attributes:
-        model_type: as in its config, like `depth` and `d_model`.
-        rome: ROME's layer.
-        memit: first and last layer of MEMIT's range; None if none was published.
-    """
+    """Layers that were published for a model."""
 
     name: str
-    model_type: str
+    model_type: str  # as in its config, like `depth` and `d_model`
     depth: int
     d_model: int
-    rome: int
-    memit: tuple[int, int] | None
+    rome: int  # ROME's layer
+    memit: tuple[int, int] | None  # first and last layer of MEMIT's range; None if none was published
     source: str
 
     def layer(self, method: str) -> int:

@@ -63,51 +63,33 @@ Sign: TypeAlias = tuple[str, float, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits beyond which a sign is a breach.
+    """Limits beyond which a sign is a breach."""
 
-    Attributes:
-        believed: share of facts whose new object is likelier than the old before the edit.
-        unknown: share of facts whose old object the model does not generate before the edit.
-        alike: cosine between the keys of two subjects, of this edit or of an earlier one in the model.
-        norm_ratio: ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written.
-        division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
-        keys: number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which
-            alone then determines what an edit may disturb.
-        convergence: difference between the solutions from two halves of the text for C (`KeyMoments.convergence`).
-        drift: KL divergence on generic text, nats per token.
-        perplexity: the factor by which it rises on the same text.
-        rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
-        covered: for a mixture, share of the router's weight on the written experts over contexts.
-        moved: share of the facts' texts that are routed to other experts, in some layer, once the edit is in the model.
-    """
-
-    believed: float = 0.0
-    unknown: float = 0.0
-    alike: float = 0.95
-    norm_ratio: float = 3.0
-    division: float = 0.01
+    believed: float = 0.0  # share of facts whose new object is likelier than the old before the edit
+    unknown: float = 0.0  # share of facts whose old object the model does not generate before the edit
+    alike: float = 0.95  # cosine between the keys of two subjects, of this edit or of an earlier one in the model
+    norm_ratio: float = 3.0  # ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written
+    division: float = 0.01  # k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates
+    # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which alone then
+    # determines what an edit may disturb
     keys: float = 1.0
+    # difference between the solutions from two halves of the text for C (`KeyMoments.convergence`)
     convergence: float = CONVERGED
-    drift: float = DRIFTED
-    perplexity: float = 1.1
-    rounding: float = 0.1
-    covered: float = 0.8
+    drift: float = DRIFTED  # KL divergence on generic text, nats per token
+    perplexity: float = 1.1  # the factor by which it rises on the same text
+    rounding: float = 0.1  # share of Δ (Frobenius norm) that is lost when the weights are rounded
+    covered: float = 0.8  # for a mixture, share of the router's weight on the written experts over contexts
+    # share of the facts' texts that are routed to other experts, in some layer, once the edit is in the model
     moved: float = 0.1
 
 
 @dataclass(frozen=True)
 class Breach:
-    """Limit that an edit breaks.
+    """Limit that an edit breaks."""
 
-    Attributes:
-        limit: its name, a field of `Limits`; or "sinks", of which there may be none.
-        value: the measured number.
-        words: what it means, and what to do.
-    """
-
-    limit: str
-    value: float
-    words: str
+    limit: str  # its name, a field of `Limits`; or "sinks", of which there may be none
+    value: float  # the measured number
+    words: str  # what it means, and what to do
 
 
 def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
@@ -226,11 +208,7 @@ def not_taken(verdict: Verdict) -> RequirementError | None:
 
 
 def parse_requirements(text: str) -> list[Requirement]:
-    """Read conditions separated by commas, such as `efficacy>=0.95,specificity>=0.9`.
-
-    Raises:
-        FFEditError: a condition is not of the form SCORE>=NUMBER, or the score is not known.
-    """
+    """Read conditions separated by commas, such as `efficacy>=0.95,specificity>=0.9`; FFEditError for other forms."""
     requirements = []
     for condition in filter(None, (piece.strip() for piece in text.split(","))):
         match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", condition)

@@ -40,11 +40,7 @@ def check_method(name: str) -> Method:
 
 
 def preset(name: str, method: str) -> EditConfig:
-    """Return the numbers of a preset: "default", or what was published, as far as it holds on other models.
-
-    Raises:
-        EditError: there is no such method, or no such preset of it.
-    """
+    """Return the numbers of a preset: "default", or what was published, as far as it holds on other models."""
     known = {"default": EditConfig(), **check_method(method).presets}
     if name not in known:
         raise EditError(f"there is no preset {name!r} for {method}; there is {', '.join(known)}")
@@ -65,8 +61,7 @@ def _with_all_methods(config: EditConfig) -> EditConfig:
 def set_number(config: EditConfig, name: str, value: Any) -> EditConfig:
     """Return `config` with another value of the number `name`; a list stands for a tuple, as in JSON.
 
-    Raises:
-        EditError: there is no such number, or the value is of another type or has no meaning.
+    EditError where there is no such number, or the value is of another type or has no meaning.
     """
     whole = _with_all_methods(config)
     known = dotted(whole.to_dict())

@@ -22,37 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to write facts. Give it `solve`, or, where keys and values are not all that it needs, `compute`.
+    """A way to write facts. Give it `solve`, or, where keys and values are not all that it needs, `compute`."""
 
-    Attributes:
-        name: what it is called by.
-        solves: the equation, in a line.
-        choose: when to choose it.
-        source: where it was published.
-        solve: returns the smallest change of one layer for all facts at once, from their keys and values.
-        compute: computes the whole edit.
-        exact: `solve` needs independent keys: others are refused before any value is chosen.
-        guarantee: returns what the method guarantees of a solution, and the measured value, as plain JSON.
-        layers: whether it writes to several layers.
-        statistics: whether it needs the second moment of the keys.
-        numbers: frozen dataclass of the method's own numbers, each with a default.
-        presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
-        package: the package that it comes from.
-    """
-
-    name: str
-    solves: str
-    choose: str
-    source: str
+    name: str  # what it is called by
+    solves: str  # the equation, in a line
+    choose: str  # when to choose it
+    source: str  # where it was published
+    # returns the smallest change of one layer for all facts at once, from their keys and values
     solve: Callable[[Problem], LowRank] | None = None
-    compute: Callable[[Job], Edit] | None = None
-    exact: bool = False
+    compute: Callable[[Job], Edit] | None = None  # computes the whole edit
+    exact: bool = False  # `solve` needs independent keys: others are refused before any value is chosen
+    # returns what the method guarantees of a solution, and the measured value, as plain JSON
     guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
-    layers: bool = False
-    statistics: bool = True
-    numbers: type[Any] | None = None
+    layers: bool = False  # whether it writes to several layers
+    statistics: bool = True  # whether it needs the second moment of the keys
+    numbers: type[Any] | None = None  # frozen dataclass of the method's own numbers, each with a default
+    # numbers by the name of a preset; "default" is `EditConfig()` unless it is named here
     presets: Mapping[str, EditConfig] = field(default_factory=dict)
-    package: str = "ffedit"
+    package: str = "ffedit"  # the package that it comes from
 
     def __post_init__(self) -> None:
         if self.name in {record.name for record in fields(EditConfig)}:
