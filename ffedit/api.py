@@ -102,11 +102,10 @@ def edit(
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
         facts: what to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
-        layers: where; None takes the model's layer (`ffedit.choose_layer`: chosen on first use, and kept), or, where it
-            knows too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
+        layers: where; None takes the model's (`ffedit.choose_layer`: chosen on first use, and kept), or, where it knows
+            too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
         config: all numbers of the optimisation, the seed among them.
-        stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the one that
-            ships, or, where the model does not speak it, what it samples.
+        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
         after: earlier edits, in the model already, that are to be kept, oldest first.
         progress: called with the progress.
 

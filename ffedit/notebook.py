@@ -37,11 +37,8 @@ class Plotted(Displayed):
     def plot(self, layer: int | None = None) -> Figure:
         """Draw a heat map of the effects by token and layer; of several facts, their average by the role of a token.
 
-        The figure is matplotlib's: a notebook shows it, and `savefig` writes it. `layer` is the one to mark; None for
+        Returned is matplotlib's figure (FFEditError where that is not installed). `layer` is the one to mark; None for
         that of the largest effect at the subject's last token.
-
-        Raises:
-            FFEditError: matplotlib is not installed.
         """
         figure: Figure = drawing().figure(self, layer)
         return figure

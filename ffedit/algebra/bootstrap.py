@@ -4,9 +4,9 @@ A draw of facts with replacement is the vector of how often each fact was drawn,
 Quantities compared on the same draws are paired.
 
 Where all facts agree the bootstrap sees no spread: an end of the interval of a share that no fact lies beyond does not
-account for unseen facts of other values. It is moved outwards, as if the largest share of such facts that is compatible
-with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of [1, 1], as Wilson
-does, and 30 times no change [−.11, .11].
+account for unseen facts. It is moved outwards, as if the largest share of such facts that is compatible with none of n,
+z² / (n + z²), lay at the end of the range: 30 times 1 gives [.89, 1], as Wilson does, and 30 times no change [−.11,
+.11].
 """
 
 from __future__ import annotations

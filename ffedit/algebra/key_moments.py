@@ -68,9 +68,7 @@ class KeyMoments:
         fingerprint: of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the median of C's diagonal that is added to it.
         texts: identifiers of each text in the sum, and how its tokens were weighted.
-        model: the model's name.
-        address: the memory whose keys these are.
-        dtype: precision of its weights.
+        address: the memory of `model` whose keys these are; `dtype` is the precision of its weights.
         weighting: how tokens count.
         convergence: relative difference, in the norm of C, of what two halves of the text solve; None where a half
             holds fewer keys than d_ff.
@@ -104,10 +102,7 @@ class KeyMoments:
 
     @property
     def C(self) -> Tensor:
-        """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite.
-
-        Without the ridge C is singular as long as there are fewer tokens than d_ff.
-        """
+        """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite."""
         return second_moment(self.sum, self.count, self.ridge)
 
     def unused(self, share: float) -> Tensor:
@@ -117,9 +112,7 @@ class KeyMoments:
         return self._unused[share]
 
     def __add__(self, other: KeyMoments) -> KeyMoments:
-        """Return the statistics of both texts together: each token counts as much as in its own text.
-
-        The convergence is the difference between the two texts, at the keys of both.
+        """Return the statistics of both texts together; the convergence is then that of the one to the other.
 
         Raises:
             EditError: the keys are of another model or layer, are weighted differently, or a text is in both.

@@ -14,8 +14,8 @@ solve one problem:
     null_space      Δ = Δ P and C = I: Δ acts only on directions  AlphaEdit
                     of key space that ordinary text hardly uses
 
-Where C is block-diagonal (`Blocks`: a mixture of experts, whose keys are stacked), C⁻¹ is computed block by
-block, which determines how the change is divided among experts: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
+Where C is block-diagonal (`Blocks`: a mixture of experts, whose keys are stacked), this divides the change among
+experts: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
 
 All functions are pure and compute in float64 on the device of their inputs (on the CPU where the device has none).
 """
@@ -178,8 +178,7 @@ def null_space(
         U: orthonormal directions that may be used, [d_in, m] (`projector`).
         ridge: weight of the size of Δ relative to a fact; a fact written alone loses the share ridge / (1 + ridge).
         kept: K_p.
-        own: S, [d_in, d_in], positive definite, which is added to K_p K_pᵀ; a fact then loses part of its residual at
-            λ = 0, too.
+        own: S, [d_in, d_in], positive definite, added to K_p K_pᵀ; a fact then loses some residual at λ = 0, too.
 
     Returns:
         Δ = Δ P as factors [d_out, N] and [N, d_in], float64.

@@ -6,12 +6,7 @@ from .config import (
     ValueConfig as ValueConfig,
 )
 from .edit import Edit as Edit, applied_edits as applied_edits
-from .key import (
-    LayerKeys as LayerKeys,
-    PromptSet as PromptSet,
-    build_prompts as build_prompts,
-    read_keys as read_keys,
-)
+from .key import PromptSet as PromptSet, build_prompts as build_prompts, read_keys as read_keys
 from .methods import (
     METHODS as METHODS,
     Method as Method,

@@ -3,10 +3,9 @@
 In the sum of two edits each was solved without the other: where their keys overlap, both values are missed. Each edit
 holds the keys and values it was solved for, so the union can be solved without optimising any value again.
 
-A key depends on the layers below. The keys of the lowest layer are reused; above it each edit read its keys with only
-its own change below, while the union changes more there. So from the lowest layer up, the keys are read again with the
-union's changes written, on the edit's own prompts, and each is to receive the residual V − W K of its edit. The share
-of each layer stays that of the edits.
+A key depends on the layers below. The keys of the lowest layer are reused; above it the union changes more below than
+each edit did. So from the lowest layer up, the keys are read again with the union's changes written, on the edit's own
+prompts, and each is to receive the residual V − W K of its edit.
 """
 
 from __future__ import annotations

@@ -13,21 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from ffedit.errors import EditError
 from ffedit.facts.fact import FactToken
 
 Numbers = TypeVar("Numbers")
+Names: TypeAlias = tuple[str, ...]
 
 
-def check_numbers(
-    record: str,
-    numbers: object,
-    counts: tuple[str, ...] = (),
-    positive: tuple[str, ...] = (),
-    weights: tuple[str, ...] = (),
-) -> None:
+def check_numbers(record: str, numbers: object, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
     """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field."""
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)

@@ -45,9 +45,9 @@ class Edit(Described, Displayed):
         keys: the keys solved for, per memory, [d_ff, n]; n = 0 if nothing was solved (fine-tuning).
         values: the target values of the keys, per memory, [d_model, n].
         facts: what was written, in order.
-        provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
-            weights that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices`
-            identifies the original matrices (`memory.identity`) and `norms` is their ‖W‖.
+        provenance: method, model, numbers, statistics, versions; plain JSON. `base` is the fingerprint of the weights
+            that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies the
+            original matrices (`memory.identity`) and `norms` is their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -194,10 +194,7 @@ class Edit(Described, Displayed):
     def applied(self, editable: Editable) -> Iterator[Editable]:
         """Apply the edit within a block, which is given the model; afterwards the weights are restored bit for bit.
 
-        In a quantised model the edit is computed beside the weights, like an adapter.
-
-        Raises:
-            EditError: as `apply_`.
+        In a quantised model the edit is computed beside the weights, like an adapter. Errors are those of `apply_`.
         """
         check_model(editable)
         if any(at in editable.memories and editable.memories[at].quantised for at in self.updates):
@@ -242,11 +239,7 @@ class Edit(Described, Displayed):
         return current
 
     def save(self, path: str | Path, force: bool = False) -> None:
-        """Write a folder of `edit.safetensors` and `manifest.json`, whole or not at all.
-
-        Raises:
-            EditError: the folder exists (without `force`) or cannot be written.
-        """
+        """Write a folder, whole or not at all; EditError where it exists (without `force`) or cannot be written."""
         manifest = {
             "format": FORMAT,
             "fingerprint": self.fingerprint(),
@@ -261,11 +254,7 @@ class Edit(Described, Displayed):
 
     @classmethod
     def load(cls, path: str | Path) -> Edit:
-        """Read what `save` wrote.
-
-        Raises:
-            EditError: there is no edit, or it is damaged, changed by hand, or of another format.
-        """
+        """Read what `save` wrote; EditError where that is missing, damaged, changed by hand, or of another format."""
         saved = SavedEdit.read(Path(path))
         tensors = load_file(Path(path) / TENSORS)
         updates: dict[Address, Update] = {}

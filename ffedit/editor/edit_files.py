@@ -1,8 +1,7 @@
 """The files of an edit's folder, read and checked without torch; and the recipe that makes the edit again.
 
-Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts, but not the
-provenance. The *checksum* covers the whole manifest, provenance included, so that any change by hand is detected. An
-edit that was scored is the same edit, with the same fingerprint and, once saved, another checksum.
+Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts. The *checksum*
+covers the whole manifest, provenance included: an edit that was scored has the same fingerprint and another checksum.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Build the prompts that state a fact, and read its key k*: the memory coefficients at the subject's last token.
 
-A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes
-before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". The prefixes are sampled
-from the model, with a seed. k* is the mean over the texts that state the fact (eq. 3); the same vector is used wherever
-the algebra needs a key.
+A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes,
+sampled from the model, before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". k*
+is the mean over the texts that state the fact (eq. 3); the same vector is used wherever the algebra needs a key.
 
-Without a BOS, the first token of a text may be an attention sink: its key is nearly that of any other first token and
-carries nothing of the subject. Texts that begin with a subject of one token are therefore left out (`without_sinks`):
-a change at that key would affect every text.
+Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
+there would affect every text. Texts that begin with a subject of one token are therefore left out (`without_sinks`).
 """
 
 from __future__ import annotations
@@ -178,15 +176,14 @@ def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tupl
     """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token."""
     refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
     order = list(batches([len(text.ids) for text in texts], TOKENS))
-    run = partial(_run, editable, ff)
+    run = partial(_read_batch, editable, ff)
     read = [pair for batch in order for pair in split_on_oom(run, [texts[i] for i in batch], refusal)]
     back = torch.tensor([i for batch in order for i in batch]).argsort()
-    keys, streams = (torch.cat(rows) for rows in zip(*read, strict=True))
-    return keys[back], streams[back]
+    keys, streams = (torch.cat(rows)[back] for rows in zip(*read, strict=True))
+    return keys, streams
 
 
-def _run(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Run one batch up to the layer; return what `_read` returns."""
+def _read_batch(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     ids = pad([text.ids for text in texts])
     with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
         replay.run_to(editable, ids, ff.layer)

@@ -43,9 +43,8 @@ class ValueSearch:
 class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
-    Attributes:
-        kept: per layer, the keys that the edits in `job.after` stored there, without those of subjects that are edited
-            now, [Σ d_ff, p].
+    `kept` holds, per layer, the keys [Σ d_ff, p] that the edits in `job.after` stored there, without those of subjects
+    that are edited now.
     """
 
     def __init__(self, method: str, job: Job) -> None:

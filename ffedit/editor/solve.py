@@ -250,9 +250,8 @@ def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: 
 def check_after(editable: Editable, after: Sequence[Edit]) -> None:
     """Refuse earlier edits of another model, and those that are not in its weights.
 
-    What the keys of preserved edits give is read from the weights, so that an edit which is not there would be kept as
-    if it were. The model's history knows what ffedit wrote, in this process or in the checkpoint. An edit that was
-    computed on the weights as they are is not in them; its keys may be kept nonetheless.
+    What the keys of preserved edits give is read from the weights, so an edit that is not there would be kept as if it
+    were. The keys of an edit that was computed on the weights as they are, and is not in them, may be kept nonetheless.
     """
     for edit in after:
         for at, delta in edit.updates.items():

@@ -10,13 +10,10 @@ A row of text begins as the model's texts do: with BOS if the tokenizer prepends
 sink, whose key does not depend on the token, and is left out; later sinks are detected by the norm of their keys
 (`key_moments`).
 
-One forward pass computes the keys of every layer up to the deepest one requested. Each layer keeps two sums of d_ff²
-float64 numbers during the pass, one for each half of the text. The result is cached under a fingerprint of everything
-it depends on; so is an interrupted pass.
-
-`save_stats` writes one safetensors file for each memory. Statistics of another model, layer or precision would silently
-make an edit worse, so each file holds the fingerprint of all that its keys depend on, and the names of model, layer and
-precision for the error about a mismatch.
+One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
+fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
+would silently make an edit worse, so each file that `save_stats` writes holds the fingerprint too, and the names for
+the error about a mismatch.
 """
 
 from __future__ import annotations
@@ -56,8 +53,6 @@ ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 2
-# Any text: its first token shows whether the tokenizer prepends BOS.
-ANY_TEXT = "a"
 
 
 def collect(
@@ -311,10 +306,8 @@ def _batch(
 
 def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForward]:
     """Group memories by layer: each layer restricted to its addresses among `addresses`, in ascending order."""
-    by_number: dict[int, list[Address]] = {}
-    for at in sorted(addresses):
-        by_number.setdefault(at.layer, []).append(at)
-    return [editable.feed_forward[layer].only(own) for layer, own in by_number.items()]
+    kept = set(addresses)
+    return [editable.feed_forward[layer].only(kept) for layer in sorted({at.layer for at in kept})]
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
@@ -335,7 +328,7 @@ def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -
 def begun(editable: Editable, ids: Tensor) -> Tensor:
     """Put BOS at the start of each row of a text if the tokenizer prepends one; the number of `ids` [n] is kept."""
     bos, length = editable.tokenizer.bos_token_id, row_length(editable)
-    if bos is None or editable.tokenizer(ANY_TEXT, verbose=False)["input_ids"][:1] != [bos]:
+    if bos is None or editable.tokenizer("a", verbose=False)["input_ids"][:1] != [bos]:
         return ids
     text = ids[int(ids[0]) == bos :]
     rows = [torch.cat([text.new_tensor([bos]), row]) for row in text.split(length - 1)]
@@ -353,11 +346,7 @@ def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
 
 
 def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
-    """Write statistics, as `ffedit.stats` returns them, as a folder, whole or not at all; return the folder.
-
-    Raises:
-        EditError: it exists (without `force`), or cannot be written.
-    """
+    """Write statistics as a folder, whole or not at all; EditError where it exists (without `force`) or cannot be."""
     with written(Path(folder), force) as made:
         for address, moments in stats.items():
             moments.save(made / file_name(address))
@@ -372,20 +361,18 @@ def file_name(address: Address) -> str:
 def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMoments]:
     """Read what `save_stats` wrote for this model; layers collected with other weights are left out.
 
-    On an edited model, statistics of the unedited one are accepted too, if the originals of the edited matrices are
-    available.
+    On an edited model, statistics of the unedited one are accepted too, where the originals of its matrices are known.
 
     Raises:
         EditError: it is no such folder, a file is damaged, or all are of another model, layer or precision.
     """
-    memories = {str(address): memory for address, memory in editable.memories.items()}
     read = _read(Path(folder))
-    fitting = {memories[each.address].address: each for each in read.values() if each.address in memories}
+    fitting = {at: moments for at, moments in read.values() if at in editable.memories}
     differ = {memory.address for memory in _differing(editable, [editable.memories[at] for at in fitting], fitting)}
     stats = {at: moments for at, moments in fitting.items() if at not in differ}
     if not stats:
-        path, moments = next(reversed(read.items()))
-        raise EditError(f"{path}: {_misfit(moments, memories.get(moments.address), editable)}")
+        path, (at, moments) = next(reversed(read.items()))
+        raise EditError(f"{path}: {_misfit(moments, editable.memories.get(at), editable)}")
     return stats
 
 
@@ -395,26 +382,22 @@ def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:
     Raises:
         EditError: a folder holds none, they are of different models, or a text is in two of them.
     """
-    merged: dict[str, KeyMoments] = {}
+    merged: dict[Address, KeyMoments] = {}
     for folder in folders:
-        for path, moments in _read(Path(folder)).items():
-            before = merged.get(moments.address)
+        for path, (at, moments) in _read(Path(folder)).items():
             try:
-                merged[moments.address] = moments if before is None else before + moments
+                merged[at] = merged[at] + moments if at in merged else moments
             except EditError as error:
                 raise EditError(f"{path}: {error}") from error
-    return {_address(name): merged[name] for name in sorted(merged, key=_address)}
+    return dict(sorted(merged.items()))
 
 
-def _address(name: str) -> Address:
-    return Address(*map(int, name.split(".")))
-
-
-def _read(folder: Path) -> dict[Path, KeyMoments]:
-    """Read all statistics in a folder, by file, in the order of the layers."""
+def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
+    """Read all statistics in a folder with the addresses of their memories, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
-    read = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
-    if not read:
+    files = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
+    if not files:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    return dict(sorted(read.items(), key=lambda item: _address(item[1].address)))
+    read = {path: (Address(*map(int, moments.address.split("."))), moments) for path, moments in files.items()}
+    return dict(sorted(read.items(), key=lambda item: item[1][0]))

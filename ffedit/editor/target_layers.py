@@ -1,9 +1,8 @@
 """Select the memories of a layer that a fact is written to.
 
 A dense layer has one. In a mixture of experts, a fact is written to the experts that the subject's last token is routed
-to in at least half of the texts stating the fact, and to every shared one. The router itself is never changed. Its
-routes are measured before and after: the share of its weight on the written experts over contexts, and whether a text
-is routed to other experts once the edit is in the model.
+to in at least half of the texts stating the fact, and to every shared one. The router itself is never changed; its
+routes are measured before and after.
 """
 
 from __future__ import annotations

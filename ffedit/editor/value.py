@@ -8,9 +8,9 @@ the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 h is the residual stream behind the layer, and ‖h‖ the unit of every length: δ acts on the stream, while ‖W k*‖ differs
 tenfold between the layers of one model. Steps follow the gradient: Adam at first moves every entry of δ by the same
 amount, which makes δ longer than necessary. The weights of the two penalties decay from step to step (ρ < 1), so that
-an easy fact ends with a small δ while they are high, and a hard one reaches its target once they are low. If the new
-object is more likely than not in every context from the start, δ is 0: an edit that is in the model already reaches a
-slightly lower probability in single contexts than its value did, and is not to be written again.
+an easy fact ends with a small δ, and a hard one reaches its target once they are low. If the new object is more likely
+than not in every context from the start, δ is 0: an edit that is in the model already reaches a slightly lower
+probability in single contexts than its value did, and is not to be written again.
 
 Many values are optimised together, each with its own loss and end, so that none depends on the others in its batch.
 
@@ -50,8 +50,8 @@ SAID = 0.5
 # Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where nothing that is
 # read depends on δ.
 FLAT = 1e-4
-# Numbers that the recordings of a group of values may hold, or a batch of texts with its gradients: on a CPU 128 MB in
-# float32; on a GPU, one of SHARES shares of the free memory.
+# Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 128 MB in float32;
+# on a GPU, one of SHARES shares of the free memory.
 ROOM, SHARES = 2**25, 8
 # Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
 BATCH_COST = 32
@@ -220,11 +220,10 @@ class Objective:
         self._buckets = [self._record(rows) for bucket in self._cut() for rows in self._fitting(bucket)]
 
     def _cut(self) -> Iterator[Tensor]:
-        """Partition the texts into buckets of least total cost, rows × positions that are run + `BATCH_COST` for each.
+        """Yield indices of texts, in buckets of least total cost: rows × positions run + `BATCH_COST` for each bucket.
 
         A rerun begins where its subject ends. If the model can begin at a different position in each row, texts with
-        similar numbers of positions to run share a bucket; else those whose subjects end at similar positions, since
-        all rows begin at the leftmost. Yields indices of texts.
+        similar numbers of positions to run share a bucket; else those whose subjects end at similar positions.
         """
         at, end = self._at.tolist(), self._end.tolist()
         key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at

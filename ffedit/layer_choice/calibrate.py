@@ -1,15 +1,13 @@
 """Choose the layer to edit in a model, once, by editing facts that the model knows.
 
 The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213), and one fact's
-trace is weak evidence about a model. So the model is queried with a small set of facts that ships with ffedit; those
-that it knows are traced at the subject's last token, where the key is read; and a few of them are written at each of a
-few candidate layers: the layer of the largest effect, the published one for the model, and early ones, where most
-models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those
-within `TIE` of it, which so few facts do not tell apart, the one nearest to the published layer, or to the usual share
-of the depth.
+trace is weak evidence about a model. So the model is asked a small set of facts that ships with ffedit. Those that it
+knows are traced at the token where the key is read, and a few are written at each of a few candidates: the layer of the
+largest effect, the published one, and early ones, where most models edit best. The layer of the best harmonic mean of
+efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to the published layer, or
+to the usual share of the depth.
 
-The amount of work is fixed by counts, not by time, so that the same model gives the same layer; the choice is cached
-under the fingerprint of the unedited weights.
+The amount of work is fixed by counts, not by time, so that the same model gives the same layer.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from ffedit.facts.reading import read_facts
 from ffedit.files import cache
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.layer_choice.published import published
+from ffedit.layer_choice.published import nearest, published
 from ffedit.locator import TraceSet, locate_all
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
@@ -105,14 +103,12 @@ class Choice(Displayed):
         asked: number of facts that the model was asked.
         known: how many of them it knows.
         written: how many were written at each candidate.
-        rows: scores of the candidates.
         effects: average indirect effect at the subject's last token over the traced facts, [layers]; empty if `layer`
             is None, since none were traced.
         total: average total effect.
         traced: the layer that the trace finds, or None if it shows no site.
         prior: the published layer, or None.
         source: of the prior.
-        seconds: duration of the calibration.
         made: date, YYYY-MM-DD.
     """
 
@@ -151,11 +147,6 @@ class Choice(Displayed):
         """Build a choice from what `to_dict` returned."""
         rows = tuple(LayerScore(**row) for row in values["rows"])
         return cls(**{**values, "rows": rows, "effects": tuple(values["effects"])})
-
-
-def nearest(layers: Iterable[int], layer: int) -> int:
-    """Return the one of `layers` that is nearest to a layer."""
-    return min(layers, key=lambda i: abs(i - layer))
 
 
 def expected(published: int | None, depth: int) -> int:

@@ -22,8 +22,8 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, nearest, write_json
-from ffedit.layer_choice.published import usual_layer
+from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
+from ffedit.layer_choice.published import nearest, usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.aggregate import rank_correlation
 from ffedit.model.editable import Editable
@@ -92,15 +92,8 @@ def find_layer(
 ) -> Found:
     """Find the layer to edit by calibration, by a trace, or by a sweep, among those whose output reaches the answer.
 
-    Args:
-        editable: the model.
-        facts: to be written.
-        asked: "auto", "trace" or "sweep", for which all layers are allowed; anything else traces among those `allowed`.
-        allowed: the layers to choose among.
-        method: of the edits that are tried.
-        config: of a sweep's edits; its seed is the trace's, its `key.fact_token` the calibration's.
-        stats: for a sweep.
-        progress: called with the progress.
+    `asked` is "auto", "trace" or "sweep"; anything else traces among the layers `allowed`. `config` and `stats` are
+    those of a sweep's edits; the config's seed is also the trace's, its `key.fact_token` the calibration's.
     """
     config = config or EditConfig()
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)

@@ -6,6 +6,7 @@ that ends at the layer where v* is chosen.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -56,3 +57,8 @@ def published(config: Any) -> Published | None:
 def usual_layer(depth: int) -> int:
     """Return the layer at the median relative depth of those published for ROME, in a model of `depth` layers."""
     return int(median(row.rome / row.depth for row in PUBLISHED) * depth)
+
+
+def nearest(layers: Iterable[int], layer: int) -> int:
+    """Return the one of `layers` that is nearest to a layer."""
+    return min(layers, key=lambda i: abs(i - layer))
