@@ -45,8 +45,8 @@ def load(
             or a folder that holds one, or a pair (model, tokenizer).
         device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
             processes its own; else any torch device.
-        dtype: what is computed in: "auto" is the checkpoint's own; or float32, float16, bfloat16. Float16 on a CPU is
-            computed in float32. An edit is rounded to the checkpoint's own whatever is computed in, and exported in it.
+        dtype: what is computed in: "auto" is the checkpoint's own (float16 on a CPU: float32); or float32, float16,
+            bfloat16. An edit is rounded to the checkpoint's own whatever is computed in, and exported in it.
         revision: of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
@@ -59,11 +59,11 @@ def load(
         max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
         chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
             begins the assistant's (`ffedit.model.tokenization`).
-        progress: told how far the conversion of a GGUF file is.
+        progress: called with the progress of a GGUF file's conversion.
 
     Raises:
         ModelError: it cannot be found, read, recognised or spread, has no chat template, or is a pair that options of
-            loading were given for; one line says why.
+            loading were given for.
     """
     editable = load_with_edits(
         name_or_path,
@@ -97,16 +97,15 @@ def edit(
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
     Args:
-        editable: the model as it is, with earlier edits where there are some.
+        editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
         facts: what to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
-        layers: where; None takes the model's layer (`ffedit.choose_layer`: chosen on first use, and kept), or, where it
-            knows too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
+        layers: where; None takes the model's (`ffedit.choose_layer`: chosen on first use, and kept), or, where it knows
+            too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
         config: all numbers of the optimisation, the seed among them.
-        stats: second moments of the keys (`ffedit.stats`), or the text to collect them on; by default the one that
-            ships, or, where the model does not speak it, what it samples.
+        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
         after: earlier edits, in the model already, that are to be kept, oldest first.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         FactError: a fact cannot be used with this model.
@@ -119,6 +118,7 @@ def edit(
     EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
+    # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     layers = [layer_for(editable, facts, method, config, progress)] if layers is None else as_layers(layers)
     return write(editable, facts, method, layers, config, stats, after, progress)
 
@@ -130,7 +130,7 @@ def stats(
     tolerance: float | None = None,
     progress: Progress = silent,
 ) -> dict[Address, KeyMoments]:
-    """Collect the second moment of the keys of several layers in one pass over a text.
+    """Collect the second moment of the keys of several layers in one pass; `ffedit.save_stats` writes them as a folder.
 
     Args:
         editable: the model.
@@ -138,18 +138,15 @@ def stats(
         corpus: the text; by default the one that ships, or, where the model does not speak it, what it samples.
         tolerance: stop early when the solved updates of two halves of the text differ by no more than this share in
             every layer.
-        progress: told how far it is.
-
-    Returns:
-        By address, the moments; `ffedit.save_stats` writes them as a folder.
+        progress: called with the progress.
 
     Raises:
         EditError: a layer that is not there, or a text that cannot be used.
     """
     check_model(editable, Editable)
     depth = len(editable.layers)
-    wanted = list(range(depth)) if layers is None else as_layers(layers)
-    if not wanted or not set(wanted) <= set(range(depth)):
-        raise EditError(f"layers {wanted} were asked for, but {editable.name} has layers 0 to {depth - 1}")
-    memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in wanted]
+    layers = list(range(depth)) if layers is None else as_layers(layers)
+    if not layers or not set(layers) <= set(range(depth)):
+        raise EditError(f"layers {layers} were asked for, but {editable.name} has layers 0 to {depth - 1}")
+    memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in layers]
     return collect(editable, memories, corpus, progress, tolerance)

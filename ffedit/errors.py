@@ -1,7 +1,6 @@
-"""The errors that ffedit raises on purpose.
+"""The errors that ffedit raises on purpose: one line that says what was found, what was expected and what to do.
 
-Every message is one line that says what was found, what was expected and what to do. The command line shows
-an `FFEditError` as that line and never as a traceback.
+The command line shows an `FFEditError` as that line and never as a traceback.
 """
 
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ def meant(name: object, known: Iterable[object]) -> str:
 
 def choices(name: object, known: Iterable[object]) -> str:
     """List `known` in the refusal of `name`, with the one that is `meant`."""
-    names = [str(one) for one in known]
+    names = list(map(str, known))
     return ", ".join(names) + meant(name, names)
 
 

@@ -37,14 +37,8 @@ class Plotted(Displayed):
     def plot(self, layer: int | None = None) -> Figure:
         """Draw a heat map of the effects by token and layer; of several facts, their average by the role of a token.
 
-        Args:
-            layer: the layer to mark; None for the one of the largest effect at the subject's last token.
-
-        Returns:
-            The matplotlib figure, which a notebook shows and `savefig` writes.
-
-        Raises:
-            FFEditError: matplotlib is not installed.
+        Returned is matplotlib's figure (FFEditError where that is not installed). `layer` is the one to mark; None for
+        that of the largest effect at the subject's last token.
         """
         figure: Figure = drawing().figure(self, layer)
         return figure

@@ -36,8 +36,7 @@ from transformers import GPT2Config
 
 import ffedit
 from ffedit.editor.config import ValueConfig
-from ffedit.editor.key import read_keys
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.key import PromptSet, read_keys
 from ffedit.editor.value import choose_values
 from ffedit.model.tokenization import Encoded
 

@@ -17,7 +17,7 @@ from common import facts_of
 import ffedit
 from ffedit import Editable, Fact
 from ffedit.algebra import bootstrap
-from ffedit.editor.job import restored
+from ffedit.editor.edit import restored
 from ffedit.evaluator import Evaluation, Scores
 from ffedit.evaluator.intervals import interval as shares, paired
 from ffedit.files.resuming import Journal

@@ -4,9 +4,9 @@ A draw of facts with replacement is the vector of how often each fact was drawn,
 Quantities compared on the same draws are paired.
 
 Where all facts agree the bootstrap sees no spread: an end of the interval of a share that no fact lies beyond does not
-account for unseen facts of other values. It is moved outwards, as if the largest share of such facts that is compatible
-with none of n, z² / (n + z²), lay at the end of the range. So 30 times 1 gives [.89, 1] in place of [1, 1], as Wilson
-does, and 30 times no change [−.11, .11].
+account for unseen facts. It is moved outwards, as if the largest share of such facts that is compatible with none of n,
+z² / (n + z²), lay at the end of the range: 30 times 1 gives [.89, 1], as Wilson does, and 30 times no change [−.11,
+.11].
 """
 
 from __future__ import annotations
@@ -20,12 +20,8 @@ import numpy as np
 
 # Entries of the draws that are held in memory at once.
 AT_ONCE = 2**24
-
-# 97.5 % quantile of the standard normal distribution.
-Z = 1.959963984540054
-
-# Percentiles of the draws that bound the interval.
-LEVELS = (2.5, 97.5)
+# 97.5 % quantile of the standard normal distribution, and the percentiles of the draws that bound the interval.
+Z, LEVELS = 1.959963984540054, (2.5, 97.5)
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -67,10 +63,7 @@ def draws(facts: int, seed: int, count: int) -> Iterator[Array]:
 
 
 def mean_draws(values: Array, seed: int, count: int) -> Array:
-    """Return the means over facts of `values` [facts, measures] in `count` draws, [draws, measures].
-
-    NaN where a draw has no measured fact.
-    """
+    """Return the means over facts of `values` [facts, measures] in `count` draws; NaN where none was measured."""
     measured = ~np.isnan(values)
     filled = np.where(measured, values, 0.0)
     with np.errstate(invalid="ignore"):
@@ -85,8 +78,8 @@ def outcomes(values: Array) -> bool:
 def mean_interval(values: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
     """Return the interval of the mean of `values` [facts], NaN where not measured, from its means in the draws.
 
-    Wilson's for outcomes of 0 and 1; otherwise the percentiles of the draws, moved outwards for unseen facts if
-    `bounds`, the range of shares or of their differences, are not None.
+    It is Wilson's for outcomes of 0 and 1; else the percentiles of the draws, moved outwards for unseen facts within
+    `bounds`, the range of shares or of their differences.
     """
     measured = values[~np.isnan(values)]
     interval = percentile_interval(float(measured.mean()), drawn)
@@ -112,10 +105,7 @@ def with_unseen(
 
 
 def statistic_interval(values: Array, statistic: Callable[..., Any], seed: int, count: int) -> Interval:
-    """Return `statistic` (np.mean, np.median) of `values` [n] with its interval from `count` resamples of them.
-
-    Proportions have Wilson's interval.
-    """
+    """Return `statistic` (np.mean, np.median) of `values` [n] with its interval: Wilson's, or of `count` resamples."""
     if statistic is np.mean and outcomes(values):
         share = float(values.mean())
         return Interval(share, *wilson(share, len(values)))
@@ -125,5 +115,5 @@ def statistic_interval(values: Array, statistic: Callable[..., Any], seed: int, 
 
 @lru_cache(maxsize=4)
 def _resamples(size: int, seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the indices of `count` resamples of `size` values, [count, size]."""
+    """Return the indices of `count` resamples of `size` values."""
     return np.random.default_rng(seed).integers(0, size, (count, size), dtype=np.int32)

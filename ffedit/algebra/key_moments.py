@@ -1,31 +1,27 @@
 """Streamed second moment of the keys that ordinary text uses.
 
-C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2
-and appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
+C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2 and
+appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
 
 The sum has float64 accuracy at float32 cost: the products of one batch, a few thousand keys, are summed in float32, and
-the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the
-text is; a sum all in float32 would lose more with every batch. C is symmetric, so only the blocks on and above its
-diagonal are multiplied.
+the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the text
+is. C is symmetric, so only the blocks on and above its diagonal are multiplied.
 
 Convergence: batches go in turn to two independent halves. C is needed for the direction u = C⁻¹k / (kᵀC⁻¹k) of an
-update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of
-‖u_a − u_b‖ / ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of
-fewer keys than d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves
-include these keys makes no difference: adding k kᵀ to C changes C⁻¹k by a factor (Sherman and Morrison), not u.
+update that writes to the key k, so both halves are solved for it. Their difference, mean over a few keys of ‖u_a − u_b‖
+/ ‖u‖ in the norm of C, is in the units in which an edit disturbs text. It is not computed for halves of fewer keys than
+d_ff: in directions that the text never used, the ridge decides, equally for both. That the halves include these keys
+makes no difference: adding k kᵀ to C scales C⁻¹k (Sherman and Morrison), and so leaves u.
 
 A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
-2309.17453; Sun et al. 2024, arXiv 2402.17762). Unscaled, they would dominate C, and with it its trace, its
-ridge and its null space. A key that is longer than `LONGEST` times the median key therefore counts as one of that
-length: its direction stays protected, and no more than others.
+2309.17453; Sun et al. 2024, arXiv 2402.17762). They would dominate C, so a key longer than `LONGEST` times the median
+key counts as one of that length.
 
 C is an estimate, and its inverse a worse one. The ridge that compensates for this is the one with which each half of
 the text solves for updates that disturb the *other* half least (cross-validation of the quantity that C is used for).
-It is relative to the median of C's diagonal, which no single direction changes.
-
-The keys of a wide layer may share a mean that holds nearly all of their squared norm. Next to such an eigenvalue,
-float32 cannot tell a small eigenvalue from zero or from a negative one: so the ridge is never below the rounding error
-of the sum.
+It is relative to the median of C's diagonal, which no single direction changes. The keys of a wide layer may share a
+mean that holds nearly all of their squared norm; next to such an eigenvalue float32 cannot tell a small eigenvalue from
+zero, so the ridge is never below the rounding error of the sum.
 """
 
 from __future__ import annotations
@@ -68,23 +64,21 @@ class KeyMoments:
     Attributes:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of tokens of the text.
-        reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
-            that the router sent elsewhere, whose keys are 0. None: all.
-        left_out: number of tokens that do not count because a row begins with them.
-        sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
         source: where the text came from, in words.
         fingerprint: of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the median of C's diagonal that is added to it.
         texts: identifiers of each text in the sum, and how its tokens were weighted.
-        model: the model's name.
-        address: the memory whose keys these are.
-        dtype: precision of its weights.
+        address: the memory of `model` whose keys these are; `dtype` is the precision of its weights.
         weighting: how tokens count.
         convergence: relative difference, in the norm of C, of what two halves of the text solve; None where a half
             holds fewer keys than d_ff.
         probes: the keys at which it was measured, [n, d_ff], float32.
         condition: condition number of C, largest over smallest eigenvalue.
         seconds: of the pass that collected this, which may have collected other layers too.
+        reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
+            that the router sent elsewhere, whose keys are 0. None: all.
+        left_out: number of tokens that do not count because a row begins with them.
+        sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
     """
 
     sum: Tensor = field(repr=False)
@@ -108,10 +102,7 @@ class KeyMoments:
 
     @property
     def C(self) -> Tensor:
-        """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite.
-
-        Without the ridge C is singular as long as there are fewer tokens than d_ff.
-        """
+        """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite."""
         return second_moment(self.sum, self.count, self.ridge)
 
     def unused(self, share: float) -> Tensor:
@@ -121,10 +112,7 @@ class KeyMoments:
         return self._unused[share]
 
     def __add__(self, other: KeyMoments) -> KeyMoments:
-        """Return the statistics of both texts together: each token counts as much as in its own text.
-
-        With tokens weighted by type, a type's frequency stays that in its own text. The convergence is the difference
-        between the two texts, at the keys of both.
+        """Return the statistics of both texts together; the convergence is then that of the one to the other.
 
         Raises:
             EditError: the keys are of another model or layer, are weighted differently, or a text is in both.
@@ -144,27 +132,17 @@ class KeyMoments:
                 f"layer {self.address}: the same text ({self.source}) is in both statistics ({min(twice)}): "
                 "it would count twice; merge statistics of different texts, or other seeds"
             )
-        total, count = self.sum + other.sum, self.count + other.count
-        probes, ridge, convergence = None, self.ridge, None
+        added = ("sum", "count", "texts", "seconds", "left_out", "sinks")
+        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in added}
+        both["reached"] = None if self.reached is None or other.reached is None else self.reached + other.reached
+        both |= {"source": f"{self.source} + {other.source}", "probes": None, "convergence": None, "ridge": self.ridge}
         if self.probes is not None and other.probes is not None:
             probes = torch.cat([self.probes, other.probes])
-            ridge, convergence = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
-            probes = probes[:: len(probes) // PROBES or 1]
-        return replace(
-            self,
-            sum=total,
-            count=count,
-            ridge=ridge,
-            convergence=None if min(self.keys, other.keys) < len(self.sum) else convergence,
-            probes=probes,
-            condition=condition(second_moment(total, count, ridge)),
-            source=f"{self.source} + {other.source}",
-            texts=(*self.texts, *other.texts),
-            seconds=self.seconds + other.seconds,
-            reached=None if self.reached is None or other.reached is None else self.reached + other.reached,
-            left_out=self.left_out + other.left_out,
-            sinks=self.sinks + other.sinks,
-        )
+            both["ridge"], apart = cross_validated((self.sum, self.count), (other.sum, other.count), probes)
+            both["convergence"] = None if min(self.keys, other.keys) < len(self.sum) else apart
+            both["probes"] = probes[:: len(probes) // PROBES or 1]
+        both["condition"] = condition(second_moment(both["sum"], both["count"], both["ridge"]))
+        return replace(self, **both)
 
     @property
     def keys(self) -> int:
@@ -186,11 +164,7 @@ class KeyMoments:
 
     @classmethod
     def load(cls, path: Path, fingerprint: str | None = None) -> KeyMoments:
-        """Read what `save` wrote; with `fingerprint`, refuse statistics of anything else.
-
-        Raises:
-            EditError: the file is damaged, foreign, or of another model or layer.
-        """
+        """Read what `save` wrote; EditError where the file is damaged, or not of the `fingerprint` asked for."""
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = json.loads(file.metadata()["moments"])
@@ -250,9 +224,9 @@ def cross_validated(a: tuple[Tensor, int], b: tuple[Tensor, int], probes: Tensor
 
 
 class KeyMomentsFitter:
-    """Streaming accumulator of Σ k kᵀ, in two halves that take batches in turn: 2 · d_ff² numbers in float64.
+    """Streaming accumulator of Σ k kᵀ, in two halves of d_ff² float64 numbers that take batches in turn.
 
-    They are in CPU memory until the end, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
+    They are in CPU memory, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
     """
 
     def __init__(self) -> None:
@@ -283,10 +257,10 @@ class KeyMomentsFitter:
         vars(self).update(numbers)
 
     def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
-        """Add keys [n, d_ff], all of them or, where memory fails, none.
+        """Add keys [n, d_ff] of a batch, or of some rows of it; all of them or, where memory fails, none.
 
         Args:
-            keys: of a batch, or of some rows of it.
+            keys: the keys.
             weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
             last: the batch ends with these; the next goes to the other half.
             tokens: number of tokens whose nonzero keys these are; None: as many as there are keys.
@@ -338,12 +312,9 @@ class KeyMomentsFitter:
         return cross_validated(a, b, self.probes)
 
     def moments(self, source: str, fingerprint: str, **about: Any) -> KeyMoments:
-        """Return the frozen result: one sum of both halves, on the CPU; the fitter cannot be used afterwards.
+        """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
-        Args:
-            source: where the text came from, in words.
-            fingerprint: of what the keys depend on.
-            about: other attributes of `KeyMoments`.
+        `about` are other attributes of `KeyMoments`.
 
         Raises:
             EditError: no token was seen, keys are not finite, or all are zero. An expert that no token reached is no
@@ -357,9 +328,10 @@ class KeyMomentsFitter:
         if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
             raise EditError(f"{keys} over {source} are all zero: nothing responds there; choose another layer")
         ridge, convergence = self._ridge()
-        total = self.halves.pop(0)
-        while self.halves:  # in place: each half is large
-            total += self.halves.pop()
+        total = self.halves[0]
+        for half in self.halves[1:]:  # in place: each half is large
+            total += half
+        self.halves = []
         _mirror_(total)
         measured: dict[str, Any] = {
             "ridge": ridge,

@@ -1,8 +1,7 @@
 """Linear algebra on a second moment of keys, in float64: solving and condition number; and block-diagonal matrices.
 
 The keys of a mixture of experts are stacked, and their second moment has one block for each expert (`Blocks`). The
-entries off the blocks (two experts active at one token) are left out, so an inverse, a product and a projection are
-computed expert by expert, at the size of one block.
+entries off the blocks (two experts active at one token) are left out, so all is computed expert by expert.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 
-# A power iteration ends where its estimate, which only grows, grows by less than this share.
-SETTLED = 1e-4
+# A power iteration ends where its estimate grows by less than this share, or after so many steps.
+SETTLED, STEPS = 1e-4, 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +74,8 @@ def whiten(k: Tensor, C: Moment) -> Tensor:
     """Return C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
 
     Args:
-        k: keys, [d_in] or [d_in, n].
+        k: keys, [d_in] or [d_in, n], as is the result in float64.
         C: second moment of the keys, [d_in, d_in]; symmetric, positive definite.
-
-    Returns:
-        [d_in] or [d_in, n], float64.
 
     Raises:
         EditError: C is not positive definite.
@@ -90,7 +86,7 @@ def whiten(k: Tensor, C: Moment) -> Tensor:
 
 
 def _factor(C: Tensor) -> Tensor:
-    """Return the Cholesky factor of a second moment, or raise an EditError if it is not positive definite."""
+    """Return the Cholesky factor of a second moment; EditError where it is not positive definite."""
     lower: Tensor
     lower, info = torch.linalg.cholesky_ex(C)
     if int(info) != 0:
@@ -108,30 +104,25 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
     return solution
 
 
-def condition(C: Tensor, steps: int = 50) -> float:
+def condition(C: Tensor) -> float:
     """Return the condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
 
-    Args:
-        C: symmetric, positive definite, [d, d].
-        steps: the most of each iteration, which ends where the estimate hardly grows; it is from below, and on a nearly
-            flat spectrum it may end early.
-
-    Raises:
-        EditError: C is not positive definite.
+    C is symmetric, [d, d]; EditError where it is not positive definite. An iteration ends where its estimate, which is
+    from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
     """
     C = double(C)
     lower = _factor(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
     maps = partial(torch.matmul, C), partial(_solve, lower)
-    largest, inverse = (_largest_eigenvalue(apply, start, steps) for apply in maps)
+    largest, inverse = (_largest_eigenvalue(apply, start) for apply in maps)
     return largest * inverse
 
 
-def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], vector: Tensor, steps: int) -> float:
+def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], vector: Tensor) -> float:
     """Return the largest eigenvalue of a symmetric, positive definite map by power iteration from `vector` [d, 1]."""
     eigenvalue = 0.0
-    for _ in range(steps):
+    for _ in range(STEPS):
         vector = apply(vector / vector.norm())
         before, eigenvalue = eigenvalue, float(vector.norm())
         if eigenvalue <= before * (1 + SETTLED):

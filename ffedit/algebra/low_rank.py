@@ -1,21 +1,36 @@
 """Changes of a matrix: as the product of two thin factors, or dense.
 
-Every locate-then-edit method changes a value matrix by Δ = left @ right of rank at most the number of facts.
-With the factors an edit takes kilobytes instead of gigabytes and its norm is cheap; the dense matrix is a
-property that is computed only at the write. Fine-tuning changes every entry independently: its Δ is `Dense`.
+Every locate-then-edit method changes a value matrix by Δ = left @ right of rank at most the number of facts. With the
+factors an edit takes kilobytes instead of gigabytes and its norm is cheap; the dense matrix is computed only at the
+write. Fine-tuning changes every entry independently: its Δ is `Dense`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+AnyChange = TypeVar("AnyChange", bound="_Change")
+
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class _Change:
+    """Change of a matrix, whose fields are tensors."""
+
+    def cpu(self: AnyChange) -> AnyChange:
+        """Return a copy in CPU memory."""
+        return replace(self, **{name: tensor.cpu() for name, tensor in vars(self).items()})
+
+    def is_finite(self) -> bool:
+        """Return True if no entry is NaN or infinite."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in vars(self).values())
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank(_Change):
     """Low-rank change Δ = left @ right.
 
     Attributes:
@@ -55,32 +70,20 @@ class LowRank:
         return self.left @ (self.right @ keys)
 
     def __add__(self, other: Update) -> Update:
-        """Add two changes of one matrix; the sum of two low-rank ones is low-rank and the ranks add.
-
-        Raises:
-            ValueError: their shapes differ.
-        """
+        """Add two changes of one matrix (ValueError for two shapes); the ranks of low-rank ones add."""
         if not isinstance(other, LowRank):
             return other + self
         _check_shapes(self, other)
         return LowRank(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right]))
-
-    def cpu(self) -> LowRank:
-        """Return a copy in CPU memory."""
-        return LowRank(self.left.cpu(), self.right.cpu())
 
     def norm(self) -> float:
         """Return the Frobenius norm of Δ, from two r × r Gram matrices: ‖Δ‖² = ⟨leftᵀ left, right rightᵀ⟩."""
         squared = ((self.left.T @ self.left) * (self.right @ self.right.T)).sum()
         return float(squared.clamp(min=0).sqrt())
 
-    def is_finite(self) -> bool:
-        """Return True if no entry of either factor is NaN or infinite."""
-        return bool(torch.isfinite(self.left).all() and torch.isfinite(self.right).all())
-
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(_Change):
     """Dense change Δ, where the rank is not low: its `matrix` [d_out, d_in]."""
 
     matrix: Tensor
@@ -112,25 +115,13 @@ class Dense:
         return self.matrix @ keys
 
     def __add__(self, other: Update) -> Dense:
-        """Add two changes of one matrix.
-
-        Raises:
-            ValueError: their shapes differ.
-        """
+        """Add two changes of one matrix; ValueError for two shapes."""
         _check_shapes(self, other)
         return Dense(self.matrix + other.dense)
-
-    def cpu(self) -> Dense:
-        """Return a copy in CPU memory."""
-        return Dense(self.matrix.cpu())
 
     def norm(self) -> float:
         """Return the Frobenius norm of Δ."""
         return float(torch.linalg.matrix_norm(self.matrix))
-
-    def is_finite(self) -> bool:
-        """Return True if no entry is NaN or infinite."""
-        return bool(torch.isfinite(self.matrix).all())
 
 
 Update: TypeAlias = LowRank | Dense

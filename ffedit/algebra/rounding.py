@@ -6,9 +6,8 @@ with standard deviation σ_ij = ulp(x_ij) / √12. The largest singular value of
 
     max_i (Σ_j σ_ij²)^½ + max_j (Σ_i σ_ij²)^½                 (Bandeira and van Handel 2016, arXiv 1408.6185)
 
-Singular values above this floor belong to Δ; below it, Δ cannot be told from rounding. Where Δ is so small that many
-entries round back to W, rounding depends on Δ and leaves singular values of its own above the floor: the rank is then
-an estimate.
+Singular values above this floor belong to Δ. Where Δ is so small that many entries round back to W, rounding depends on
+Δ and leaves singular values of its own above the floor: the rank is then an estimate.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ INDEPENDENT = 0.9
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round the numbers of an edited matrix to `dtype`.
-
-    Raises:
-        EditError: one is NaN, infinite or too large for it.
-    """
+    """Round the numbers of an edited matrix to `dtype`; EditError where one is NaN, infinite or too large for it."""
     result = values.to(dtype)
     if not torch.isfinite(result).all():
         raise EditError("the edit holds NaN, infinity or numbers too large for the weights; nothing was written")
@@ -50,19 +45,12 @@ def lost_in_rounding(W: Tensor, change: Tensor, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Recovered:
-    """Component of a difference that rounding does not explain.
+    """Component of a difference that rounding does not explain."""
 
-    Attributes:
-        update: its first singular directions, float64: those above the floor, or as many as were asked for.
-        rank: number of singular values above the floor.
-        more: there may be more than `rank` above the floor; they were not computed.
-        values: the largest singular values, [at most MOST], in descending order.
-    """
-
-    update: LowRank
-    rank: int
-    more: bool
-    values: Tensor
+    update: LowRank  # its first singular directions, float64: those above the floor, or as many as were asked for
+    rank: int  # number of singular values above the floor
+    more: bool  # there may be more above the floor, which were not computed
+    values: Tensor  # the largest singular values, [at most MOST], in descending order
 
 
 def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
@@ -75,12 +63,9 @@ def noise_floor(stored: Tensor, dtype: torch.dtype) -> float:
 
 
 def recover(difference: Tensor, floor: float, rank: int | None = None) -> Recovered:
-    """Return the low-rank component of a difference.
+    """Return the low-rank component of a difference D [d_out, d_in], float64, finite.
 
-    Args:
-        difference: D [d_out, d_in], float64, finite.
-        floor: largest singular value that rounding explains (`noise_floor`).
-        rank: how many directions to keep instead of those above the floor.
+    Instead of the directions whose singular value is above `floor` (`noise_floor`), `rank` of them may be asked for.
     """
     smaller = min(difference.shape)
     count = smaller if smaller <= WHOLE else 64

@@ -14,8 +14,8 @@ solve one problem:
     null_space      Δ = Δ P and C = I: Δ acts only on directions  AlphaEdit
                     of key space that ordinary text hardly uses
 
-Where C is block-diagonal (`Blocks`: a mixture of experts, whose keys are stacked), C⁻¹ is computed block by
-block, which determines how the change is divided among experts: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
+Where C is block-diagonal (`Blocks`: a mixture of experts, whose keys are stacked), this divides the change among
+experts: Δ_e = R (Kᵀ C⁻¹ K)⁻¹ K_eᵀ C_e⁻¹.
 
 All functions are pure and compute in float64 on the device of their inputs (on the CPU where the device has none).
 """
@@ -45,15 +45,13 @@ def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor]], weight:
     change and in another more than all of it. In the norm of C' a change costs what it does differently to the subject
     from context to context, so that Δ k_j ≈ Δ k* while (W + Δ) k* = v* still holds exactly.
 
-    Of `Blocks`, each block counts its own entries of these keys.
-
     Args:
-        C: second moment of the keys of ordinary text, [d_in, d_in].
+        C: second moment of the keys of ordinary text, [d_in, d_in]; of `Blocks`, each counts its own entries of `keys`.
         keys: of each subject, k* [d_in] and the keys k_j at its last token in several contexts, [n, d_in].
         weight: w; 0 is ROME.
 
     Returns:
-        C', [d_in, d_in], float64; one matrix of its size is allocated.
+        C', float64; one matrix of its size is allocated.
     """
     sums = [double(block).clone() for block in blocks_of(C)]
     if weight:
@@ -71,21 +69,9 @@ def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
 
         Δ = (v − W k) (C⁻¹k)ᵀ / (kᵀ C⁻¹ k)
 
-    ROME (Meng et al. 2022, arXiv 2202.05262, eq. 2). The same k stands in the residual, the numerator and the
-    denominator; where they differ, the denominator can become tiny and the update destroys the model
-    (Gupta et al. 2024, arXiv 2403.07175).
-
-    Args:
-        W: value matrix, [d_out, d_in].
-        k: key, [d_in].
-        v: value it should give, [d_out].
-        C: second moment of keys, [d_in, d_in].
-
-    Returns:
-        Δ as factors [d_out, 1] and [1, d_in], float64.
-
-    Raises:
-        EditError: C is not positive definite, or the key is zero.
+    ROME (Meng et al. 2022, arXiv 2202.05262, eq. 2), in the shapes and with the errors of `equality`. The same k stands
+    in the residual, the numerator and the denominator; where they differ, the denominator can become tiny and the
+    update destroys the model (Gupta et al. 2024, arXiv 2403.07175).
     """
     return equality(W, k[:, None], v[:, None], C)
 
@@ -103,7 +89,7 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = N
         K: keys, [d_in, N].
         V: values they should give, [d_out, N].
         C: second moment of keys, [d_in, d_in].
-        kept: K_p, keys of earlier edits, whose values do not change, [d_in, p].
+        kept: K_p, keys whose values do not change, [d_in, p].
 
     Returns:
         Δ as factors [d_out, N] and [N, d_in], float64.
@@ -118,8 +104,8 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = N
 def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
     """Refuse keys that cannot each be given an exact value beside `kept`, whatever the values and C are.
 
-    Values are expensive to choose and keys cheap to read, so this is checked first. It uses C = I:
-    whether keys are independent does not depend on C. `K`, `kept` and errors are those of `equality`.
+    Values are expensive to choose and keys cheap to read, so this is checked first, with C = I: whether keys are
+    independent does not depend on C. Errors are those of `equality`.
     """
     _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
 
@@ -132,8 +118,8 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kep
     MEMIT (Meng et al. 2023, arXiv 2210.07229, eq. 14). λ is relative to the keys, so that one weight suits every model:
     a fact that is written alone loses the share weight / (1 + weight) of its residual.
 
-    Shapes are those of `equality`; the keys K may be more than d_in, and equal, and the values of `kept` may change a
-    little. `weight` is that of ordinary text relative to a fact; 0 is `equality`.
+    Shapes are those of `equality`, which is `weight` 0; K may be more than d_in and equal, and the values of `kept` may
+    change a little.
 
     Raises:
         EditError: C is not positive definite, or a key is zero; with weight 0 all that `equality` raises.
@@ -145,13 +131,9 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kep
 def projector(C: Tensor, share: float) -> Tensor:
     """Return AlphaEdit's projector P = U Uᵀ, as the directions U of key space that ordinary text hardly uses.
 
-    They are the eigenvectors of C with the smallest eigenvalues, as many as together hold at most `share` of tr(C), so
-    that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all eigenvalues below a
-    fixed number; a share means the same in every model.
-
-    Args:
-        C: second moment of keys, [d_in, d_in].
-        share: of the keys' mean squared norm that may lie in these directions, between 0 and 1.
+    They are the eigenvectors of C [d_in, d_in] with the smallest eigenvalues, as many as together hold at most `share`
+    of tr(C), so that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all
+    eigenvalues below a fixed number; a share means the same in every model.
 
     Returns:
         U, orthonormal columns, [d_in, m], float64.
@@ -187,17 +169,16 @@ def null_space(
         Δ = (V − W K) Kᵀ P (K_p K_pᵀ P + K Kᵀ P + λI)⁻¹      P = U Uᵀ      λ = ridge · mean_i ‖Uᵀk_i‖²
 
     AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 12 and 14), in the coordinates of U: the published matrix is not
-    symmetric, in these coordinates it is. `own` S is added to K_p K_pᵀ; with it a fact loses part of
-    its residual at λ = 0, too.
+    symmetric, in these coordinates it is.
 
     Args:
-        W: value matrix; it, K, V and `kept` have the shapes that they have in `equality`.
+        W: value matrix; it, K, V and `kept` are those of `equality`, but the values of `kept` may change a little.
         K: keys.
         V: values they should give.
         U: orthonormal directions that may be used, [d_in, m] (`projector`).
         ridge: weight of the size of Δ relative to a fact; a fact written alone loses the share ridge / (1 + ridge).
-        kept: K_p, keys of earlier edits, whose values should hardly change.
-        own: S, which counts as `kept` does but is known as a sum of k kᵀ, positive definite, [d_in, d_in].
+        kept: K_p.
+        own: S, [d_in, d_in], positive definite, added to K_p K_pᵀ; a fact then loses some residual at λ = 0, too.
 
     Returns:
         Δ = Δ P as factors [d_out, N] and [N, d_in], float64.
@@ -269,7 +250,7 @@ def _smallest(
 
 
 def _basis(keys: Tensor) -> Tensor:
-    """Return orthonormal columns that span `keys` [d_in, p], [d_in, rank]."""
+    """Return orthonormal columns that span `keys` [d_in, p]."""
     left, sizes, _ = torch.linalg.svd(keys, full_matrices=False)
     basis: Tensor = left[:, sizes > sizes[:1] * max(keys.shape) * torch.finfo(sizes.dtype).eps]
     return basis

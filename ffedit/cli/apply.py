@@ -24,8 +24,7 @@ from ffedit.cli.options import (
     pushed,
     solving_options,
 )
-from ffedit.editor.methods import METHODS, preset
-from ffedit.editor.set_numbers import set_numbers
+from ffedit.editor.methods import METHODS, preset, set_numbers
 from ffedit.facts.fact import Fact, FactToken, by_subject
 from ffedit.inference.corpus import Corpus, tokens_for
 
@@ -99,8 +98,7 @@ def apply(
     from ffedit.evaluator.prompts import questions
     from ffedit.layer_choice import choose
     from ffedit.layer_choice.calibrate import remembered
-    from ffedit.safety.guardrails import breaches, refusal, warnings
-    from ffedit.safety.require import not_taken, parse_requirements, unmet
+    from ffedit.safety.guardrails import breaches, not_taken, parse_requirements, refusal, unmet, warnings
 
     requirements = parse_requirements(require)
     ends = {"start": perf_counter()}

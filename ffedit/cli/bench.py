@@ -19,8 +19,7 @@ from ffedit.cli.options import (
     parse_layers,
     solving_options,
 )
-from ffedit.editor.methods import METHODS, check_method, preset
-from ffedit.editor.set_numbers import set_numbers
+from ffedit.editor.methods import METHODS, check_method, preset, set_numbers
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import write_text

@@ -38,7 +38,7 @@ def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: in
     are piped in are answered as well.
     """
     from ffedit.display.terminal.scores import two_columns
-    from ffedit.editor.job import unedited
+    from ffedit.editor.edit import unedited
     from ffedit.inference.generation import completions
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None

@@ -15,7 +15,7 @@ from rich.text import Text
 import ffedit
 from ffedit.display.figures.saving import check_plot, figure_ready
 from ffedit.display.terminal.messages import Commands
-from ffedit.editor.recipe import recipe_of, to_yaml
+from ffedit.editor.edit_files import recipe_of, to_yaml
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file, check_free, text_ready, write_text

@@ -17,7 +17,7 @@ from ffedit.cli.apply import apply
 from ffedit.cli.export import export
 from ffedit.cli.options import FILE
 from ffedit.editor.config import EditConfig
-from ffedit.editor.set_numbers import set_numbers
+from ffedit.editor.methods import set_numbers
 from ffedit.errors import EditError, FFEditError
 
 FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves

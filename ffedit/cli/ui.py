@@ -111,7 +111,7 @@ class Session:
 
     def ask(self, prompt: str) -> tuple[str, str]:
         """Complete a prompt without the edits and with them."""
-        from ffedit.editor.job import unedited
+        from ffedit.editor.edit import unedited
         from ffedit.inference.generation import completions
 
         with unedited(self.editable):

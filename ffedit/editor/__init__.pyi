@@ -6,17 +6,18 @@ from .config import (
     ValueConfig as ValueConfig,
 )
 from .edit import Edit as Edit, applied_edits as applied_edits
-from .key import LayerKeys as LayerKeys, read_keys as read_keys
+from .key import PromptSet as PromptSet, build_prompts as build_prompts, read_keys as read_keys
 from .methods import (
     METHODS as METHODS,
     Method as Method,
     check_method as check_method,
+    config_from_dict as config_from_dict,
     preset as preset,
     preset_names as preset_names,
+    set_number as set_number,
+    set_numbers as set_numbers,
 )
-from .prompts import PromptSet as PromptSet, build_prompts as build_prompts
-from .set_numbers import config_from_dict as config_from_dict, set_number as set_number, set_numbers as set_numbers
-from .solve import Problem as Problem
+from .solve import Problem as Problem, in_reach as in_reach, write as write
 from .statistics import (
     collect as collect,
     load_stats as load_stats,
@@ -24,4 +25,3 @@ from .statistics import (
     save_stats as save_stats,
 )
 from .value import Value as Value, choose_values as choose_values
-from .write import in_reach as in_reach, write as write

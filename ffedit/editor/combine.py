@@ -3,10 +3,9 @@
 In the sum of two edits each was solved without the other: where their keys overlap, both values are missed. Each edit
 holds the keys and values it was solved for, so the union can be solved without optimising any value again.
 
-A key depends on the layers below. The keys of the lowest layer are reused; above it each edit read its keys with only
-its own change below, while the union changes more there. So from the lowest layer up, the keys are read again with the
-union's changes written, on the edit's own prompts, and each is to receive the residual V − W K of its edit. The share
-of each layer stays that of the edits.
+A key depends on the layers below. The keys of the lowest layer are reused; above it the union changes more below than
+each edit did. So from the lowest layer up, the keys are read again with the union's changes written, on the edit's own
+prompts, and each is to receive the residual V − W K of its edit.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from torch import Tensor
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import EditConfig
-from ffedit.editor.edit import Edit, as_edits
-from ffedit.editor.job import Job, restored, write_
-from ffedit.editor.key import read_keys, without_sinks, zero_moment
-from ffedit.editor.methods import METHODS
-from ffedit.editor.prompts import PromptSet, build_prompts
-from ffedit.editor.provenance import Record
-from ffedit.editor.set_numbers import config_from_dict
-from ffedit.editor.solve import Problem, note
+from ffedit.editor.edit import Edit, as_edits, restored, write_
+from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
+from ffedit.editor.methods import METHODS, config_from_dict, preset
+from ffedit.editor.provenance import Record, divisions
+from ffedit.editor.solve import Job, problem_of
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError, choices
@@ -55,7 +51,7 @@ def combine(
         edits: of one layer or several, none of them fine-tuned.
         method: one that solves from keys and values: "emmet", "memit" or "alphaedit".
         stats: second moments of the keys of all their layers, or the text to collect them on.
-        config: weights; the values are those of the edits.
+        config: numbers of the solution; the values are those of the edits.
         progress: called with the progress.
 
     Raises:
@@ -65,8 +61,9 @@ def combine(
     solvers = {name: known.solve for name, known in METHODS.items() if known.solve is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} solves no batch from keys and values; there is {choices(method, solvers)}")
+    solve = solvers[method]
     check_model(editable)
-    config, edits = METHODS[method].complete(config or METHODS[method].preset("default")), as_edits(edits)
+    config, edits = METHODS[method].complete(config or preset("default", method)), as_edits(edits)
     facts = [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     for edit in edits:
@@ -98,13 +95,12 @@ def combine(
             prompted = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
             check_routes(editable, ff, subjects, prompted)
             read = read_keys(editable, ff, prompted)
-            own = read.add_context_moment(zero_moment(ff), config.key.context_weight)
             if i:
                 V, K = W @ read.K + V - W @ K, read.K
-            moments = [stats[memory.address] for memory in ff.memories]
-            problem = Problem(W, K, V, moments, own, record.kept[ff.layer].to(W.device), config)
-            delta = solvers[method](problem)
-            note(record, ff, subjects, METHODS[method], problem, delta)
+            problem = problem_of(record, ff, read, K, V)
+            delta = solve(problem)
+            division, guarantee = divisions(delta, problem.C), METHODS[method].guarantee(problem, delta)
+            record.add(ff, delta, subjects, problem.K, problem.V, division, guarantee)
             write_(ff, delta)
             progress("solving", i + 1, len(ff_layers))
     solutions = [solution for edit in edits for solution in _solutions(edit)]
@@ -122,23 +118,21 @@ def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
         return [], torch.empty(ff.shape[1], 0), torch.empty(ff.shape[0], 0)
     n = edit.keys[at].shape[1]
     K = torch.cat([double(edit.keys.get(memory.address, torch.zeros(memory.d_ff, n))) for memory in ff.memories])
-    V = torch.stack(
-        [double(edit.values[memory.address]) for memory in ff.memories if memory.address in edit.values]
-    ).sum(0)
-    return edit.subjects(at), K, V
+    values = [double(edit.values[memory.address]) for memory in ff.memories if memory.address in edit.values]
+    return edit.subjects(at), K, torch.stack(values).sum(0)
 
 
 def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]:
     """Rebuild the prompts that the value of each subject was optimised on."""
-    alike: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
+    by_config: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:
         groups = {group[0].subject: group for group in by_subject(edit.facts)}
         for solved, numbers in _solutions(edit):
             subject = solved["subject"]
-            alike.setdefault(config_from_dict(numbers), {})[subject] = groups[subject]
+            by_config.setdefault(config_from_dict(numbers), {})[subject] = groups[subject]
     prompt_sets: dict[str, PromptSet] = {}
-    for config, by_name in alike.items():
-        prompt_sets.update(zip(by_name, build_prompts(editable, list(by_name.values()), config), strict=True))
+    for config, facts_of in by_config.items():
+        prompt_sets |= zip(facts_of, build_prompts(editable, list(facts_of.values()), config), strict=True)
     return prompt_sets
 
 

@@ -1,34 +1,28 @@
 """All the numbers of an edit, in the order in which it is made: prompts, key, value, and those of the method.
 
-Every length is relative: δ to the residual stream behind the layer, the penalties to nats, λ to what the facts' own
-keys weigh. So one set of defaults serves models of every size, and there is no file of numbers per model. The defaults
-were chosen on the development facts of SmolLM2-135M (`evaluations/data/smollm2-counterfact.json`) and on the
-development models of the zoo (`evaluations/scripts/train_zoo.py`); `evaluations/reports/ablation.md` says what each
-brings and costs.
+Every length is relative: δ to the residual stream behind the layer, λ to what the facts' own keys weigh. So one set of
+defaults serves models of every size. They were chosen on the development facts of SmolLM2-135M
+(`evaluations/data/smollm2-counterfact.json`) and on the development models of the zoo
+(`evaluations/scripts/train_zoo.py`); `evaluations/reports/ablation.md` says what each brings and costs.
 
-A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own. A
-method's numbers are a frozen dataclass in the method's file (`Method.numbers`).
+A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own
+(`Method.numbers`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from ffedit.errors import EditError
 from ffedit.facts.fact import FactToken
 
 Numbers = TypeVar("Numbers")
+Names: TypeAlias = tuple[str, ...]
 
 
-def check_numbers(
-    record: str,
-    numbers: object,
-    counts: tuple[str, ...] = (),
-    positive: tuple[str, ...] = (),
-    weights: tuple[str, ...] = (),
-) -> None:
+def check_numbers(record: str, numbers: object, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
     """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field."""
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)
@@ -125,9 +119,6 @@ class EditConfig:
 
     Attributes:
         seed: of contexts and of sampled text for the statistics.
-        prompts: which texts the value is chosen on.
-        key: where the key is read.
-        value: how the value is optimised.
         methods: numbers of single methods, by the method's name, such as {"memit": MemitConfig(ridge=0.01)}; a method
             that is not named takes its defaults.
     """

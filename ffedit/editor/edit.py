@@ -1,12 +1,13 @@
 """An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
 The model is unchanged until an edit is applied, and undoing restores the original weights
-(`ffedit.model.editable`). Edits of the same weights can be added; on disk an edit is a folder
-(`ffedit.editor.edit_folder`).
+(`ffedit.model.editable`). Edits of the same weights can be added. On disk an edit is a folder: `edit.safetensors`
+holds every number exactly, `manifest.json` describes them (`ffedit.editor.edit_files`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import Update
+from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
-from ffedit.editor import edit_folder
-from ffedit.editor.edit_files import Described
+from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, Described, Numbers, SavedEdit, checksum, digest
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact, same_question, same_target, show
+from ffedit.files.atomic import written
 from ffedit.model.editable import Editable, check_model
+from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.memory import Address
+from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.notebook import Displayed
 
 # Facts that a printed edit shows.
@@ -41,9 +44,9 @@ class Edit(Described, Displayed):
         keys: the keys solved for, per memory, [d_ff, n]; n = 0 if nothing was solved (fine-tuning).
         values: the target values of the keys, per memory, [d_model, n].
         facts: what was written, in order.
-        provenance: method, model, seeds, contexts, statistics, versions; plain JSON. `base` is the fingerprint of the
-            weights that the edit was computed on, `dtype` the precision of their checkpoint; by address, `matrices`
-            identifies the original matrices (`memory.identity`) and `norms` is their ‖W‖.
+        provenance: method, model, numbers, statistics, versions; plain JSON. `base` is the fingerprint of the weights
+            that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies the
+            original matrices (`memory.identity`) and `norms` is their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -63,13 +66,11 @@ class Edit(Described, Displayed):
         about = self.provenance
         layers = f"layer{'' if len(self.layers) == 1 else 's'} {', '.join(map(str, self.layers))}"
         norm = f", ‖Δ‖ {about['norm_ratio']:.1%} of ‖W‖" if "norm_ratio" in about else ""
-        lines = [
-            f"Edit {self.fingerprint()} of {about.get('model')}: {about.get('method')}, {layers}, "
-            f"rank {self.rank}{norm}",
-            *(f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]),
-        ]
-        more = len(self.facts) - SHOWN
-        return "\n  ".join([*lines, f"… and {more} more"] if more > 0 else lines)
+        method = f"{about.get('method')}, {layers}, rank {self.rank}{norm}"
+        lines = [f"Edit {self.fingerprint()} of {about.get('model')}: {method}"]
+        lines += [f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]]
+        lines += [f"… and {len(self.facts) - SHOWN} more"] if len(self.facts) > SHOWN else []
+        return "\n  ".join(lines)
 
     @property
     def layers(self) -> list[int]:
@@ -84,11 +85,17 @@ class Edit(Described, Displayed):
     @property
     def size(self) -> int:
         """Bytes of its numbers: factors, keys and values."""
-        return edit_folder.size(self)
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
 
     def fingerprint(self) -> str:
         """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, whatever was measured."""
-        return edit_folder.fingerprint(self)
+        return digest(self.facts, [(name, _numbers(tensor)) for name, tensor in self._tensors()])
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors by their names on disk: "4/left", or "4.7/keys" for expert 7 of layer 4."""
+        for at, delta in self.updates.items():
+            for name, tensor in {**vars(delta), "keys": self.keys[at], "values": self.values[at]}.items():
+                yield f"{at}/{name}", tensor
 
     def subjects(self, at: Address) -> list[str]:
         """Return the subject of each column of `keys[at]`."""
@@ -106,11 +113,10 @@ class Edit(Described, Displayed):
     def scored(self, report: Any) -> Edit:
         """Return the same edit with what a `Report` measured in its provenance: scores, answers, and the verdict."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
-        said = {
-            side: {score.fact.text: score.says for score in measured or ()}
-            for side, measured in (("before", report.facts_before), ("after", report.facts_after))
-        }
-        says = {side: [answers.get(fact.text) for fact in self.facts] for side, answers in said.items()}
+        says = {}
+        for side, measured in (("before", report.facts_before), ("after", report.facts_after)):
+            answers = {score.fact.text: score.says for score in measured or ()}
+            says[side] = [answers.get(fact.text) for fact in self.facts]
         return self.noted(scores=scores, says=says, verdict=report.verdict.to_dict())
 
     def noted(self, **notes: Any) -> Edit:
@@ -120,9 +126,8 @@ class Edit(Described, Displayed):
     def __add__(self, other: Edit) -> Edit:
         """Add two edits: changes are summed; keys, values and facts are concatenated in order.
 
-        A sum is not a joint solution. Each part was solved without the other, so the key of a fact reads some of what
-        the other part stores (crosstalk), the more the more alike the keys are. `ffedit.combine` solves for the keys of
-        both jointly.
+        A sum is not a joint solution: the key of a fact reads some of what the other part stores (crosstalk), the more
+        the more alike the keys are. `ffedit.combine` solves for the keys of both jointly.
 
         Raises:
             EditError: they were computed on different weights, or write one fact twice.
@@ -152,8 +157,8 @@ class Edit(Described, Displayed):
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place; `undo_` removes it.
 
-        The edit must have been computed on the current weights, or on those before the edits that are applied. In the
-        second case the edits are added as by `+`, and must not write the same facts.
+        The edit must have been computed on the current weights, or on those before the edits that are applied, to which
+        it is then added as by `+`.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
@@ -186,14 +191,9 @@ class Edit(Described, Displayed):
 
     @contextmanager
     def applied(self, editable: Editable) -> Iterator[Editable]:
-        """Apply the edit within a block; afterwards the weights are restored bit for bit.
+        """Apply the edit within a block, which is given the model; afterwards the weights are restored bit for bit.
 
-        Yields the model with the edit: `with edit.applied(editable) as edited:`.
-
-        In a quantised model the edit is computed beside the weights, like an adapter.
-
-        Raises:
-            EditError: as `apply_`.
+        In a quantised model the edit is computed beside the weights, like an adapter. Errors are those of `apply_`.
         """
         check_model(editable)
         if any(at in editable.memories and editable.memories[at].quantised for at in self.updates):
@@ -210,11 +210,7 @@ class Edit(Described, Displayed):
             self.undo_(editable)
 
     def check(self, editable: Editable) -> str:
-        """Check that the edit may be written into the model.
-
-        Returns:
-            The fingerprint of its current weights.
-        """
+        """Check that the edit may be written into the model; return the fingerprint of its current weights."""
         check_model(editable)
         history, name = editable.history, self.fingerprint()
         if name in history.known:
@@ -242,21 +238,45 @@ class Edit(Described, Displayed):
         return current
 
     def save(self, path: str | Path, force: bool = False) -> None:
-        """Write a folder of `edit.safetensors` and `manifest.json`, whole or not at all.
-
-        Raises:
-            EditError: the folder exists (without `force`) or cannot be written.
-        """
-        edit_folder.save(self, path, force)
+        """Write a folder, whole or not at all; EditError where it exists (without `force`) or cannot be written."""
+        manifest = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint(),
+            "facts": [fact.to_dict() for fact in self.facts],
+            "provenance": dict(self.provenance),
+        }
+        manifest["checksum"] = checksum(manifest)
+        with written(Path(path), force) as folder:
+            save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)
+            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+            (folder / MANIFEST).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Edit:
-        """Read what `save` wrote.
+        """Read what `save` wrote; EditError where that is missing, damaged, changed by hand, or of another format."""
+        saved = SavedEdit.read(Path(path))
+        tensors = load_file(Path(path) / TENSORS)
+        updates: dict[Address, Update] = {}
+        keys, values = {}, {}
+        for name in saved.addresses:
+            at = Address(*map(int, name.split(".")))
+            if (matrix := tensors.get(f"{name}/matrix")) is not None:
+                updates[at] = Dense(matrix)
+            else:
+                updates[at] = LowRank(tensors[f"{name}/left"], tensors[f"{name}/right"])
+            keys[at], values[at] = tensors[f"{name}/keys"], tensors[f"{name}/values"]
+        return cls(updates, keys, values, saved.facts, saved.provenance)
 
-        Raises:
-            EditError: there is no edit, or it is damaged, changed by hand, or of another format.
-        """
-        return edit_folder.load(cls, path)
+
+def _own(tensor: Tensor) -> Tensor:
+    # safetensors refuses tensors that share memory.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _numbers(tensor: Tensor) -> Numbers:
+    # As bytes, since numpy has no bfloat16.
+    content = _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
+    return Numbers(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), content)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:
@@ -278,11 +298,12 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
 
 
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
-    """Build the provenance of a sum: the entries its parts share, and each part's own."""
+    """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}
-    layers = sorted({address.layer for address in updates})
-    joined = {"method": "sum", **shared, "layers": layers, "parts": [*_parts(a), *_parts(b)]}
+    joined = {"method": "sum", **shared, "layers": sorted({at.layer for at in updates}), "parts": []}
+    for edit in (a, b):
+        joined["parts"] += edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
     joined["subjects"] = {str(at): a.subjects(at) + b.subjects(at) for at in updates}
     for name in ("matrices", "norms"):
         joined[name] = {**a.provenance.get(name, {}), **b.provenance.get(name, {})}
@@ -291,20 +312,10 @@ def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, An
     return joined
 
 
-def _parts(edit: Edit) -> list[dict[str, Any]]:
-    """Return the provenance of each edit that an edit is the sum of, with its fingerprint; its own if it is no sum."""
-    if edit.provenance.get("method") == "sum":
-        return list(edit.provenance["parts"])
-    return [{"fingerprint": edit.fingerprint(), **edit.provenance}]
-
-
 def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
     """Refuse facts of `others` that are also in `facts`, with the same object or another."""
     both = [*facts, *others]
-    for i, j in same_question(both):
-        a, b = both[i], both[j]
-        if not i < len(facts) <= j:
-            continue
+    for a, b in ((both[i], both[j]) for i, j in same_question(both) if i < len(facts) <= j):
         if same_target(a, b):
             raise EditError(
                 f"both edits write {show(b.text)} {show(b.new_object)}, which would move the memory twice as far; "
@@ -314,3 +325,31 @@ def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
             f"the edits contradict each other: {show(a.text)} gets {show(a.new_object)} from one, {show(b.text)} gets "
             f"{show(b.new_object)} from the other; leave one of the two facts out and compute its edit anew"
         )
+
+
+def write_(ff: FeedForward, delta: LowRank) -> None:
+    """Add `delta` [d_model, Σ d_ff] to the value matrices of a layer's memories, in place."""
+    for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
+        memory.write_(LowRank(delta.left, right))
+
+
+@contextmanager
+def unedited(editable: Editable) -> Iterator[None]:
+    """Put the original of every edited matrix back for the length of a block."""
+    originals = editable.history.originals
+    with restored([editable.memories[at] for at in originals]):
+        for at, original in originals.items():
+            editable.memories[at].set_(original)
+        yield
+
+
+@contextmanager
+def restored(memories: Sequence[KeyValueMemory]) -> Iterator[None]:
+    """Restore `memories` after the block, bit for bit."""
+    writable = [memory for memory in memories if not memory.quantised]
+    originals = [memory.value.clone() for memory in writable]
+    try:
+        yield
+    finally:
+        for memory, original in zip(writable, originals, strict=True):
+            memory.set_(original)

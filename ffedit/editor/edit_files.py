@@ -1,8 +1,7 @@
-"""The files of an edit's folder, read and checked without torch.
+"""The files of an edit's folder, read and checked without torch; and the recipe that makes the edit again.
 
-Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts, but not the
-provenance. The *checksum* covers the whole manifest, provenance included, so that any change by hand is detected. An
-edit that was scored is the same edit, with the same fingerprint and, once saved, another checksum.
+Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts. The *checksum*
+covers the whole manifest, provenance included: an edit that was scored has the same fingerprint and another checksum.
 """
 
 from __future__ import annotations
@@ -12,13 +11,18 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import yaml
 from safetensors import SafetensorError, deserialize
 
+from ffedit.editor.config import dotted
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
+
+if TYPE_CHECKING:
+    from ffedit.editor.edit import Edit
 
 FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
@@ -70,10 +74,7 @@ class Described:
 class SavedEdit(Described):
     """An edit on disk, without its tensors.
 
-    Attributes:
-        facts: what was written, in order.
-        provenance: as of `Edit`.
-        numbers: the tensors by name, such as "4/left" or "4.7/keys" for expert 7 of layer 4.
+    `numbers` are the tensors by name, such as "4/left" or "4.7/keys" for expert 7 of layer 4; the rest is as of `Edit`.
     """
 
     facts: tuple[Fact, ...]
@@ -82,11 +83,7 @@ class SavedEdit(Described):
 
     @classmethod
     def read(cls, folder: Path) -> SavedEdit:
-        """Read and check the files of an edit.
-
-        Raises:
-            EditError: there is no edit, or it is damaged, changed by hand, or of another format.
-        """
+        """Read an edit; EditError where there is none, or it is damaged, changed by hand, or of another format."""
         check_edit(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -97,8 +94,7 @@ class SavedEdit(Described):
             edit = cls(tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"], numbers)
             if missing := [name for name in edit.expected() if name not in numbers]:
                 raise KeyError(missing[0])
-            if "base" not in edit.provenance:
-                raise KeyError("base")
+            _ = edit.base  # the provenance has one
             same_numbers = manifest["fingerprint"] == edit.fingerprint()
             same_manifest = manifest.pop("checksum") == checksum(manifest)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError) as error:
@@ -110,7 +106,7 @@ class SavedEdit(Described):
         return edit
 
     def fingerprint(self) -> str:
-        """Return the edit's identity: see `digest`."""
+        """Return the edit's identity (`digest`)."""
         return digest(self.facts, self.numbers.items())
 
     @property
@@ -120,7 +116,7 @@ class SavedEdit(Described):
         return sorted(names, key=lambda address: [int(number) for number in address.split(".")])
 
     def expected(self) -> Iterator[str]:
-        """Yield the names of the tensors that each memory's change consists of."""
+        """Yield the names of all tensors that the changes consist of."""
         for address in self.addresses:
             factors = ("matrix",) if f"{address}/matrix" in self.numbers else ("left", "right")
             yield from (f"{address}/{name}" for name in (*factors, "keys", "values"))
@@ -139,31 +135,24 @@ class SavedEdit(Described):
 
     def norms(self) -> dict[str, float]:
         """Compute ‖Δ‖ (Frobenius) by address."""
-        return {address: self._norm(address) for address in self.addresses}
-
-    def _norm(self, address: str) -> float:
-        if (matrix := self.numbers.get(f"{address}/matrix")) is not None:
-            return float(np.linalg.norm(matrix.array()))
-        left, right = (self.numbers[f"{address}/{side}"].array() for side in ("left", "right"))
-        return float(np.sqrt(max(0.0, ((left.T @ left) * (right @ right.T)).sum())))
+        norms = {}
+        for address in self.addresses:
+            if (matrix := self.numbers.get(f"{address}/matrix")) is not None:
+                norms[address] = float(np.linalg.norm(matrix.array()))
+            else:
+                left, right = (self.numbers[f"{address}/{side}"].array() for side in ("left", "right"))
+                norms[address] = float(np.sqrt(max(0.0, ((left.T @ left) * (right @ right.T)).sum())))
+        return norms
 
 
 def check_edit(folder: Path) -> None:
-    """Refuse a folder that holds no edit; `SavedEdit.read` checks what is in the files.
-
-    Raises:
-        EditError: it has no manifest.
-    """
+    """Refuse a folder without a manifest, which holds no edit (EditError); `SavedEdit.read` reads the files."""
     if not (folder / MANIFEST).is_file():
         raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
 
 
 def embedded(checkpoint: Path) -> list[Path]:
-    """Return the folders of the edits in the weights of a checkpoint, oldest first.
-
-    Raises:
-        EditError: one is missing.
-    """
+    """Return the folders of the edits in the weights of a checkpoint, oldest first; EditError where one is missing."""
     inside = checkpoint / EDITS
     names = sorted((path.name for path in inside.glob("*") if path.is_dir()), key=lambda name: (len(name), name))
     if names != [f"{i:03}" for i in range(len(names))]:
@@ -184,3 +173,39 @@ def checksum(manifest: Mapping[str, Any]) -> str:
     """Hash the manifest as it will be read back: JSON has no tuples, and only strings as keys."""
     plain = json.loads(json.dumps(manifest))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
+    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
+    about, layers = edit.provenance, edit.layers
+    if "config" not in about:
+        raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such")
+    if layers != list(range(layers[0], layers[-1] + 1)):
+        raise EditError(f"an edit of layers {layers} has no recipe: `ffedit apply` writes to layers side by side")
+    numbers = json.loads(json.dumps(dotted(about["config"])))  # YAML has no tuples
+    return {
+        "model": about["model"],
+        "dtype": about["computed_in"],
+        **({"chat": True} if edit.in_chat else {}),
+        "method": about["method"],
+        "layers": layers[-1],
+        "spread": len(layers),
+        "fact_token": numbers.pop("key.fact_token"),
+        "seed": numbers.pop("seed"),
+        **about.get("inputs", {}),
+        "set": numbers,
+        "facts": [fact.to_dict() for fact in edit.facts],
+    }
+
+
+def to_yaml(recipe: Mapping[str, Any], edit: Edit | SavedEdit) -> str:
+    """Write a recipe as YAML, headed by what it makes."""
+    versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
+    return (
+        f"# Makes edit {edit.fingerprint()} of base {edit.base} again: ffedit run FILE\n# {versions}\n{yaml_of(recipe)}"
+    )
+
+
+def yaml_of(recipe: Mapping[str, Any]) -> str:
+    """Write a recipe as YAML without a heading."""
+    return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))

@@ -1,54 +1,132 @@
-"""Read the key k* of a fact: the memory coefficients at the subject's last token.
+"""Build the prompts that state a fact, and read its key k*: the memory coefficients at the subject's last token.
 
-k* is their mean over the texts that state the fact (ROME, arXiv 2202.05262, eq. 3); the same vector is used wherever
-the algebra needs a key.
+A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes,
+sampled from the model, before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". k*
+is the mean over the texts that state the fact (eq. 3); the same vector is used wherever the algebra needs a key.
 
-Without a BOS, the first token of a text may be an attention sink: its key is nearly that of any other first token and
-carries nothing of the subject. Texts that begin with a subject of one token are therefore left out (`without_sinks`):
-a change at that key would affect every text.
+Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
+there would affect every text. Texts that begin with a subject of one token are therefore left out (`without_sinks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor
 
 from ffedit.algebra import updates
 from ffedit.algebra.linalg import Moment, diagonal, double
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
+from ffedit.facts.fact import Fact
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
+from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
-from ffedit.model.tokenization import Encoded, pad
+from ffedit.model.tokenization import Encoded, decode, pad
 
-# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's. Keys
-# of one name in different contexts have far larger cosines, those of a sink and a name nearly 0.
+# Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's: of one
+# name's keys in different contexts it is far larger, of a sink's and a name's nearly 0.
 SINK = 0.3
 # How many tokens a batch holds.
 TOKENS = 4096
-NO_ROOM = "not enough memory to read the key of a single text; use a smaller dtype, or another --device"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Texts that one value is optimised on, each containing the subject.
+
+    Facts that share a subject share its key and thus their value: their prompts form one set, and they are solved
+    jointly (one value for each would leave each about half, arXiv 2502.07322).
+    """
+
+    # each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first
+    prompts: tuple[Encoded, ...]
+    fact_of: tuple[int, ...]  # for each of `prompts`, index of the subject's fact that it states
+    essence: tuple[Encoded, ...]  # essence prompts, whose distribution at the last position is to be preserved
+    prefixes: tuple[str, ...]  # as sampled
+    sinks: int = 0  # number of texts left out because the subject is an attention sink in them
+
+    def without(self, sinks: Collection[int]) -> PromptSet:
+        """Leave out the texts `sinks`, by their index in `texts`; a fact that no other prompt states keeps its own."""
+        stated = {fact for i, fact in enumerate(self.fact_of) if i not in sinks}
+        sinks = [i for i in sinks if i >= len(self.prompts) or self.fact_of[i] in stated]
+        prompts = [i for i in range(len(self.prompts)) if i not in sinks]
+        essence = [text for i, text in enumerate(self.essence, len(self.prompts)) if i not in sinks]
+        return replace(
+            self,
+            prompts=tuple(self.prompts[i] for i in prompts),
+            fact_of=tuple(self.fact_of[i] for i in prompts),
+            essence=tuple(essence),
+            sinks=len(sinks),
+        )
+
+    @property
+    def facts(self) -> int:
+        """Number of facts that the prompts state."""
+        return len(set(self.fact_of))
+
+    @property
+    def texts(self) -> list[Encoded]:
+        """All prompts, then the essence prompts."""
+        return [*self.prompts, *self.essence]
+
+
+def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
+    """Sample short texts from the model, as contexts before a prompt."""
+    tokens = config.prompts.context_tokens
+    rows = own_text(editable, config.prompts.contexts, max(tokens, default=1), config.seed)
+    lengths = islice(cycle(tokens), len(rows))
+    texts = (decode(editable.tokenizer, row[:n], special=False).strip() for row, n in zip(rows, lengths, strict=True))
+    return tuple(text for text in texts if text)
+
+
+def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
+    """Build the prompt set of each subject's facts; FactError where one does not fit the tokenizer or the model."""
+    leads = _sampled_prefixes(editable, config) if config.prompts.contexts else ()
+    return [_prompt_set(editable, facts, leads, config) for facts in groups]
+
+
+def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
+    """Build the prompt set of one subject; texts of more tokens than the model takes are left out."""
+    limit, subject = editable.max_tokens, facts[0].subject
+    # The bare prompts come first, so that an error in a fact is raised on its own prompt.
+    at = config.key.fact_token
+    bare = [replace(editable.encode(fact.text, fact.new_object, fact.span, limit), fact_token=at) for fact in facts]
+    prompts: list[Encoded] = []
+    fact_of: list[int] = []
+    for i, fact in enumerate(facts):
+        prompts.append(bare[i])
+        for lead in leads:  # the prompt as a sentence of its own
+            before = lead + (" " if lead[-1] in ".!?" else ". ")
+            span = fact.span[0] + len(before), fact.span[1] + len(before)
+            text = replace(editable.encode(before + fact.text, fact.new_object, span), fact_token=at)
+            prompts += [text] if len(text.ids) <= limit else []
+        fact_of += [i] * (len(prompts) - len(fact_of))
+    essence = []
+    for form in config.prompts.essence_prompts if config.value.kl_weight else ():
+        start = form.index("{}")
+        text = editable.encode(form.replace("{}", subject), span=(start, start + len(subject)))
+        if len(text.ids) <= limit:
+            essence.append(replace(text, fact_token=at))
+    return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerKeys:
-    """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is.
+    """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is."""
 
-    Attributes:
-        K: k* of each, [Σ d_ff, n], float64, on the device where the layer is solved.
-        streams: mean over the same texts of the residual stream behind the layer at the subject's last token,
-            [d_model, n], float64.
-        same: of each, the keys at the subject's last token in all texts, [texts, Σ d_ff].
-    """
-
-    K: Tensor
+    K: Tensor  # k* of each, [Σ d_ff, n], float64, on the device where the layer is solved
+    # mean over the same texts of the residual stream behind the layer at the subject's last token, [d_model, n],
+    # float64
     streams: Tensor
-    same: Sequence[Tensor]
+    same: Sequence[Tensor]  # of each, the keys at the subject's last token in all texts, [texts, Σ d_ff]
 
     @property
     def lengths(self) -> Tensor:
@@ -62,12 +140,8 @@ class LayerKeys:
 
 
 def read_keys(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> LayerKeys:
-    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches.
-
-    Raises:
-        EditError: memory does not suffice for a single text.
-    """
-    sets = [_texts(prompt_set) for prompt_set in prompt_sets]
+    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches."""
+    sets = [prompt_set.texts for prompt_set in prompt_sets]
     counts = [len(texts) for texts in sets]
     keys, streams = (read.split(counts) for read in _read(editable, ff, [text for texts in sets for text in texts]))
     # The keys of the essence prompts belong to the spread, but not to the mean.
@@ -83,7 +157,7 @@ def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[Pro
     """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain."""
     kept = list(prompt_sets)
     for i, prompt_set in enumerate(prompt_sets):
-        texts = _texts(prompt_set)
+        texts = prompt_set.texts
         first = torch.tensor([text.site == 0 for text in texts])
         if not first.any() or first[: len(prompt_set.prompts)].all():
             continue
@@ -93,10 +167,6 @@ def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[Pro
     return kept
 
 
-def _texts(prompt_set: PromptSet) -> list[Encoded]:
-    return [*prompt_set.prompts, *prompt_set.essence]
-
-
 def zero_moment(ff: FeedForward) -> Moment:
     """Return a zero second moment, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
     return diagonal([torch.zeros(size, size, dtype=torch.float64, device=ff.solve_device) for size in ff.sizes])
@@ -104,19 +174,16 @@ def zero_moment(ff: FeedForward) -> Moment:
 
 def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token."""
-
-    def run(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return _run(editable, ff, [texts[i] for i in batch])
-
+    refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
     order = list(batches([len(text.ids) for text in texts], TOKENS))
-    parts = [part for batch in order for part in split_on_oom(run, batch, EditError(NO_ROOM))]
+    run = partial(_read_batch, editable, ff)
+    read = [pair for batch in order for pair in split_on_oom(run, [texts[i] for i in batch], refusal)]
     back = torch.tensor([i for batch in order for i in batch]).argsort()
-    keys, streams = (torch.cat(read) for read in zip(*parts, strict=True))
-    return keys[back], streams[back]
+    keys, streams = (torch.cat(rows)[back] for rows in zip(*read, strict=True))
+    return keys, streams
 
 
-def _run(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Run `texts` up to a layer; return keys and residual stream at each subject's last token."""
+def _read_batch(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     ids = pad([text.ids for text in texts])
     with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
         replay.run_to(editable, ids, ff.layer)

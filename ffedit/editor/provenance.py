@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -17,8 +17,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Moment, double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.key import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
 from ffedit.model.feed_forward import FeedForward
@@ -26,46 +25,35 @@ from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory, identity
 from ffedit.version import __version__
 
+if TYPE_CHECKING:
+    from ffedit.editor.solve import Job
+
 
 @dataclass(frozen=True)
 class ValueSearch:
-    """How far the optimisation of the value of one fact came.
+    """How far the optimisation of the value of one fact came."""
 
-    Attributes:
-        tokens: length of the new object.
-        steps: number of steps done.
-        most_steps: number of steps allowed.
-        probability: of the new object in the bare prompt, with the value in place of the layer's output.
-        wanted: the probability at which the optimisation ends; None where only its loss ends it.
-    """
-
-    tokens: int
-    steps: int
-    most_steps: int
-    probability: float
-    wanted: float | None
+    tokens: int  # length of the new object
+    steps: int  # number of steps taken
+    most_steps: int  # number of steps allowed
+    probability: float  # of the new object in the bare prompt, with the value in place of the layer's output
+    wanted: float | None  # the probability at which the optimisation ends; None where only its loss ends it
 
 
 class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
-    Args:
-        method: its name.
-        job: the edit to compute.
-
-    Attributes:
-        kept: per layer, the keys that the edits in `job.after` stored there, without those of subjects that are edited
-            now, [Σ d_ff, p].
+    `kept` holds, per layer, the keys [Σ d_ff, p] that the edits in `job.after` stored there, without those of subjects
+    that are edited now.
     """
 
     def __init__(self, method: str, job: Job) -> None:
-        memories, facts, after = job.memories, job.facts, job.after
-        self._facts = tuple(facts)
+        self.job, memories = job, job.memories
         self._updates: dict[Address, Update] = {}
         self._keys: dict[Address, Tensor] = {}
         self._values: dict[Address, Tensor] = {}
-        again = {fact.subject for fact in facts}
-        self.kept = {ff.layer: _kept(ff, again, after) for ff in job.ff_layers}
+        again = {fact.subject for fact in job.facts}
+        self.kept = {ff.layer: _kept(ff, again, job.after) for ff in job.ff_layers}
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
@@ -74,17 +62,13 @@ class Record:
             "chat": job.editable.chat,
             **dtypes(memories[0]),
             "layers": [ff.layer for ff in job.ff_layers],
-            "after": [edit.fingerprint() for edit in after],
+            "after": [edit.fingerprint() for edit in job.after],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
             "norms": {str(memory.address): float(double(memory.value).norm()) for memory in memories},
             "subjects": {},
             "division": {},
             "config": job.config.to_dict(),
-            "statistics": {
-                str(memory.address): _statistics(job.stats[memory.address])
-                for memory in memories
-                if memory.address in job.stats
-            },
+            "statistics": {str(m.address): _statistics(job.stats[m.address]) for m in memories if job.stats},
             "versions": versions(),
         }
 
@@ -100,13 +84,12 @@ class Record:
     ) -> None:
         """Record the change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
 
-        Each memory of the layer is recorded with its own columns of Δ and rows of the keys, and with values that sum to
-        `values`. `guarantee` is what the method guarantees of the solution, and its measured value.
+        Each memory has its own columns of Δ and rows of the keys, and values that sum to `values`. `guarantee` is what
+        the method guarantees of the solution, and its measured value.
         """
         delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
         rights, own = ff.split(delta.right, 1), ff.split(keys, 0)
-        for memory in ff.memories:
-            at = memory.address
+        for at in own:
             self._about["subjects"][str(at)] = list(subjects)
             self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
             self._about["division"][str(at)] = list(division)
@@ -115,23 +98,20 @@ class Record:
         if len(ff.memories) == 1:
             self._values[ff.memories[0].address] = values
             return
-        outputs = {
-            p.address: double(p.value).cpu() @ own[p.address] + self._updates[p.address] @ own[p.address]
-            for p in ff.memories
-        }
+        W = {memory.address: double(memory.value).cpu() for memory in ff.memories}
+        outputs = {at: W[at] @ own[at] + self._updates[at] @ own[at] for at in W}
         missing = (values - sum(outputs.values())) / len(outputs)
         self._values |= {at: output + missing for at, output in outputs.items()}
 
-    def add_dense(self, memory: KeyValueMemory, delta: Tensor) -> None:
-        """Record a change, [d_model, d_ff], that was not solved for."""
-        self._updates[memory.address] = Dense(double(delta).cpu())
+    def add_dense(self, ff: FeedForward, delta: Tensor) -> None:
+        """Record a change of one layer, [d_model, Σ d_ff], that was not solved for."""
+        self._updates |= {at: Dense(double(change.contiguous()).cpu()) for at, change in ff.split(delta, 1).items()}
 
     def edit(self, solved: Sequence[Mapping[str, Any]]) -> Edit:
-        """Build the finished edit; `solved` describes how each value was found."""
-        norms = self._about["norms"]
-        ratio = max(delta.norm() / norms[str(at)] for at, delta in self._updates.items())
+        """Build the edit; `solved` describes how each value was found."""
+        ratio = max(delta.norm() / self._about["norms"][str(at)] for at, delta in self._updates.items())
         about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
-        return Edit(self._updates, self._keys, self._values, self._facts, about)
+        return Edit(self._updates, self._keys, self._values, tuple(self.job.facts), about)
 
 
 def divisions(delta: LowRank, C: Moment) -> list[float]:
@@ -139,8 +119,7 @@ def divisions(delta: LowRank, C: Moment) -> list[float]:
 
     With several facts, the part of this division factor that no other key shares. Tiny factors make huge updates.
     """
-    factors: list[float] = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
-    return factors
+    return list((1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist())
 
 
 def how_solved(
@@ -151,7 +130,7 @@ def how_solved(
         {
             "subject": facts[0].subject,
             "facts": len(facts),
-            "tokens": _object_lengths(prompt_set),
+            "tokens": [len(prompt_set.prompts[prompt_set.fact_of.index(i)].target_ids) for i in range(len(facts))],
             "probabilities": list(value.probabilities),
             "loss": list(value.losses),
             "delta_norm": float(value.delta.norm()),
@@ -178,14 +157,8 @@ def value_searches(edit: Edit) -> list[ValueSearch | None]:
     return [next(left.get(fact.subject, iter(())), None) for fact in edit.facts]
 
 
-def _object_lengths(prompt_set: PromptSet) -> list[int]:
-    """Return the number of tokens of each fact's new object."""
-    lengths = zip(prompt_set.fact_of, (len(text.target_ids) for text in prompt_set.prompts), strict=True)
-    return [length for _, length in sorted(dict(lengths).items())]
-
-
 def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:
-    """Collect the keys that earlier edits stored in a layer, except for subjects written again, [Σ d_ff, p].
+    """Collect the keys that earlier edits stored in a layer, except of subjects written again, [Σ d_ff, p].
 
     A key that was not routed to one of the memories is 0 there.
     """
@@ -205,16 +178,9 @@ def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Ten
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:
-    return {
-        "corpus": moments.source,
-        "tokens": moments.count,
-        "keys": moments.keys,
-        "ridge": moments.ridge,
-        "condition": moments.condition,
-        "convergence": moments.convergence,
-        "sinks": moments.sinks,
-        "fingerprint": moments.fingerprint,
-    }
+    about = {"corpus": moments.source, "tokens": moments.count}
+    names = ("keys", "ridge", "condition", "convergence", "sinks", "fingerprint")
+    return about | {name: getattr(moments, name) for name in names}
 
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:
@@ -225,9 +191,5 @@ def dtypes(memory: KeyValueMemory) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of ffedit, Python, torch and transformers."""
-    return {
-        "ffedit": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    libraries = {library.__name__: library.__version__ for library in (torch, transformers)}
+    return {"ffedit": __version__, "python": platform.python_version(), **libraries}

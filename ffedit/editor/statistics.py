@@ -10,13 +10,10 @@ A row of text begins as the model's texts do: with BOS if the tokenizer prepends
 sink, whose key does not depend on the token, and is left out; later sinks are detected by the norm of their keys
 (`key_moments`).
 
-One forward pass computes the keys of every layer up to the deepest one requested, where it stops. Each layer keeps two
-sums of d_ff² float64 numbers during the pass, one for each half of the text, and one afterwards. The result is cached
-under a fingerprint of everything it depends on; so is an interrupted pass.
-
-`save_stats` writes one safetensors file for each memory. Statistics of another model, layer or precision would silently
-make an edit worse, so each file holds the fingerprint of all that its keys depend on, and the names of model, layer and
-precision for the error about a mismatch.
+One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
+fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
+would silently make an edit worse, so each file that `save_stats` writes holds the fingerprint too, and the names for
+the error about a mismatch.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -33,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
-from ffedit.editor.job import unedited
+from ffedit.editor.edit import unedited
 from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.files.atomic import written
@@ -55,9 +52,6 @@ ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 2
-# Any text: its first token shows whether the tokenizer prepends BOS.
-ANY_TEXT = "a"
-EDITED = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
 
 
 def collect(
@@ -69,17 +63,8 @@ def collect(
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
-    Args:
-        editable: the model.
-        memories: whose keys are collected; layers above the deepest of them do not run.
-        corpus: the text; by default the text that ships with ffedit, or sampled text if the model does not know its
-            language.
-        progress: called with the progress.
-        tolerance: stop as soon as no layer's convergence (`KeyMoments.convergence`) is above this, checked each time
-            the text has doubled. Tokens are still weighted by their frequencies in all of the text.
-
-    Returns:
-        The moments by address; `count` is the number of tokens.
+    With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
+    each time the text has doubled. Tokens are still weighted by their frequencies in all of the text.
 
     Raises:
         EditError: the corpus, or the model's keys on it, cannot be used.
@@ -89,55 +74,46 @@ def collect(
     if (corpus.tokens if ids is None else len(ids)) < 2:
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
-    marks, whole = _whole(editable, memories, text, corpus)
+    marks = _marks(editable, memories)
+    whole, partial_text = (
+        {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}{part}") for at, mark in marks.items()}
+        for part in ("", f":{tolerance}")
+    )
     # Moments of the whole text also satisfy a tolerance.
-    partial_text = {a: _entry("moments", f"{marks[a]}:{text}:{corpus.weighting}:{RULES}:{tolerance}") for a in marks}
-    kept = {a: whole[a] if tolerance is None or whole[a].exists() else partial_text[a] for a in marks}
-    collected = {address: moments for address, path in kept.items() if (moments := _cached(path, marks[address]))}
+    kept = {at: whole[at] if tolerance is None or whole[at].exists() else partial_text[at] for at in marks}
+    collected = {at: moments for at, path in kept.items() if (moments := _cached(path, marks[at]))}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begun(editable, ids)
-        about = f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{[marks[memory.address] for memory in missing]}"
-        unfinished = _entry("passes", about)
+        now = [marks[memory.address] for memory in missing]
+        unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{now}")
         fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
-        logger.info(
-            "keys of %s over %d tokens of %s in %.1f s", [str(m.address) for m in missing], len(ids), words, seconds
-        )
+        layers = [str(memory.address) for memory in missing]
+        logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
+        source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
         for memory in missing:
-            at = memory.address
+            at, dtype = memory.address, str(memory.dtype).removeprefix("torch.")
+            about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": dtype, **shared}
             with refuse_out_of_memory(_no_room(missing)):
-                collected[at] = fitters.pop(at).moments(
-                    f"{words}, weighted by {corpus.weighting}",
-                    marks[at],
-                    texts=(beginning,),
-                    model=editable.name,
-                    address=str(at),
-                    dtype=str(memory.dtype).removeprefix("torch."),
-                    weighting=corpus.weighting,
-                    seconds=seconds,
-                )
+                collected[at] = fitters.pop(at).moments(source, marks[at], **about)
             cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
-        if unfinished.exists():
-            unfinished.unlink()
+        unfinished.unlink(missing_ok=True)
     return {memory.address: collected[memory.address] for memory in memories}
 
 
 def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
     """Return True if `collect` would read all moments from the cache."""
-    ids, _ = _text(editable, corpus, silent)
-    return all(
-        path.exists() for path in _whole(editable, memories, identity(editable, corpus, ids)[0], corpus)[1].values()
-    )
+    text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
+    marks = _marks(editable, memories).values()
+    return all(_entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}").exists() for mark in marks)
 
 
-def _whole(
-    editable: Editable, memories: Sequence[KeyValueMemory], text: str, corpus: Corpus
-) -> tuple[dict[Address, str], dict[Address, Path]]:
-    """Return, by address, what the keys depend on beside the text, and the cache path of moments of the whole text."""
-    layers = {layer: fingerprint(editable, layer) for layer in {memory.address.layer for memory in memories}}
-    marks = {memory.address: f"{layers[memory.address.layer]}:{memory.address}" for memory in memories}
-    return marks, {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}") for at, mark in marks.items()}
+def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:
+    """Fingerprint everything but the text that the keys of each memory depend on: nothing above its layer."""
+    addresses = [memory.address for memory in memories]
+    layers = {layer: fingerprint(editable, layer) for layer in {at.layer for at in addresses}}
+    return {at: f"{layers[at.layer]}:{at}" for at in addresses}
 
 
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
@@ -156,11 +132,6 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
         return None
 
 
-def mark(editable: Editable, memory: KeyValueMemory) -> str:
-    """Fingerprint everything but the text that the keys of `memory` depend on: nothing above its layer."""
-    return f"{fingerprint(editable, memory.address.layer)}:{memory.address}"
-
-
 def moments_for(
     editable: Editable,
     memories: Sequence[KeyValueMemory],
@@ -176,12 +147,6 @@ def moments_for(
         stats = collect(editable, memories, stats, progress)
     else:
         check_stats(editable, memories, stats)
-    check_reached(memories, stats)
-    return stats
-
-
-def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
-    """Check that each of `memories` received keys from the text of `stats`."""
     for memory in memories:
         moments = stats[memory.address]
         if not moments.keys:
@@ -190,6 +155,7 @@ def check_reached(memories: Sequence[KeyValueMemory], stats: Mapping[Address, Ke
                 "came to it, so what to protect there is not known; collect over more text, or text that does "
                 "(`ffedit stats --tokens`, `--corpus`)"
             )
+    return stats
 
 
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:
@@ -200,33 +166,33 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
     missing = next((memory.address for memory in memories if memory.address not in stats), None)
     if missing is not None:
         raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
-    for memory in unlike(editable, memories, stats):
-        moments = stats[memory.address]
-        what = mismatch(moments, memory, editable) or EDITED
-        raise EditError(f"statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
+    for memory in _differing(editable, memories, stats):
+        raise _misfit(stats[memory.address], memory, editable)
 
 
-def unlike(
+def _differing(
     editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
 ) -> list[KeyValueMemory]:
     """List the memories whose statistics were collected neither on the current nor on the unedited weights."""
-
-    def differing(among: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
-        return [memory for memory in among if stats[memory.address].fingerprint != mark(editable, memory)]
-
-    differ = differing(memories)
+    marks = _marks(editable, memories)
+    differ = [memory for memory in memories if stats[memory.address].fingerprint != marks[memory.address]]
     if differ and editable.history.originals:
         with unedited(editable):
-            differ = differing(differ)
+            marks = _marks(editable, differ)
+        differ = [memory for memory in differ if stats[memory.address].fingerprint != marks[memory.address]]
     return differ
 
 
-def mismatch(moments: KeyMoments, memory: KeyValueMemory, editable: Editable) -> str | None:
-    """Describe the layer, precision and d_ff of a memory if they differ from those of the moments, else None."""
-    dtype = str(memory.dtype).removeprefix("torch.")
-    if (moments.address, moments.dtype, len(moments.sum)) == (str(memory.address), dtype, memory.d_ff):
-        return None
-    return f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
+def _misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
+    """Return the error that says what of a memory differs from what its statistics were collected with."""
+    why = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
+    if memory is None:
+        why = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
+    else:
+        dtype = str(memory.dtype).removeprefix("torch.")
+        if (moments.address, moments.dtype, len(moments.sum)) != (str(memory.address), dtype, memory.d_ff):
+            why = f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
+    return EditError(f"statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
 def _entry(kind: str, about: str) -> Path:
@@ -284,7 +250,7 @@ def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds
 
 
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
-    """Restore what `_save` saved, if anything; return the seconds spent on it."""
+    """Restore what `_save` saved, if anything; return the seconds that it took."""
     if not unfinished.exists():
         return 0.0
     tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
@@ -339,10 +305,8 @@ def _batch(
 
 def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForward]:
     """Group memories by layer: each layer restricted to its addresses among `addresses`, in ascending order."""
-    by_number: dict[int, list[Address]] = {}
-    for at in sorted(addresses):
-        by_number.setdefault(at.layer, []).append(at)
-    return [editable.feed_forward[layer].only(own) for layer, own in by_number.items()]
+    kept = set(addresses)
+    return [editable.feed_forward[layer].only(kept) for layer in sorted({at.layer for at in kept})]
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
@@ -353,20 +317,17 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
     )
 
 
-def _converged(fitters: Iterable[KeyMomentsFitter], tolerance: float | None) -> bool:
+def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -> bool:
     """Return True if, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
-    if tolerance is None:
+    if tolerance is None or any(fitter.batches.bit_count() != 1 for fitter in fitters):
         return False
-    return all(
-        fitter.batches.bit_count() == 1 and (difference := fitter.convergence()) is not None and difference <= tolerance
-        for fitter in fitters
-    )
+    return all((difference := fitter.convergence()) is not None and difference <= tolerance for fitter in fitters)
 
 
 def begun(editable: Editable, ids: Tensor) -> Tensor:
     """Put BOS at the start of each row of a text if the tokenizer prepends one; the number of `ids` [n] is kept."""
     bos, length = editable.tokenizer.bos_token_id, row_length(editable)
-    if bos is None or editable.tokenizer(ANY_TEXT, verbose=False)["input_ids"][:1] != [bos]:
+    if bos is None or editable.tokenizer("a", verbose=False)["input_ids"][:1] != [bos]:
         return ids
     text = ids[int(ids[0]) == bos :]
     rows = [torch.cat([text.new_tensor([bos]), row]) for row in text.split(length - 1)]
@@ -384,19 +345,7 @@ def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
 
 
 def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
-    """Write `stats` as a folder, whole or not at all.
-
-    Args:
-        stats: by address, as `ffedit.stats` returns them.
-        folder: the folder to create.
-        force: replace an existing folder.
-
-    Returns:
-        The folder.
-
-    Raises:
-        EditError: it exists, or cannot be written.
-    """
+    """Write statistics as a folder, whole or not at all; EditError where it exists (without `force`) or cannot be."""
     with written(Path(folder), force) as made:
         for address, moments in stats.items():
             moments.save(made / file_name(address))
@@ -411,28 +360,18 @@ def file_name(address: Address) -> str:
 def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMoments]:
     """Read what `save_stats` wrote for this model; layers collected with other weights are left out.
 
-    On an edited model, statistics of the unedited one are accepted too, if the originals of the edited matrices are
-    available.
-
-    Args:
-        folder: that `save_stats` wrote.
-        editable: the model.
+    On an edited model, statistics of the unedited one are accepted too, where the originals of its matrices are known.
 
     Raises:
         EditError: it is no such folder, a file is damaged, or all are of another model, layer or precision.
     """
-    memories = {str(address): memory for address, memory in editable.memories.items()}
     read = _read(Path(folder))
-    fitting = {memories[each.address].address: each for each in read.values() if each.address in memories}
-    differ = {memory.address for memory in unlike(editable, [editable.memories[at] for at in fitting], fitting)}
+    fitting = {at: moments for at, moments in read.values() if at in editable.memories}
+    differ = {memory.address for memory in _differing(editable, [editable.memories[at] for at in fitting], fitting)}
     stats = {at: moments for at, moments in fitting.items() if at not in differ}
     if not stats:
-        path, moments = next(reversed(read.items()))
-        memory = memories.get(moments.address)
-        what = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
-        if memory is not None:
-            what = mismatch(moments, memory, editable) or EDITED
-        raise EditError(f"{path}: statistics of {moments.of}, but {what}; collect them anew with `ffedit stats`")
+        path, (at, moments) = next(reversed(read.items()))
+        raise EditError(f"{path}: {_misfit(moments, editable.memories.get(at), editable)}")
     return stats
 
 
@@ -442,26 +381,22 @@ def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:
     Raises:
         EditError: a folder holds none, they are of different models, or a text is in two of them.
     """
-    merged: dict[str, KeyMoments] = {}
+    merged: dict[Address, KeyMoments] = {}
     for folder in folders:
-        for path, moments in _read(Path(folder)).items():
-            before = merged.get(moments.address)
+        for path, (at, moments) in _read(Path(folder)).items():
             try:
-                merged[moments.address] = moments if before is None else before + moments
+                merged[at] = merged[at] + moments if at in merged else moments
             except EditError as error:
                 raise EditError(f"{path}: {error}") from error
-    return {_address(name): merged[name] for name in sorted(merged, key=_address)}
+    return dict(sorted(merged.items()))
 
 
-def _address(name: str) -> Address:
-    return Address(*map(int, name.split(".")))
-
-
-def _read(folder: Path) -> dict[Path, KeyMoments]:
-    """Read all statistics in a folder, by file, in the order of the layers."""
+def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
+    """Read all statistics in a folder with the addresses of their memories, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
-    read = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
-    if not read:
+    files = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
+    if not files:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    return dict(sorted(read.items(), key=lambda item: _address(item[1].address)))
+    read = {path: (Address(*map(int, moments.address.split("."))), moments) for path, moments in files.items()}
+    return dict(sorted(read.items(), key=lambda item: item[1][0]))

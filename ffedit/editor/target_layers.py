@@ -1,27 +1,28 @@
 """Select the memories of a layer that a fact is written to.
 
 A dense layer has one. In a mixture of experts, a fact is written to the experts that the subject's last token is routed
-to in at least half of the texts stating the fact, and to every shared one. The router itself is never changed. Its
-routes are measured before and after: the share of its weight on the written experts over contexts, and whether a text
-is routed to other experts once the edit is in the model.
+to in at least half of the texts stating the fact, and to every shared one. The router itself is never changed; its
+routes are measured before and after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ffedit.algebra.linalg import double
-from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job, restored
-from ffedit.editor.prompts import PromptSet
+from ffedit.editor.edit import Edit, restored
+from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference.routing import Routes, mixtures, routes
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.memory import Address
+from ffedit.model.tokenization import Encoded
+
+if TYPE_CHECKING:
+    from ffedit.editor.solve import Job
 
 # Share of the texts stating a fact that must be routed to an expert for it to be written.
 OFTEN = 0.5
@@ -29,24 +30,25 @@ OFTEN = 0.5
 
 def find_ff_layers(editable: Editable, layers: Sequence[int], prompt_sets: Sequence[PromptSet]) -> list[FeedForward]:
     """Return the memories of `layers` that the facts' keys are routed to, by layer; a dense layer needs no prompts."""
-    mixed = [layer for layer in layers if editable.feed_forward[layer].mixture is not None]
-    by_layer = routes(editable, [text for prompt_set in prompt_sets for text in prompt_set.prompts], mixed)
-    return [
-        editable.feed_forward[layer].only(_written(editable.feed_forward[layer], by_layer[layer], prompt_sets))
-        if layer in by_layer
-        else editable.feed_forward[layer]
-        for layer in layers
-    ]
+    ff_layers = {layer: editable.feed_forward[layer] for layer in layers}
+    mixed = [layer for layer, ff in ff_layers.items() if ff.mixture is not None]
+    for layer, by_text in routes(editable, _texts(prompt_sets), mixed).items():
+        ff, routed = ff_layers[layer], by_text.weights.shape[1]
+        written = {memory.address.expert for memory in ff.memories if (memory.address.expert or 0) >= routed}  # shared
+        for subject in _by_subject(by_text, prompt_sets):
+            written |= set((subject.shares >= min(OFTEN, float(subject.shares.max()))).nonzero()[:, 0].tolist())
+        ff_layers[layer] = ff.only(memory.address for memory in ff.memories if memory.address.expert in written)
+    return list(ff_layers.values())
 
 
-def _written(layer: FeedForward, routes_of: Routes, prompt_sets: Sequence[PromptSet]) -> list[Address]:
-    """Return the addresses of the experts that any subject is routed to, and of the shared experts."""
-    routed = routes_of.weights.shape[1]
-    chosen = {memory.address.expert for memory in layer.memories if (memory.address.expert or 0) >= routed}
-    for rows in torch.arange(len(routes_of.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
-        shares = routes_of.some(rows).shares
-        chosen |= set((shares >= min(OFTEN, float(shares.max()))).nonzero()[:, 0].tolist())
-    return [memory.address for memory in layer.memories if memory.address.expert in chosen]
+def _texts(prompt_sets: Sequence[PromptSet]) -> list[Encoded]:
+    return [text for prompt_set in prompt_sets for text in prompt_set.prompts]
+
+
+def _by_subject(by_text: Routes, prompt_sets: Sequence[PromptSet]) -> Iterator[Routes]:
+    """Yield the routes of each subject's texts."""
+    for rows in torch.arange(len(by_text.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
+        yield by_text.some(rows)
 
 
 def check_routes(
@@ -55,55 +57,44 @@ def check_routes(
     """Check that the subjects are still routed to the experts of `ff`, with the layers below it edited."""
     if ff.mixture is None:
         return
-    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
-    routes_of = routes(editable, texts, [ff.layer])[ff.layer]
+    by_text = routes(editable, _texts(prompt_sets), [ff.layer])[ff.layer]
     written = {memory.address.expert for memory in ff.memories}
-    counts = [len(prompt_set.prompts) for prompt_set in prompt_sets]
-    for subject, rows in zip(subjects, torch.arange(len(routes_of.weights)).split(counts), strict=True):
-        shares = routes_of.some(rows).shares
-        flipped = [e for e in (shares > OFTEN).nonzero()[:, 0].tolist() if e not in written]
+    for subject, own in zip(subjects, _by_subject(by_text, prompt_sets), strict=True):
+        flipped = [expert for expert in (own.shares > OFTEN).nonzero()[:, 0].tolist() if expert not in written]
         if flipped:
+            named = ", ".join(str(memory.address) for memory in ff.memories)
             raise EditError(
                 f"the routing flips under the edit: {subject!r} goes to expert {ff.layer}.{flipped[0]} once "
-                f"the layers below are edited, and was to be written to {_named(ff)}; write to one layer"
+                f"the layers below are edited, and was to be written to {named}; write to one layer"
             )
 
 
-def _named(ff: FeedForward) -> str:
-    return ", ".join(str(memory.address) for memory in ff.memories)
+def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str, Any]:
+    """Describe the routes before and after an edit of a mixture, as plain JSON by layer.
 
-
-def routed(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> Edit:
-    """Return the edit with the routes before and after it in its provenance, if it changes a mixture, else unchanged.
-
-    `provenance["routing"]` is plain JSON, by layer: `texts`, the number of texts stating the facts; `experts`, for each
-    expert the `share` of them whose subject is routed to it and its mean `weight` then; `moved`, the share routed to
-    other experts once the edit is in the model; for an edited layer, `written`, the experts, and `covered`, the share
-    of the router's weight on them.
+    `texts` is the number of texts stating the facts; `experts`, for each expert the `share` of them whose subject is
+    routed to it and its mean `weight` then; `moved`, the share routed to other experts once the edit is in the model;
+    for an edited layer, `written`, the experts, and `covered`, the share of the router's weight on them.
     """
-    editable, mixed = job.editable, [ff for ff in job.ff_layers if ff.mixture is not None]
-    if not mixed:
-        return edit
-    texts = [text for prompt_set in prompt_sets for text in prompt_set.prompts]
+    editable = job.editable
+    texts = _texts(prompt_sets)
     before = routes(editable, texts, mixtures(editable))
     with restored(job.memories):
         for at, delta in edit.updates.items():
             editable.memories[at].write_(delta)
         after = routes(editable, texts, mixtures(editable))
-    about = {str(layer): _described(routes_before, after[layer]) for layer, routes_before in before.items()}
-    for ff in mixed:
+    about: dict[str, Any] = {}
+    for layer, own in before.items():
+        chosen, weights = own.shares.nonzero()[:, 0].tolist(), own.mean_weights
+        about[str(layer)] = {
+            "texts": len(own.weights),
+            "experts": {str(e): {"share": float(own.shares[e]), "weight": float(weights[e])} for e in chosen},
+            "moved": float(double((own.chosen != after[layer].chosen).any(1)).mean()),
+        }
+    for ff in job.ff_layers:
+        if ff.mixture is None:
+            continue
         written, count = [memory.address.expert or 0 for memory in ff.memories], before[ff.layer].weights.shape[1]
         covered = before[ff.layer].covered([e for e in written if e < count])
         about[str(ff.layer)] |= {"written": written, "covered": covered}
-    return edit.noted(routing=about)
-
-
-def _described(before: Routes, after: Routes) -> dict[str, Any]:
-    return {
-        "texts": len(before.weights),
-        "experts": {
-            str(e): {"share": float(before.shares[e]), "weight": float(before.mean_weights[e])}
-            for e in before.shares.nonzero()[:, 0].tolist()
-        },
-        "moved": float(double((before.chosen != after.chosen).any(1)).mean()),
-    }
+    return about

@@ -5,62 +5,68 @@ the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
     L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖h‖² )
 
-h is the residual stream behind the layer, and ‖h‖ the unit of every length here: δ acts on the stream, while ‖W k*‖
-differs tenfold between the layers of one model. Steps follow the gradient, with lengths in units of ‖h‖: Adam at first
-moves every entry of δ by the same amount, which makes δ longer than necessary. The weights of the two penalties decay
-from step to step (ρ < 1), so that an easy fact ends with a small δ while they are high, and a hard one reaches its
-target once they are low. If the new object is more likely than not in every context from the start, δ is 0: an edit
-that is already in the model reaches a slightly lower probability in single contexts than its value did when it was
-chosen, and is not to be written again.
+h is the residual stream behind the layer, and ‖h‖ the unit of every length: δ acts on the stream, while ‖W k*‖ differs
+tenfold between the layers of one model. Steps follow the gradient: Adam at first moves every entry of δ by the same
+amount, which makes δ longer than necessary. The weights of the two penalties decay from step to step (ρ < 1), so that
+an easy fact ends with a small δ, and a hard one reaches its target once they are low. If the new object is more likely
+than not in every context from the start, δ is 0: an edit that is in the model already reaches a slightly lower
+probability in single contexts than its value did, and is not to be written again.
 
-Many values are optimised together, each with its own loss and stopping condition, so that a value does not depend on
-the others in its batch.
+Many values are optimised together, each with its own loss and end, so that none depends on the others in its batch.
+
+Adding δ changes nothing below the layer and nothing left of the token. So all texts are recorded once (`Objective`); a
+step resumes those of the values still optimised at the layer and their subject's last token, in batches of texts with
+similar numbers of positions to run (buckets), and applies the unembedding only at the positions that the loss reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from math import exp, log
+from math import ceil, exp, log
 
 import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import ValueConfig
-from ffedit.editor.prompts import PromptSet
-from ffedit.editor.value_loss import ROOM, SHARES, Objective, size
+from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
+from ffedit.inference import replay
 from ffedit.inference.batching import batch_budget, grouped, split_on_oom
+from ffedit.inference.generation import log_softmax
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import frozen
+from ffedit.model.hooks import frozen, replace_output
+from ffedit.model.tokenization import Encoded, pad
 from ffedit.progress import Progress, silent
 
 # A step aims at this multiple of the target probability, so that the last one does not end just below it.
 AIM = 1.1
 # Target at step 0, in every context: the new object is likelier than all else together.
 SAID = 0.5
-# Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where no output that
-# is read depends on δ (behind the last layer, except at the subject itself), and gives no direction.
+# Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where nothing that is
+# read depends on δ.
 FLAT = 1e-4
+# Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 128 MB in float32;
+# on a GPU, one of SHARES shares of the free memory.
+ROOM, SHARES = 2**25, 8
+# Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
+BATCH_COST = 32
+# Activations kept for the gradient, per token and layer, in multiples of d_model.
+ACTIVATIONS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Value of one subject, found by `choose_values`.
+    """Value of one subject, found by `choose_values`."""
 
-    Attributes:
-        v: v* = W k* + δ, [d_model], float64.
-        delta: δ, [d_model], float64.
-        losses: the whole loss before each step, and after the last, nats.
-        probabilities: of each fact's new object in its bare prompt with δ in place.
-    """
-
-    v: Tensor
-    delta: Tensor
-    losses: tuple[float, ...]
-    probabilities: tuple[float, ...]
+    v: Tensor  # v* = W k* + δ, [d_model], float64
+    delta: Tensor  # δ, [d_model], float64
+    losses: tuple[float, ...]  # the whole loss before each step, and after the last, nats
+    probabilities: tuple[float, ...]  # of each fact's new object in its bare prompt with δ in place
 
 
 def choose_values(
@@ -72,19 +78,10 @@ def choose_values(
     config: ValueConfig,
     progress: Progress = silent,
 ) -> list[Value]:
-    """Find v* for each of `prompt_sets`.
+    """Choose v* for each of n `prompt_sets`, of one subject each; EditError where the loss is not finite.
 
-    Args:
-        editable: the model; it is not changed.
-        ff: the layer that the facts are to be written to.
-        prompt_sets: the prompts to be answered with the new objects and the essence prompts, one set per subject.
-        keys: k* of each, [d_ff, n].
-        lengths: the unit in which δ is measured, [n]: the norm of the residual stream behind the layer.
-        config: steps, weights and bounds.
-        progress: called with the progress.
-
-    Raises:
-        EditError: the loss is not finite, or memory does not suffice for a single subject.
+    `keys` [d_ff, n] are the k* in the layer `ff`; `lengths` [n] the norms of the residual stream behind it, the unit in
+    which δ is measured.
     """
     refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     W = ff.matrix
@@ -152,9 +149,9 @@ def _optimise(
 
 
 def _gradient_steps(config: ValueConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of steps along the gradient, [n, d_model].
+    """Return the function of steps along the gradient, [n, d_model], which gain the log-probability that is missing.
 
-    To first order a step gains the missing log-probability; its length is at most `step_size`.
+    That is to first order; a step is at most `step_size` long.
     """
 
     def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
@@ -166,10 +163,7 @@ def _gradient_steps(config: ValueConfig) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of Adam's steps, each value on its own, in units of `unit` [n, 1].
-
-    As published, Adam works on δ itself, whose entries move alike.
-    """
+    """Return the function of Adam's steps in units of `unit` [n, 1]; as published, Adam works on δ itself."""
     mean = square = torch.zeros(())
     count = 0
 
@@ -184,3 +178,194 @@ def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor],
         return step
 
     return step_of
+
+
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """Recorded texts that are run together."""
+
+    rows: Tensor  # indices of the texts in the objective, [r]
+    starts: Tensor  # first position of each that is run again, [r]; no subject ends left of it
+    recording: replay.Recording
+    said: Tensor  # for each token of an answer: row in the bucket, position before it, token; [a, 3]
+    kept: Tensor  # for each position whose distribution is preserved: row in the bucket, position; [k, 2]
+    before: Tensor  # the distribution to preserve there, [k, vocabulary]
+    entropy: Tensor  # of `before`, [k], nats
+
+
+class Objective:
+    """Loss of `prompt_sets`, one for each of n values, at any δ that is added to the output of the layer `ff`."""
+
+    def __init__(self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], kl_weight: float) -> None:
+        self.editable, self.ff, self.n = editable, ff, len(prompt_sets)
+        self._ragged = editable.resumable and editable.ragged
+        self._texts: list[Encoded] = []
+        owners: list[int] = []
+        # For each text that states a fact: indices of the value, of the fact within it, and of the text.
+        self._prompts: list[tuple[int, int, int]] = []
+        for owner, prompt_set in enumerate(prompt_sets):
+            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(prompt_set.fact_of)]
+            self._texts += prompt_set.texts
+            owners += [owner] * (len(self._texts) - len(owners))
+        self._owner = torch.tensor(owners)
+        self._at = torch.tensor([text.site for text in self._texts])
+        # Position after the last that is read: of an answer, the last token is predicted only.
+        self._end = torch.tensor([len(text.ids) - bool(text.target_ids) for text in self._texts])
+        self._facts = [prompt_set.facts for prompt_set in prompt_sets]
+        # Weights of each text's −log P(answer) and of its KL term; those of a fact's contexts sum to 1.
+        self._answers, self._kept = torch.zeros(len(owners)), torch.full((len(owners),), kl_weight)
+        contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
+        for owner, fact, row in self._prompts:
+            self._answers[row], self._kept[row] = 1 / contexts[owner, fact], 0
+        self._buckets = [self._record(rows) for bucket in self._cut() for rows in self._fitting(bucket)]
+
+    def _cut(self) -> Iterator[Tensor]:
+        """Yield indices of texts, in buckets of least total cost: rows × positions run + `BATCH_COST` for each bucket.
+
+        A rerun begins where its subject ends. If the model can begin at a different position in each row, texts with
+        similar numbers of positions to run share a bucket; else those whose subjects end at similar positions.
+        """
+        at, end = self._at.tolist(), self._end.tolist()
+        key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
+        keys = sorted(set(key))
+        of = [[row for row in range(len(key)) if key[row] == length] for length in keys]
+        # best[j]: least cost of all texts whose key is below keys[j], and the index where its last bucket begins.
+        best: list[tuple[float, int]] = [(0.0, 0)]
+        for j in range(1, len(keys) + 1):
+            longest, weight, options = 0, 0, []
+            for i in range(j - 1, -1, -1):
+                longest = max(longest, *(end[row] for row in of[i]))
+                weight += len(of[i])
+                positions = keys[j - 1] if self._ragged else longest - keys[i]
+                options.append((best[i][0] + weight * positions + BATCH_COST, i))
+            best.append(min(options))
+        last = len(keys)
+        while last:
+            first = best[last][1]
+            # Sorted, so that the rows of most parts of a large bucket begin at one position, which needs no mask.
+            yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
+            last = first
+
+    def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
+        """Split a bucket into parts whose attention keys and values of all layers fit into memory while recording."""
+        longest = max(len(self._texts[row].ids) for row in rows.tolist())
+        each = 2 * longest * len(self.editable.layers) * self.editable.d_model
+        return _parts(rows, batch_budget(self.editable, ROOM, SHARES) // each)
+
+    def _record(self, rows: Tensor) -> _Bucket:
+        texts = [self._texts[row] for row in rows.tolist()]
+        at = self._at[rows]
+        starts = at if self._ragged else torch.full_like(at, int(at.min()))
+        said = [(row, t.answer - 1 + i, token) for row, t in enumerate(texts) for i, token in enumerate(t.target_ids)]
+        kept = [(row, len(text.ids) - 1) for row, text in enumerate(texts) if not text.target_ids]
+        reads = torch.tensor(kept, dtype=torch.long).reshape(-1, 2)
+        ids, only = pad([text.ids for text in texts]), (self.ff.layer, int(starts.max()))
+        recording = replay.record(self.editable, ids, reads, only=only)
+        before = log_softmax(recording.logits).exp()
+        entropy = -torch.xlogy(before, before).sum(-1)
+        said_at = torch.tensor(said, dtype=torch.long).reshape(-1, 3)
+        return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
+
+    def loss_and_gradient(
+        self, delta: Tensor, going: Tensor, penalty: float = 1.0
+    ) -> tuple[Tensor, Tensor, list[list[list[float]]]]:
+        """Compute L without its weight decay, and its gradient, at δ = `delta` [n, d_model].
+
+        Args:
+            delta: δ of each value, in the units of the layer's output.
+            going: mask of the values to compute, [n]; the loss and gradient of the others are 0.
+            penalty: factor on the KL term.
+
+        Returns:
+            The loss, [n], nats; its gradient, [n, d_model]; and by value and fact, the log-probability of the new
+            object in each prompt, nats.
+        """
+        answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
+        loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
+        answered = torch.zeros(len(self._texts))
+        for bucket, indices in self._batches(going[self._owner]):
+            leaf = delta.detach().clone().requires_grad_()
+            said, moved = self._run(bucket, indices, leaf)
+            rows = bucket.rows[indices]
+            terms = kept[rows] * moved - answers[rows] * said
+            gradient += torch.autograd.grad(terms.sum(), leaf)[0]
+            loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
+            answered[rows] = said.detach().float().cpu()
+        by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
+        for owner, fact, row in self._prompts:
+            by_fact[owner][fact].append(float(answered[row]))
+        return loss, gradient, by_fact
+
+    def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
+        """Yield the texts selected by `taking`, [texts], as (bucket, indices within it), in batches that fit."""
+        most = batch_budget(self.editable, ROOM, SHARES)
+        layers = len(self.editable.layers) - self.ff.layer
+        for bucket in self._buckets:
+            indices = taking[bucket.rows].nonzero()[:, 0]
+            if not len(indices):
+                continue
+            reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
+            width = int((self._end[bucket.rows] - bucket.starts).max())
+            each = width * layers * ACTIVATIONS * self.ff.shape[0] + 3 * reads * bucket.before.shape[1]
+            yield from ((bucket, batch) for batch in _parts(indices, int(most // each)))
+
+    def _run(self, bucket: _Bucket, indices: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Run texts `indices` of a bucket with δ in place.
+
+        Return the log-probability of each text's answer (0 without one) and the KL divergence summed along it, nats.
+        """
+        editable, layer = self.editable, self.ff.layer
+        rows, starts = bucket.rows[indices], bucket.starts[indices]
+        width = int((self._end[rows] - starts).max())
+        each, at = torch.arange(len(indices)), self._at[rows]
+        owner = self._owner[rows].to(delta.device)
+
+        def add(output: Tensor) -> Tensor:
+            moved = output.reshape(len(indices), -1, output.shape[-1]).clone()
+            # A model that cannot be resumed runs whole rows, so positions count from the row's beginning.
+            moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
+            return moved.reshape(output.shape)
+
+        ff = torch.full((len(bucket.rows),), -1)
+        ff[indices] = each
+        said = bucket.said[ff[bucket.said[:, 0]] >= 0]
+        which = ff[bucket.kept[:, 0]] >= 0
+        kept = bucket.kept[which]
+        reads = torch.cat([said[:, :2], kept])
+        reads = torch.stack([ff[reads[:, 0]], reads[:, 1]], 1)
+        run, from_end = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
+        # If δ is added to the last layer itself, that layer must run at all positions.
+        last = layer + 1 == len(editable.layers)
+        with (
+            replace_output(self.ff.module, add),
+            nullcontext() if last else replay.narrowed(editable, run, from_end),
+        ):
+            states = bucket.recording.states[layer]
+            inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
+            rerun = editable, bucket.recording, layer, states[indices[:, None], inside], indices
+            if int(starts.min()) < int(starts.max()):
+                logits = replay.resume_each(*rerun, starts, reads)
+            else:
+                logits = replay.resume(*rerun, int(starts[0]), reads)
+        log_probs = log_softmax(logits)
+        of_answers, of_kept = log_probs.split([len(said), len(kept)])
+        answers = of_answers.gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
+        which = which.to(log_probs.device)
+        divergence = -bucket.entropy[which] - (bucket.before[which] * of_kept).sum(-1)
+        of = reads[:, 0].to(log_probs.device)
+        zero = log_probs.new_zeros(len(indices))
+        return zero.index_add(0, of[: len(said)], answers), zero.index_add(0, of[len(said) :], divergence)
+
+
+def _parts(rows: Tensor, most: int) -> tuple[Tensor, ...]:
+    """Split `rows` into parts of 1 to `most` rows, of about equal length, since a short part costs nearly as much."""
+    return rows.tensor_split(ceil(len(rows) / max(1, most)))
+
+
+def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
+    """Estimate how many numbers an `Objective` keeps for a prompt set."""
+    width, layers = ff.shape[0], len(editable.layers) - ff.layer
+    vocabulary = int(editable.model.config.get_text_config().vocab_size)
+    furthest = max(text.site for text in prompt_set.texts)
+    held = sum(2 * layers * furthest + len(text.ids) for text in prompt_set.texts)
+    return held * width + len(prompt_set.essence) * vocabulary

@@ -1,15 +1,13 @@
 """Choose the layer to edit in a model, once, by editing facts that the model knows.
 
 The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213), and one fact's
-trace is weak evidence about a model. So the model is queried with a small set of facts that ships with ffedit; those
-that it knows are traced at the subject's last token, where the key is read; and a few of them are written at each of
-a few candidate layers: the layer of the largest effect, the published one for the model, and early ones, where most
-models edit best. The layer with the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those
-within `TIE` of it, which so few facts do not tell apart, the one nearest to the published layer, or to the usual
-share of the depth.
+trace is weak evidence about a model. So the model is asked a small set of facts that ships with ffedit. Those that it
+knows are traced at the token where the key is read, and a few are written at each of a few candidates: the layer of the
+largest effect, the published one, and early ones, where most models edit best. The layer of the best harmonic mean of
+efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to the published layer, or
+to the usual share of the depth.
 
-The amount of work is fixed by counts, not by time, so that the same model gives the same layer; the choice is cached
-under the fingerprint of the unedited weights.
+The amount of work is fixed by counts, not by time, so that the same model gives the same layer.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import hashlib
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -38,7 +35,7 @@ from ffedit.facts.reading import read_facts
 from ffedit.files import cache
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.layer_choice.published import published
+from ffedit.layer_choice.published import nearest, published
 from ffedit.locator import TraceSet, locate_all
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
@@ -69,10 +66,10 @@ class LayerScore:
     """Scores of tracing and editing at one layer.
 
     Attributes:
-        effect: average indirect effect at the subject's last token, window of layers around this one, or None.
+        effect: average indirect effect at the subject's last token, window of layers around this one.
         efficacy: after editing the facts in this layer, as are `paraphrase` and `specificity`; each None where it was
             not measured.
-        score: harmonic mean of efficacy and whichever of the other two were measured; None without efficacy.
+        score: harmonic mean of those that were measured; None without efficacy.
         magnitude: mean of the same rates' magnitudes, differences of probability; decides between equal scores.
     """
 
@@ -87,13 +84,12 @@ class LayerScore:
     @classmethod
     def of(cls, layer: int, effect: float | None, scores: Scores) -> LayerScore:
         """Build the row of a layer from its effect and the scores of the edits at it."""
-        names = ("efficacy", "paraphrase", "specificity")
-        rates = {name: getattr(scores, name) for name in names}
-        measured = [name for name in names if rates[name] is not None]
+        rates = {name: getattr(scores, name) for name in ("efficacy", "paraphrase", "specificity")}
         if scores.efficacy is None:
             return cls(layer, effect, **rates, score=None)
+        measured = {name: rate for name, rate in rates.items() if rate is not None}
         sizes = [size for name in measured if (size := getattr(scores, f"{name}_magnitude")) is not None]
-        score = harmonic_mean([rates[name] for name in measured])
+        score = harmonic_mean(list(measured.values()))
         return cls(layer, effect, **rates, score=score, magnitude=fmean(sizes) if sizes else None)
 
 
@@ -104,17 +100,15 @@ class Choice(Displayed):
     Attributes:
         layer: the layer; None if the model knows too few of the calibration facts.
         method: that the candidates were edited with.
-        asked: number of facts the model was queried with.
-        known: number of them that it knows.
-        written: number of facts written at each candidate.
-        rows: scores of the candidates.
+        asked: number of facts that the model was asked.
+        known: how many of them it knows.
+        written: how many were written at each candidate.
         effects: average indirect effect at the subject's last token over the traced facts, [layers]; empty if `layer`
             is None, since none were traced.
         total: average total effect.
         traced: the layer that the trace finds, or None if it shows no site.
         prior: the published layer, or None.
         source: of the prior.
-        seconds: duration of the calibration.
         made: date, YYYY-MM-DD.
     """
 
@@ -137,16 +131,12 @@ class Choice(Displayed):
         return f"Choice of layer {self.layer} ({self.method}, {self.known} of {self.asked} facts known; {scores})"
 
     def within(self, allowed: range) -> int | None:
-        """Return the chosen layer if it is `allowed`, else the best allowed candidate, else the nearest allowed layer.
-
-        None if no layer was chosen.
-        """
+        """Return the layer, or the best allowed candidate, or the nearest allowed layer; None if none was chosen."""
         if self.layer is None or self.layer in allowed:
             return self.layer
-        rows = [row for row in self.rows if row.layer in allowed]
-        if rows:
+        if rows := [row for row in self.rows if row.layer in allowed]:
             return best(rows, expected(self.prior, len(self.effects)))
-        return min(allowed, key=lambda i: abs(i - (self.layer or 0)))
+        return nearest(allowed, self.layer)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -194,7 +184,7 @@ def choose_layer(
         method: that the candidates are edited with.
         facts: with previous objects and targets, and with paraphrases and neighbors; None for those that ship.
         config: of the edits; None for the method's defaults, whatever the edit that follows is made with.
-        stats: the text to collect key statistics on; None for the usual one (`editor.collect`).
+        stats: the text to collect key statistics on; None for the usual one (`ffedit.stats`).
         progress: called with the progress.
 
     Raises:
@@ -232,9 +222,8 @@ def _calibrate(
     if len(known) < LEAST:
         return Choice(None, method, len(asked), len(known))
     facts = in_turn(known)
-    traces = locate_all(
-        editable, facts[:TRACED], samples=SAMPLES, seed=config.seed, token=config.key.fact_token, progress=progress
-    )
+    seed, token = config.seed, config.key.fact_token
+    traces = locate_all(editable, facts[:TRACED], samples=SAMPLES, seed=seed, token=token, progress=progress)
     row = published(editable.model.config.get_text_config())
     prior = None if row is None else row.layer(method)
     layers = candidates(len(editable.layers), traces.site, prior)
@@ -247,7 +236,7 @@ def _calibrate(
         known=len(known),
         written=len(written),
         rows=rows,
-        effects=tuple(float(effect) for effect in traces.at_subject),
+        effects=tuple(map(float, traces.at_subject)),
         total=traces.total,
         traced=traces.site,
         prior=prior,
@@ -262,13 +251,14 @@ def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
     """
     asked: list[tuple[Fact, str]] = []
     for fact in facts:
+        if fact.previous is None or fact.target is None:
+            continue
         try:
-            encoded = editable.encode(fact.text, fact.previous or "", fact.span, editable.max_tokens - OWN_TOKENS)
+            encoded = editable.encode(fact.text, fact.previous, fact.span, editable.max_tokens - OWN_TOKENS)
             questions(editable, [fact], facts)
         except FactError:
             continue
-        if fact.previous is not None and fact.target is not None:
-            asked.append((fact, generation.words(editable, encoded.target_ids)))
+        asked.append((fact, generation.words(editable, encoded.target_ids)))
     said = generation.completions(editable, [fact.text for fact, _ in asked], OWN_TOKENS)
     return [fact for (fact, old), text in zip(asked, said, strict=True) if exact_match(text, old, fact.new_object)]
 
@@ -276,12 +266,9 @@ def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
 def in_turn(facts: Sequence[Fact]) -> list[Fact]:
     """Take one fact of each subject and interleave the relations, so that the first facts cover as many as possible."""
     first = [group[0] for group in by_subject(facts)]
-    seen: Counter[str | None] = Counter()
-    turns = []
-    for fact in first:
-        turns.append(seen[fact.relation])
-        seen[fact.relation] += 1
-    return [fact for _, fact in sorted(zip(turns, first, strict=True), key=lambda pair: pair[0])]
+    relations = [fact.relation for fact in first]
+    turns = [relations[:i].count(relation) for i, relation in enumerate(relations)]
+    return [first[i] for i in sorted(range(len(first)), key=turns.__getitem__)]
 
 
 def candidates(depth: int, traced: int | None, prior: int | None) -> list[int]:

@@ -1,10 +1,9 @@
 """Choose the layer to edit: by calibration, by tracing, by a sweep over all layers, or by request.
 
 `auto` takes the model's layer, found once by editing facts that it knows (`calibrate`). A fact's own trace is shown
-beside it, and decides if it is requested or if the model knows too few of the calibration facts. A layer is never taken
-from a trace that shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and
-measures; compared with the trace it shows how far to trust the trace for this model (Hase et al. 2023, arXiv
-2301.04213).
+beside it, and decides if it is requested or if the model knows too few of the calibration facts; it never does where it
+shows no site at the token where the key is read (`locator.site_of`). A sweep edits at every layer and measures;
+compared with the trace it shows how far to trust the trace for this model (Hase et al. 2023, arXiv 2301.04213).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +23,7 @@ from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
-from ffedit.layer_choice.published import usual_layer
+from ffedit.layer_choice.published import nearest, usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.aggregate import rank_correlation
 from ffedit.model.editable import Editable
@@ -41,21 +41,14 @@ SHOWN_SAMPLES = 4
 
 @dataclass(frozen=True)
 class Sweep:
-    """Scores of edits at each layer.
-
-    Attributes:
-        rows: one for each layer whose output reaches the answer.
-        traced: the layer that tracing chooses, or None if it shows no site.
-        correlation: Spearman's rank correlation of effect and score over the layers; None if one is constant.
-        method: that all edits were made with.
-        facts: number of facts written.
-    """
+    """Scores of edits at each layer whose output reaches the answer."""
 
     rows: tuple[LayerScore, ...]
-    traced: int | None
+    traced: int | None  # the layer that tracing chooses, or None if it shows no site
+    # Spearman's rank correlation of effect and score over the layers; None if one is constant
     correlation: float | None
-    method: str = "memit"
-    facts: int = 0
+    method: str = "memit"  # that all edits were made with
+    facts: int = 0  # number of facts written
 
     @property
     def layer(self) -> int:
@@ -69,25 +62,17 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Found:
-    """Layer to edit, and the reason for it.
+    """Layer to edit, and the reason for it."""
 
-    Attributes:
-        traces: of feed-forward outputs; of all facts if they decide, else of the first.
-        layer: the layer.
-        by: what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; that it is
-            the "only" one whose output reaches the answer; or, if neither trace nor calibration gives a layer, the
-            usual relative "depth" of published layers.
-        choice: result of the calibration, if it was used.
-        sweep: the sweep, if it decided.
-        kept: whether the sweep was read from the cache.
-    """
-
-    traces: TraceSet
+    traces: TraceSet  # of feed-forward outputs; of all facts if they decide, else of the first
     layer: int
+    # what decided: calibration on the "model", the facts' "trace", a "sweep", the user's "request"; that it is the
+    # "only" one whose output reaches the answer; or, if neither trace nor calibration gives a layer, the usual relative
+    # "depth" of published layers
     by: By
     choice: Choice | None = None
     sweep: Sweep | None = None
-    kept: bool = False
+    kept: bool = False  # whether the sweep was read from the cache
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: the layer, what decided, the model's choice and the sweep."""
@@ -107,26 +92,12 @@ def find_layer(
 ) -> Found:
     """Find the layer to edit by calibration, by a trace, or by a sweep, among those whose output reaches the answer.
 
-    Args:
-        editable: the model.
-        facts: to be written.
-        asked: "auto", "trace" or "sweep", for which all layers are allowed; anything else traces among those `allowed`.
-        allowed: the layers to choose among.
-        method: of the edits that are tried.
-        config: of a sweep's edits; its seed is the trace's, its `key.fact_token` the calibration's.
-        stats: for a sweep.
-        progress: called with the progress.
-
-    Raises:
-        EditError: no allowed layer's output reaches the answer (`editor.in_reach`).
-        FactError: nothing to trace, or a fact has no target.
+    `asked` is "auto", "trace" or "sweep"; anything else traces among the layers `allowed`. `config` and `stats` are
+    those of a sweep's edits; the config's seed is also the trace's, its `key.fact_token` the calibration's.
     """
     config = config or EditConfig()
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
-
-    def first_fact() -> TraceSet:
-        return shown(editable, facts, config.seed, progress)
-
+    first_fact = partial(shown, editable, facts, config.seed, progress)
     if asked == "sweep":
         if (cached := remembered_sweep(editable, method)) is not None and cached.layer in allowed:
             return Found(first_fact(), cached.layer, "sweep", sweep=cached, kept=True)
@@ -144,7 +115,7 @@ def find_layer(
     choice = choice or _calibrated(editable, method, config, progress)
     if (layer := choice.within(allowed)) is not None:
         return Found(traces, layer, "model", choice)
-    return Found(traces, min(allowed, key=lambda i: abs(i - usual_layer(len(editable.layers)))), "depth", choice)
+    return Found(traces, nearest(allowed, usual_layer(len(editable.layers))), "depth", choice)
 
 
 def layer_for(
@@ -194,12 +165,7 @@ def by_sweep(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
-    """Write all `facts` into each layer in reach and measure; cache the sweep if it has at least `MANY` facts.
-
-    Raises:
-        EditError: no layer's output reaches the answer (`editor.in_reach`).
-        FactError: a fact has no target.
-    """
+    """Write all `facts` into each layer in reach (`editor.in_reach`) and measure; cache a sweep of at least `MANY`."""
     config = config or EditConfig()
     layers = in_reach(editable, facts, check_method(method), range(len(editable.layers)), config.key.fact_token)
     rows = edit_at(editable, facts, layers, method, config, stats, traces, progress)

@@ -6,6 +6,7 @@ that ends at the layer where v* is chosen.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -13,20 +14,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """Layers that were published for a model.
-
-    Attributes:
-        model_type: as in its config, like `depth` and `d_model`.
-        rome: ROME's layer.
-        memit: first and last layer of MEMIT's range; None if none was published.
-    """
+    """Layers that were published for a model."""
 
     name: str
-    model_type: str
+    model_type: str  # as in its config, like `depth` and `d_model`
     depth: int
     d_model: int
-    rome: int
-    memit: tuple[int, int] | None
+    rome: int  # ROME's layer
+    memit: tuple[int, int] | None  # first and last layer of MEMIT's range; None if none was published
     source: str
 
     def layer(self, method: str) -> int:
@@ -36,41 +31,20 @@ class Published:
 
 # Sources are files of public repositories, with the paper they belong to.
 PUBLISHED = (
-    Published(
-        "GPT-2 medium", "gpt2", 24, 1024, 8, None,
-        "zjunlp/EasyEdit hparams/ROME/gpt2-medium.json",
-    ),
-    Published(
-        "GPT-2 large", "gpt2", 36, 1280, 12, None,
-        "zjunlp/EasyEdit hparams/ROME/gpt2-large.json",
-    ),
-    Published(
-        "GPT-2 XL", "gpt2", 48, 1600, 17, (13, 17),
-        "arXiv 2202.05262 and 2210.07229: kmeng01/rome hparams/ROME/gpt2-xl.json, jianghoucheng/AlphaEdit "
-        "hparams/MEMIT/gpt2-xl.json",
-    ),
-    Published(
-        "GPT-J", "gptj", 28, 4096, 5, (3, 8),
-        "arXiv 2202.05262 and 2210.07229: kmeng01/rome hparams/ROME, kmeng01/memit hparams/MEMIT, "
-        "EleutherAI_gpt-j-6B.json",
-    ),
-    Published(
-        "GPT-NeoX-20B", "gpt_neox", 44, 6144, 15, (6, 10),
-        "arXiv 2210.07229: kmeng01/memit hparams/ROME, hparams/MEMIT/EleutherAI_gpt-neox-20b.json",
-    ),
-    Published(
-        "Llama 2 7B and Llama 3 8B", "llama", 32, 4096, 5, (4, 8),
-        "arXiv 2410.02355: jianghoucheng/AlphaEdit hparams/ROME, hparams/MEMIT/Llama3-8B.json; zjunlp/EasyEdit "
-        "hparams/ROME, hparams/MEMIT/llama-7b.yaml",
-    ),
-    Published(
-        "Mistral 7B", "mistral", 32, 4096, 5, (4, 8),
-        "zjunlp/EasyEdit hparams/ROME, hparams/MEMIT/mistral-7b.yaml",
-    ),
-    Published(
-        "Qwen 2 and 2.5 7B", "qwen2", 28, 3584, 5, (4, 8),
-        "zjunlp/EasyEdit hparams/ROME, hparams/MEMIT/qwen2.5-7b.yaml",
-    ),
+    Published("GPT-2 medium", "gpt2", 24, 1024, 8, None, "zjunlp/EasyEdit hparams/ROME/gpt2-medium.json"),
+    Published("GPT-2 large", "gpt2", 36, 1280, 12, None, "zjunlp/EasyEdit hparams/ROME/gpt2-large.json"),
+    Published("GPT-2 XL", "gpt2", 48, 1600, 17, (13, 17), "arXiv 2202.05262 and 2210.07229: kmeng01/rome "
+              "hparams/ROME/gpt2-xl.json, jianghoucheng/AlphaEdit hparams/MEMIT/gpt2-xl.json"),
+    Published("GPT-J", "gptj", 28, 4096, 5, (3, 8), "arXiv 2202.05262 and 2210.07229: kmeng01/rome hparams/ROME, "
+              "kmeng01/memit hparams/MEMIT, EleutherAI_gpt-j-6B.json"),
+    Published("GPT-NeoX-20B", "gpt_neox", 44, 6144, 15, (6, 10), "arXiv 2210.07229: kmeng01/memit hparams/ROME, "
+              "hparams/MEMIT/EleutherAI_gpt-neox-20b.json"),
+    Published("Llama 2 7B and Llama 3 8B", "llama", 32, 4096, 5, (4, 8), "arXiv 2410.02355: jianghoucheng/AlphaEdit "
+              "hparams/ROME, hparams/MEMIT/Llama3-8B.json; zjunlp/EasyEdit hparams/ROME, hparams/MEMIT/llama-7b.yaml"),
+    Published("Mistral 7B", "mistral", 32, 4096, 5, (4, 8), "zjunlp/EasyEdit hparams/ROME, "
+              "hparams/MEMIT/mistral-7b.yaml"),
+    Published("Qwen 2 and 2.5 7B", "qwen2", 28, 3584, 5, (4, 8), "zjunlp/EasyEdit hparams/ROME, "
+              "hparams/MEMIT/qwen2.5-7b.yaml"),
 )  # fmt: skip
 
 
@@ -83,3 +57,8 @@ def published(config: Any) -> Published | None:
 def usual_layer(depth: int) -> int:
     """Return the layer at the median relative depth of those published for ROME, in a model of `depth` layers."""
     return int(median(row.rome / row.depth for row in PUBLISHED) * depth)
+
+
+def nearest(layers: Iterable[int], layer: int) -> int:
+    """Return the one of `layers` that is nearest to a layer."""
+    return min(layers, key=lambda i: abs(i - layer))

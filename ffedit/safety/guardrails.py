@@ -1,14 +1,17 @@
-"""Guardrails: signs that an edit is not needed, not safe, or not written, checked before it is shipped.
+"""What should stop an edit from being shipped: guardrails, missed scores (`--require`), and that it did not take.
 
-Each sign is a number with a limit. A breach is a sentence with the number, the limit and what to do; the command warns,
-or with `--strict` refuses.
+A guardrail is a number with a limit. A breach is a sentence with the number, the limit and what to do; the command
+warns, or with `--strict` refuses.
 """
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any, TypeAlias
 
 import torch
 from rich.text import Text
@@ -17,8 +20,8 @@ from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
 from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.editor import Edit, applied_edits
-from ffedit.errors import RequirementError
-from ffedit.evaluator import Report
+from ffedit.errors import FFEditError, RequirementError
+from ffedit.evaluator import METRICS, Report, Scores, Verdict
 from ffedit.evaluator.verdict import DRIFTED, knew_previous, took
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
@@ -26,82 +29,77 @@ from ffedit.model.memory import Address
 
 # Limits from below; the others are from above.
 AT_LEAST = ("division", "keys", "covered")
+COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+COLLECT = "collect more (`ffedit stats --tokens {tokens} --out DIR`) and give them (--stats DIR)"
+# What a breach means and what to do, with its number, its limit, and what else is known of it.
+WORDS = {
+    "believed": "{value:.0%} of the new objects were believed before the edit",
+    "unknown": "{value:.0%} of the old objects were not what the model said before the edit",
+    "sinks": "{subject!r}{more}: one token, which is an attention sink where it begins a text, so that a change there "
+    "would reach every text; it is written only where something stands before it. Put words before it in the prompt, "
+    "or take --layers 0",
+    "norm_ratio": "in layer {at} ‖Δ‖/‖W‖ is {value:.2g} per root of a subject (limit {limit:g}): other text will "
+    "suffer; try another layer, or more value.weight_decay",
+    "rounding": "in layer {at} {value:.0%} of Δ is lost in {dtype} (limit {limit:.0%}): export it as an adapter "
+    "(--format adapter), which keeps all of it, or onto a float32 base",
+    "division": "in layer {at} a key has the division factor {value:.2g} of d_ff (limit {limit:g}): it is nearly a key "
+    "of ordinary text; try another layer",
+    "keys": "in layer {at} C is of {keys:,} keys, {value:.2g} of d_ff (limit {limit:g}): too few to tell which "
+    f"directions text uses; {COLLECT}",
+    "convergence": "in layer {at} two halves of the text for C solve {value:.2g} apart (limit {limit:g}): other text "
+    f"is disturbed more than it had to be; {COLLECT}",
+    "alike": "the keys of {subject!r} and {other!r} have the cosine {value:.2f} (limit {limit:g}): what is written for "
+    "one reaches the other; check both",
+    "covered": "in layer {at} the written experts hold {value:.0%} of the router's weight over contexts (limit "
+    "{limit:.0%}): elsewhere the edit may not be read; try another layer",
+    "moved": "in layer {at} {value:.0%} of the facts' texts go to other experts after the edit (limit {limit:.0%}): "
+    "look at what else changed, or try another layer",
+    "drift": "generic text drifts by {value:.2g} nats per token (limit {limit:g})",
+    "perplexity": "perplexity of generic text rises by the factor {value:.2f} (limit {limit:g})",
+}
+# Name of a limit, the number to compare with it, and what else its words say.
+Sign: TypeAlias = tuple[str, float, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits beyond which a sign is a breach.
+    """Limits beyond which a sign is a breach."""
 
-    Attributes:
-        believed: share of facts whose new object is likelier than the old before the edit.
-        unknown: share of facts whose old object the model does not generate before the edit.
-        alike: cosine between the keys of two subjects, of this edit or of an earlier one in the model.
-        norm_ratio: ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written.
-        division: k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates.
-        keys: number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which
-            alone then determines what an edit may disturb.
-        convergence: difference between the solutions from two halves of the text for C (`KeyMoments.convergence`).
-        drift: KL divergence on generic text, nats per token.
-        perplexity: the factor by which it rises on the same text.
-        rounding: share of Δ (Frobenius norm) that is lost when the weights are rounded.
-        covered: for a mixture, share of the router's weight on the written experts over contexts.
-        moved: share of the facts' texts that are routed to other experts, in some layer, once the edit is in the model.
-    """
-
-    believed: float = 0.0
-    unknown: float = 0.0
-    alike: float = 0.95
-    norm_ratio: float = 3.0
-    division: float = 0.01
+    believed: float = 0.0  # share of facts whose new object is likelier than the old before the edit
+    unknown: float = 0.0  # share of facts whose old object the model does not generate before the edit
+    alike: float = 0.95  # cosine between the keys of two subjects, of this edit or of an earlier one in the model
+    norm_ratio: float = 3.0  # ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written
+    division: float = 0.01  # k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates
+    # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which alone then
+    # determines what an edit may disturb
     keys: float = 1.0
+    # difference between the solutions from two halves of the text for C (`KeyMoments.convergence`)
     convergence: float = CONVERGED
-    drift: float = DRIFTED
-    perplexity: float = 1.1
-    rounding: float = 0.1
-    covered: float = 0.8
+    drift: float = DRIFTED  # KL divergence on generic text, nats per token
+    perplexity: float = 1.1  # the factor by which it rises on the same text
+    rounding: float = 0.1  # share of Δ (Frobenius norm) that is lost when the weights are rounded
+    covered: float = 0.8  # for a mixture, share of the router's weight on the written experts over contexts
+    # share of the facts' texts that are routed to other experts, in some layer, once the edit is in the model
     moved: float = 0.1
 
 
 @dataclass(frozen=True)
 class Breach:
-    """Limit that an edit breaks.
+    """Limit that an edit breaks."""
 
-    Attributes:
-        limit: its name, a field of `Limits`; or "sinks", of which there may be none.
-        value: the measured number.
-        words: what it means, and what to do.
-    """
-
-    limit: str
-    value: float
-    words: str
+    limit: str  # its name, a field of `Limits`; or "sinks", of which there may be none
+    value: float  # the measured number
+    words: str  # what it means, and what to do
 
 
 def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
-    """List every limit that an edit breaks.
-
-    Args:
-        editable: the model that the edit was computed on, without it.
-        edit: the edit.
-        report: what was measured before and after it.
-        limits: beyond which a sign is a breach.
-    """
-    limits = limits or Limits()
-    signs = (
-        *_before(report),
-        *_sinks(edit),
-        *(sign for at in edit.updates for sign in _layer(editable, edit, at, limits)),
-        _most_alike(editable, edit, limits),
-        *_routing(edit, limits),
-        *_after(report, limits),
-    )
-    return [sign for sign in signs if not _within(sign, limits)]
-
-
-def _within(sign: Breach, limits: Limits) -> bool:
-    """Return True if a sign keeps its limit; NaN keeps none."""
-    limit: float = getattr(limits, sign.limit, 0)
-    return sign.value >= limit if sign.limit in AT_LEAST else sign.value <= limit
+    """List every limit that an edit breaks, by what `report` measured before and after it; `editable` is without it."""
+    limits, broken = limits or Limits(), []
+    for name, value, about in _signs(editable, edit, report, limits):
+        limit: float = getattr(limits, name, 0)
+        if not (value >= limit if name in AT_LEAST else value <= limit):  # NaN keeps none
+            broken.append(Breach(name, value, WORDS[name].format(value=value, limit=limit, **about)))
+    return broken
 
 
 def warnings(broken: Sequence[Breach]) -> Text | None:
@@ -116,83 +114,48 @@ def refusal(broken: Sequence[Breach]) -> RequirementError | None:
     return RequirementError(f"--strict: {words}; no edit was saved") if broken else None
 
 
-# The signs, each as a breach of its limit, which it may keep --------------------------------------
-
-
-def _before(report: Report) -> Iterator[Breach]:
-    facts = report.facts_before
-    believed = sum(fact.scores.efficacy == 1 or took(fact) for fact in facts) / len(facts)
-    yield Breach("believed", believed, f"{believed:.0%} of the new objects were believed before the edit")
-    unknown = sum(not knew_previous(fact) for fact in facts) / len(facts)
-    yield Breach("unknown", unknown, f"{unknown:.0%} of the old objects were not what the model said before the edit")
-
-
-def _sinks(edit: Edit) -> Iterator[Breach]:
+def _signs(editable: Editable, edit: Edit, report: Report, limits: Limits) -> Iterator[Sign]:
+    """Yield everything that is compared with a limit."""
+    before, after, facts = report.before, report.after, report.facts_before
+    yield "believed", sum(fact.scores.efficacy == 1 or took(fact) for fact in facts) / len(facts), {}
+    yield "unknown", sum(not knew_previous(fact) for fact in facts) / len(facts), {}
     sinks = [solved["subject"] for solved in edit.provenance.get("solved", ()) if solved.get("sinks")]
     if sinks:
-        yield Breach(
-            "sinks",
-            len(sinks),
-            f"{sinks[0]!r}{f' and {len(sinks) - 1} more subjects' if len(sinks) > 1 else ''}: one token, which is an "
-            "attention sink where it begins a text, so that a change there would reach every text; it is written only "
-            "where something stands before it. Put words before it in the prompt, or take --layers 0",
-        )
+        more = f" and {len(sinks) - 1} more subjects" if len(sinks) > 1 else ""
+        yield "sinks", len(sinks), {"subject": sinks[0], "more": more}
+    for at in edit.updates:
+        yield from _signs_of_layer(editable, edit, at, limits)
+    yield _most_alike(editable, edit)
+    for layer, shares in edit.provenance.get("routing", {}).items():
+        yield "covered", shares.get("covered", 1.0), {"at": layer}
+        yield "moved", shares["moved"], {"at": layer}
+    if after is not None and after.drift is not None:
+        yield "drift", after.drift, {}
+    if after is not None and after.perplexity is not None and before.perplexity is not None:
+        yield "perplexity", after.perplexity / before.perplexity, {}
 
 
-def _layer(editable: Editable, edit: Edit, at: Address, limits: Limits) -> Iterator[Breach]:
+def _signs_of_layer(editable: Editable, edit: Edit, at: Address, limits: Limits) -> Iterator[Sign]:
     """Yield the signs of the update of one memory."""
     about, memory = edit.provenance, editable.memories[at]
     W = double(memory.value)
     change = double(edit.updates[at].dense).to(W.device)
-    ratio = float(change.norm() / W.norm()) / len(by_subject(edit.facts)) ** 0.5
-    yield Breach(
-        "norm_ratio",
-        ratio,
-        f"in layer {at} ‖Δ‖/‖W‖ is {ratio:.2g} per root of a subject (limit {limits.norm_ratio:g}): other text "
-        "will suffer; try another layer, or more value.weight_decay",
-    )
+    yield "norm_ratio", float(change.norm() / W.norm()) / len(by_subject(edit.facts)) ** 0.5, {"at": at}
     lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
-    yield Breach(
-        "rounding",
-        lost,
-        f"in layer {at} {lost:.0%} of Δ is lost in {str(memory.saved_dtype).removeprefix('torch.')} (limit "
-        f"{limits.rounding:.0%}): export it as an adapter (--format adapter), which keeps all of it, or onto a float32 "
-        "base",
-    )
-    division = min(about.get("division", {}).get(str(at), [memory.d_ff])) / memory.d_ff
-    yield Breach(
-        "division",
-        division,
-        f"in layer {at} a key has the division factor {division:.2g} of d_ff (limit {limits.division:g}): it "
-        "is nearly a key of ordinary text; try another layer",
-    )
+    yield "rounding", lost, {"at": at, "dtype": str(memory.saved_dtype).removeprefix("torch.")}
+    denominators = about.get("division", {}).get(str(at), [memory.d_ff])
+    yield "division", min(denominators) / memory.d_ff, {"at": at}
     statistics = about.get("statistics", {}).get(str(at), {})
     # Edits of early versions record the tokens only; a dense layer has one key per token.
     keys = statistics.get("keys", statistics.get("tokens"))
     if keys is not None:
         tokens = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
-        yield Breach(
-            "keys",
-            keys / memory.d_ff,
-            f"in layer {at} C is of {keys:,} keys, {keys / memory.d_ff:.2g} of d_ff (limit {limits.keys:g}): too "
-            f"few to tell which directions text uses; {_collect(tokens)}",
-        )
-    convergence = statistics.get("convergence")
-    if convergence is not None:
-        yield Breach(
-            "convergence",
-            convergence,
-            f"in layer {at} two halves of the text for C solve {convergence:.2g} apart (limit "
-            f"{limits.convergence:g}): other text is disturbed more than it had to be; "
-            f"{_collect(2 * statistics['tokens'])}",
-        )
+        yield "keys", keys / memory.d_ff, {"at": at, "keys": keys, "tokens": tokens}
+    if (convergence := statistics.get("convergence")) is not None:
+        yield "convergence", convergence, {"at": at, "tokens": 2 * statistics["tokens"]}
 
 
-def _collect(tokens: int) -> str:
-    return f"collect more (`ffedit stats --tokens {tokens} --out DIR`) and give them (--stats DIR)"
-
-
-def _most_alike(editable: Editable, edit: Edit, limits: Limits) -> Breach:
+def _most_alike(editable: Editable, edit: Edit) -> Sign:
     """Find the largest cosine of a key of this edit with another subject's key, of it or of an applied edit."""
     most, pair = 0.0, ("", "")
     for at, keys in edit.keys.items():
@@ -210,39 +173,51 @@ def _most_alike(editable: Editable, edit: Edit, limits: Limits) -> Breach:
         if float(value) > most:
             row, column = divmod(int(index), len(names))
             most, pair = float(value), (own[row], names[column])
-    return Breach(
-        "alike",
-        most,
-        f"the keys of {pair[0]!r} and {pair[1]!r} have the cosine {most:.2f} (limit {limits.alike:g}): what is "
-        "written for one reaches the other; check both",
-    )
+    return "alike", most, {"subject": pair[0], "other": pair[1]}
 
 
-def _routing(edit: Edit, limits: Limits) -> Iterator[Breach]:
-    for layer, shares in edit.provenance.get("routing", {}).items():
-        covered, moved = shares.get("covered", 1.0), shares["moved"]
-        yield Breach(
-            "covered",
-            covered,
-            f"in layer {layer} the written experts hold {covered:.0%} of the router's weight over "
-            f"contexts (limit {limits.covered:.0%}): elsewhere the edit may not be read; try another layer",
-        )
-        yield Breach(
-            "moved",
-            moved,
-            f"in layer {layer} {moved:.0%} of the facts' texts go to other experts after the edit (limit "
-            f"{limits.moved:.0%}): look at what else changed, or try another layer",
-        )
+@dataclass(frozen=True)
+class Requirement:
+    """Condition on one score: `name` compared with `bound`."""
+
+    name: str
+    comparison: str
+    bound: float
+
+    def miss(self, scores: Scores) -> str | None:
+        """Describe how `scores` miss the condition, in words; None if they meet it."""
+        value: float | None = getattr(scores, self.name)
+        if value is None:
+            return f"{self} cannot be measured, the facts hold no prompts for it"
+        return None if COMPARISONS[self.comparison](value, self.bound) else f"{self} is not met, it is {value:.6g}"
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.comparison}{self.bound:g}"
 
 
-def _after(report: Report, limits: Limits) -> Iterator[Breach]:
-    after, before = report.after, report.before
-    if after is not None and (drift := after.drift) is not None:
-        yield Breach("drift", drift, f"generic text drifts by {drift:.2g} nats per token (limit {limits.drift:g})")
-    if after is not None and after.perplexity is not None and before.perplexity is not None:
-        factor = after.perplexity / before.perplexity
-        yield Breach(
-            "perplexity",
-            factor,
-            f"perplexity of generic text rises by the factor {factor:.2f} (limit {limits.perplexity:g})",
-        )
+def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementError | None:
+    """Return the error to raise for all conditions that `scores` do not meet; None if they meet every one."""
+    misses = [miss for requirement in requirements if (miss := requirement.miss(scores))]
+    return RequirementError(f"--require: {'; '.join(misses)}; no edit was saved") if misses else None
+
+
+def not_taken(verdict: Verdict) -> RequirementError | None:
+    """Return the error to raise for an edit that did not take; None for any other."""
+    words = "the edit did not take; no edit was saved (--force saves it nonetheless)"
+    return RequirementError(words) if verdict.outcome == "did not take" else None
+
+
+def parse_requirements(text: str) -> list[Requirement]:
+    """Read conditions separated by commas, such as `efficacy>=0.95,specificity>=0.9`; FFEditError for other forms."""
+    requirements = []
+    for condition in filter(None, (piece.strip() for piece in text.split(","))):
+        match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", condition)
+        if match is None or match[1] not in METRICS:
+            raise FFEditError(
+                f"--require {condition!r} is not understood; write SCORE>=NUMBER with one of {', '.join(METRICS)}"
+            )
+        try:
+            requirements.append(Requirement(match[1], match[2], float(match[3])))
+        except ValueError as error:
+            raise FFEditError(f"--require {condition!r}: {match[3]!r} is not a number") from error
+    return requirements

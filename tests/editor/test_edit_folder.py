@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ffedit import Address, Edit, EditError, Fact, LowRank, Probe, Report, Scores
 from ffedit.algebra.low_rank import Dense
-from ffedit.editor import edit_folder
+from ffedit.editor.edit_files import FORMAT
 from ffedit.evaluator import FactScores
 from ffedit.model.fingerprint import fingerprint
 
@@ -66,7 +66,7 @@ def test_an_edit_is_saved_and_loaded_exactly(tmp_path: Path) -> None:
         assert torch.equal(again.values[address], edit.values[address])
     assert again.provenance == edit.provenance and again.fingerprint() == edit.fingerprint()
     assert (again.layers, again.rank, again.base) == ([0, 2], 2, "0" * 16)
-    assert json.loads((tmp_path / "rome.edit" / "manifest.json").read_text())["format"] == edit_folder.FORMAT == 2
+    assert json.loads((tmp_path / "rome.edit" / "manifest.json").read_text())["format"] == FORMAT == 2
     assert {p.name for p in tmp_path.iterdir()} == {"rome.edit"}
     assert {p.name for p in (tmp_path / "rome.edit").iterdir()} == {"edit.safetensors", "manifest.json"}
 
@@ -137,7 +137,7 @@ def test_a_failed_save_leaves_nothing_and_what_was_there_stays(tmp_path: Path, m
     def fail(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ffedit.editor.edit_folder.save_file", fail)
+    monkeypatch.setattr("ffedit.editor.edit.save_file", fail)
     for name, force in (("new", False), ("old", True)):
         with pytest.raises(EditError, match="No space left"):
             made().save(tmp_path / name, force)
@@ -149,7 +149,7 @@ def test_ctrl_c_amid_a_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ffedit.editor.edit_folder.save_file", interrupt)
+    monkeypatch.setattr("ffedit.editor.edit.save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         made().save(tmp_path / "e")
     assert list(tmp_path.iterdir()) == []

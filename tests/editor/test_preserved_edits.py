@@ -15,7 +15,7 @@ from writing import CORPUS, FACT, SECOND, quick
 import ffedit
 from ffedit import EditError, Fact, editor
 from ffedit.editor import Value, build_prompts, collect
-from ffedit.editor.write import check_after
+from ffedit.editor.solve import check_after
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

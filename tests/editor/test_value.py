@@ -15,7 +15,7 @@ from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
 from ffedit.editor import Value, build_prompts, read_keys
-from ffedit.editor.value_loss import Objective
+from ffedit.editor.value import Objective
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 

@@ -13,8 +13,8 @@ from choosing import FOUR, FULL, choose, same
 from writing import with_numbers
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, value_loss
-from ffedit.editor.value_loss import Objective
+from ffedit.editor import build_prompts
+from ffedit.editor.value import Objective, size
 from ffedit.facts.fact import by_subject
 from ffedit.inference import replay
 
@@ -37,9 +37,8 @@ def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
         monkeypatch.setattr(replay, name, counted(getattr(replay, name)))
     choose(editable, FOUR, few)
     usual = len(runs)
-    monkeypatch.setattr(value_loss, "ROOM", room)
     monkeypatch.setattr("ffedit.editor.value.ROOM", room)
-    monkeypatch.setattr(value_loss, "BATCH_COST", cost)
+    monkeypatch.setattr("ffedit.editor.value.BATCH_COST", cost)
     same(choose(editable, FOUR, few), expected)
     assert (room, cost) == (2**25, 10**9) or len(runs) - usual > usual, "the work was cut in another way"
 
@@ -48,7 +47,7 @@ def test_subjects_that_do_not_fit_together_are_done_in_turn(monkeypatch: pytest.
     editable, groups = zoo.trained("gpt2", True, torch.float64), []
     expected = choose(editable, FOUR)
     prompt_sets = build_prompts(editable, by_subject(FOUR), FULL)
-    sizes = [value_loss.size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets]
+    sizes = [size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets]
     monkeypatch.setattr("ffedit.editor.value.ROOM", max(sizes[0] + sizes[1], sizes[2] + sizes[3]))
 
     def counted(*words: Any) -> Objective:
@@ -72,7 +71,7 @@ def test_a_recording_is_about_as_large_as_is_said() -> None:
         + sum(keys.numel() + values.numel() for keys, values in bucket.recording.past)
         for bucket in one._buckets
     )
-    said = sum(value_loss.size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets)
+    said = sum(size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets)
     assert 0.5 < said / held < 2
 
 

@@ -17,7 +17,7 @@ from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import EditError, ModelError, editor
 from ffedit.editor import build_prompts, collect, read_keys
-from ffedit.editor.value_loss import Objective
+from ffedit.editor.value import Objective
 from ffedit.inference import generation, replay, routing
 from ffedit.inference.batching import split_on_oom
 from ffedit.model.editable import Editable

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from writing import ALONE, FACT, quick
 
 import ffedit
-from ffedit.editor.prompts import build_prompts
+from ffedit.editor.key import build_prompts
 from ffedit.errors import EditError, FactError, ModelError
 from ffedit.evaluator.generations import GenerationRequest, Generations
 from ffedit.evaluator.responses import ask

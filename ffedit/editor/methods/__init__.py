@@ -1,24 +1,24 @@
-"""The editing methods: one file each, and those that other packages add by entry points.
+"""The editing methods, one file each, those of other packages (entry points `ffedit.methods`), and all their numbers.
 
-`METHODS` loads those of other packages when it is first asked. An entry point that cannot be loaded is left out and
-named in `METHODS.broken`, so that the rest works.
+A number is set by its dotted name, whichever method it is of: `value.steps`, `memit.ridge`.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from ffedit.editor.config import EditConfig
+from ffedit.editor.config import EditConfig, dotted
 from ffedit.editor.methods.alphaedit import ALPHAEDIT
 from ffedit.editor.methods.emmet import EMMET
 from ffedit.editor.methods.finetune import FT, FT_L
 from ffedit.editor.methods.memit import MEMIT
-from ffedit.editor.methods.method import Method
+from ffedit.editor.methods.method import Method as Method
 from ffedit.editor.methods.rome import ROME
 from ffedit.errors import EditError, choices
 from ffedit.files.entry_points import Registry
-
-__all__ = ["METHODS", "Method", "check_method", "preset", "preset_names"]
 
 
 def _added(point: str, package: str, loaded: object) -> Method:
@@ -32,11 +32,7 @@ METHODS = Registry("ffedit.methods", (ROME, EMMET, MEMIT, ALPHAEDIT, FT, FT_L), 
 
 
 def check_method(name: str) -> Method:
-    """Return the method of this name.
-
-    Raises:
-        EditError: there is none.
-    """
+    """Return the method of this name; EditError if there is none."""
     if name not in METHODS:
         broken = "".join(f"; {point} could not be loaded: {why}" for point, why in METHODS.broken.items())
         raise EditError(f"method {name!r} is not known; there is {choices(name, METHODS)}{broken}")
@@ -44,14 +40,63 @@ def check_method(name: str) -> Method:
 
 
 def preset(name: str, method: str) -> EditConfig:
-    """Return the numbers of a preset of a method (`Method.preset`).
-
-    Raises:
-        EditError: there is no such method, or no such preset of it.
-    """
-    return check_method(method).preset(name)
+    """Return the numbers of a preset: "default", or what was published, as far as it holds on other models."""
+    known = {"default": EditConfig(), **check_method(method).presets}
+    if name not in known:
+        raise EditError(f"there is no preset {name!r} for {method}; there is {', '.join(known)}")
+    return known[name]
 
 
 def preset_names() -> list[str]:
     """Return the names of all presets of all methods."""
     return list(dict.fromkeys(["default", *(name for method in METHODS.values() for name in method.presets)]))
+
+
+def _with_all_methods(config: EditConfig) -> EditConfig:
+    """Return `config` with the numbers of every method, by default or as set."""
+    records = {name: config.of(name, method.numbers) for name, method in METHODS.items() if method.numbers is not None}
+    return replace(config, methods=records)
+
+
+def set_number(config: EditConfig, name: str, value: Any) -> EditConfig:
+    """Return `config` with another value of the number `name`; a list stands for a tuple, as in JSON.
+
+    EditError where there is no such number, or the value is of another type or has no meaning.
+    """
+    whole = _with_all_methods(config)
+    known = dotted(whole.to_dict())
+    if name not in known:
+        raise EditError(f"{name}: there is no such number; there is {', '.join(known)}")
+    kind = type(known[name])
+    value = tuple(value) if isinstance(value, list) else value
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise EditError(f"{name}: {value!r} is of type {type(value).__name__}, expected {kind.__name__}")
+    record, _, field = name.rpartition(".")
+    change = {field: kind(value)}
+    if not record:
+        return replace(config, **change)
+    if record in METHODS:
+        return replace(config, methods={**config.methods, record: replace(whole.methods[record], **change)})
+    return replace(config, **{record: replace(getattr(config, record), **change)})
+
+
+def set_numbers(config: EditConfig, settings: Iterable[str]) -> EditConfig:
+    """Return `config` with other numbers, each NAME=VALUE, where VALUE is a word or JSON; errors as of `set_number`."""
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        config = set_number(config, name, value)
+    return config
+
+
+def config_from_dict(numbers: Mapping[str, Any]) -> EditConfig:
+    """Read what `EditConfig.to_dict` made, also by way of JSON; numbers that are not known are left out."""
+    config = EditConfig()
+    known = dotted(_with_all_methods(config).to_dict())
+    for name, value in dotted(numbers).items():
+        if name in known:
+            config = set_number(config, name, value)
+    return config

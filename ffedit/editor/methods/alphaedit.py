@@ -44,7 +44,7 @@ def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
     from ffedit.algebra.updates import null_space
 
-    own = _ridged(problem.own) if problem.config.key.context_weight else None
+    own = _with_ridge(problem.own) if problem.config.key.context_weight else None
     ridge = problem.config.of("alphaedit", AlphaEditConfig).ridge
     return null_space(problem.W, problem.K, problem.V, unused(problem), ridge, problem.kept, own)
 
@@ -57,7 +57,7 @@ def unused(problem: Problem) -> Moment:
     return diagonal([moments.unused(share).to(problem.W.device) for moments in problem.moments])
 
 
-def _ridged(own: Moment) -> Moment:
+def _with_ridge(own: Moment) -> Moment:
     """Return `own` with a ridge that makes it positive definite."""
     import torch
 
@@ -70,12 +70,9 @@ def _ridged(own: Moment) -> Moment:
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
     """Compare what Δ moves with the bound that Δ = Δ P gives: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
 
-    K₀ are the keys of ordinary text, of which C tells the mean square (so ‖Δ K₀‖ is the root mean square change of what
-    a token reads), and those that earlier edits stored, column by column.
-
-    Returns:
-        `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they hold, and `moved` and
-        `bound` for `text` and for `kept` keys.
+    K₀ are the keys of ordinary text, of which C is the mean square (so ‖Δ K₀‖ is the root mean square change of what a
+    token reads), and those that earlier edits stored. Returned are the `directions` of key space that Δ may use, `of`
+    how many, the `share` of trace(C) that they hold, and `moved` and `bound` for `text` and for `kept` keys.
     """
     from ffedit.algebra.linalg import blocks_of, diagonal
 

@@ -3,12 +3,11 @@
     L(Δ) = − mean log P(o* | x, W + Δ)        ft-l: |Δ_ij| <= ε, after every step
 
 FT and FT+L as ROME compares with them (Meng et al. 2022, arXiv 2202.05262, section 3.2; the constraint is Zhu et al.
-2020, arXiv 2012.00363). Only the facts' prompts are trained; nothing is kept. Δ has no low rank, and no key or value is
-solved for. As published: Adam without weight decay, at most 25 steps, and the end where the loss falls below 1e-2.
-Otherwise than published: ε and the step size are relative to the root mean square of W, since the published ones (5e-4
-both, of GPT-2 XL) are absolute and fit that model; the prompts stand in the contexts that other methods see as well;
-and every token of the object is predicted after those before it, where the published code predicts all of them at the
-prompt's last token.
+2020, arXiv 2012.00363). Nothing is kept, earlier edits neither. Δ has no low rank, and no key or value is solved for.
+As published: Adam without weight decay, at most 25 steps, and the end where the loss falls below 1e-2. Otherwise: ε and
+the step size are relative to the root mean square of W, since the published ones (5e-4 both, of GPT-2 XL) are absolute;
+the prompts stand in the contexts that other methods see as well; and every token of the object is predicted after those
+before it, where the published code predicts all of them at the prompt's last token.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ffedit.editor.edit import Edit
-    from ffedit.editor.job import Job
+    from ffedit.editor.solve import Job
     from ffedit.model.editable import Editable
     from ffedit.model.feed_forward import FeedForward
     from ffedit.model.tokenization import Encoded
 
-# How many tokens a batch holds, with all that their gradient needs.
-TOKENS = 2048
-# Loss, in nats, below which training ends, as in the published code of ROME (`baselines/ft/ft_main.py`).
-STOP = 1e-2
+# Tokens in a batch; loss, in nats, below which training ends, as in ROME's published code (`baselines/ft/ft_main.py`).
+TOKENS, STOP = 2048, 1e-2
 
 
 @dataclass(frozen=True)
@@ -69,18 +66,12 @@ class BoundedFineTuneConfig(FineTuneConfig):
 
 
 def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
-    """Train the value matrix of one layer on the prompts of the facts of `job`; earlier edits are not kept.
-
-    Args:
-        method: its name, for the provenance.
-        kind: of its numbers; those with a bound hold every entry of Δ within ±`bound`.
-        job: what to write.
-    """
+    """Train the value matrix of one layer on the prompts of the facts; numbers with a `bound` limit each entry of Δ."""
     import torch
 
     from ffedit.algebra.linalg import double
-    from ffedit.editor.job import restored
-    from ffedit.editor.prompts import build_prompts
+    from ffedit.editor.edit import restored
+    from ffedit.editor.key import build_prompts
     from ffedit.editor.provenance import Record
     from ffedit.model.hooks import frozen
     from ffedit.model.storage import resident
@@ -114,8 +105,7 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
             job.progress("fine-tuning", step + 1, numbers.steps)
     if not torch.isfinite(delta).all():
         raise EditError(f"the loss is not finite: the model overflows; use a smaller {method}.rate, or a wider dtype")
-    for memory, change in zip(ff.memories, ff.split(delta, 1).values(), strict=True):
-        record.add_dense(memory, change.contiguous())
+    record.add_dense(ff, delta)
     return record.edit([{"loss": losses, "contexts": list(prompt_sets[0].prefixes)}])
 
 

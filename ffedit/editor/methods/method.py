@@ -1,10 +1,8 @@
 """What a method is: its equation, where it was published, its numbers, and what computes the edit.
 
-A method is one file that makes a `Method`. Those of ffedit stand in this folder; those of other packages are entry
-points of the group `ffedit.methods`, each the name of a `Method`.
-
-Methods are listed without torch, which takes seconds to import. So a method's file imports what computes where it is
-used, inside its functions.
+A method is one file that makes a `Method`: of this folder, or of another package (entry points `ffedit.methods`).
+Methods are listed without torch, which takes seconds to import, so a method's file imports what computes inside its
+functions.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from ffedit.errors import EditError
 if TYPE_CHECKING:
     from ffedit.algebra.low_rank import LowRank
     from ffedit.editor.edit import Edit
-    from ffedit.editor.job import Job
-    from ffedit.editor.solve import Problem
+    from ffedit.editor.solve import Job, Problem
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,6 @@ class Method:
     package: str = "ffedit"
 
     def __post_init__(self) -> None:
-        """Refuse a method that computes nothing, or in two ways."""
         if self.name in {record.name for record in fields(EditConfig)}:
             raise EditError(f"method {self.name!r}: that is a name of other numbers; another was expected")
         if (self.solve is None) == (self.compute is None):
@@ -70,26 +66,7 @@ class Method:
         if self.solve is not None and not self.statistics:
             raise EditError(f"method {self.name!r}: solve is given the second moments of keys; statistics was expected")
 
-    def run(self, job: Job) -> Edit:
-        """Compute the edit."""
-        if self.compute is not None:
-            return self.compute(job)
-        from ffedit.editor.solve import write_batch
-
-        return write_batch(self, job)
-
     def complete(self, config: EditConfig) -> EditConfig:
         """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's."""
         own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
         return replace(config, methods=own)
-
-    def preset(self, name: str) -> EditConfig:
-        """Return the numbers of a preset: "default", or what was published, as far as it holds on other models.
-
-        Raises:
-            EditError: the method has no such preset.
-        """
-        known = {"default": EditConfig(), **self.presets}
-        if name not in known:
-            raise EditError(f"there is no preset {name!r} for {self.name}; there is {', '.join(known)}")
-        return known[name]

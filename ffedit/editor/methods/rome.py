@@ -1,8 +1,7 @@
 """Rank-one model editing: one fact, one key, one value, the smallest change that joins them.
 
 Meng et al. 2022, arXiv 2202.05262. Several facts are written one after another, each on top of those before it,
-always with the same k* in numerator and denominator (arXiv 2403.07175 shows what happens otherwise). The solution is
-`algebra.updates.rank_one`, or, with the keys of earlier edits to keep, `algebra.updates.equality`.
+always with the same k* in numerator and denominator (arXiv 2403.07175 shows what happens otherwise).
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
 from ffedit.editor.methods.method import Method
-from ffedit.progress import Progress
 
 if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
-    from ffedit.editor.job import Job
+    from ffedit.editor.solve import Job
 
 # The numbers that ROME's authors published for GPT-2 XL (arXiv 2202.05262, appendix E.5, and the parameters that came
 # with the paper), used for every model. As published: 20 contexts of 5 and 10 tokens, Adam at a rate of 0.5 in the
@@ -47,9 +45,8 @@ def rome(job: Job) -> Edit:
     from ffedit.algebra.linalg import diagonal
     from ffedit.algebra.low_rank import LowRank
     from ffedit.algebra.updates import check_exact, equality, rank_one
-    from ffedit.editor.job import restored, write_
-    from ffedit.editor.key import read_keys, without_sinks
-    from ffedit.editor.prompts import build_prompts
+    from ffedit.editor.edit import restored, write_
+    from ffedit.editor.key import build_prompts, read_keys, without_sinks
     from ffedit.editor.provenance import Record, divisions, how_solved
     from ffedit.editor.value import choose_values
 
@@ -58,36 +55,33 @@ def rome(job: Job) -> Edit:
     record = Record("rome", job)
     kept = record.kept[ff.layer].to(ff.solve_device)
     C = diagonal([job.stats[memory.address].C.to(ff.solve_device) for memory in ff.memories])
-    deltas, keys, factors, prompt_sets, values = [], [], [], [], []
+    deltas, keys, denominators, prompt_sets, values = [], [], [], [], []
     with restored(ff.memories):
         for i, group in enumerate(groups):
+
+            def progress(stage: str, step: int, steps: int, i: int = i) -> None:
+                job.progress(stage, i * steps + step, len(groups) * steps)
+
             (prompt_set,) = without_sinks(editable, ff, build_prompts(editable, [group], config))
             read = read_keys(editable, ff, [prompt_set])
-            k = read.K
-            check_exact(k, kept)
-            share = _share(job.progress, i, len(groups))
-            (value,) = choose_values(editable, ff, [prompt_set], k, read.lengths, config.value, share)
+            K = read.K
+            check_exact(K, kept)
+            (value,) = choose_values(editable, ff, [prompt_set], K, read.lengths, config.value, progress)
             W = ff.matrix
-            around = read.add_context_moment(C, config.key.context_weight)
+            metric = read.add_context_moment(C, config.key.context_weight)
             v = value.v.to(W.device)
-            delta = equality(W, k, v[:, None], around, kept) if kept.shape[1] else rank_one(W, k[:, 0], v, around)
+            delta = equality(W, K, v[:, None], metric, kept) if kept.shape[1] else rank_one(W, K[:, 0], v, metric)
             if i + 1 < len(groups):
                 write_(ff, delta)
             deltas.append(delta)
-            factors += divisions(delta, around)
-            keys.append(k)
+            denominators += divisions(delta, metric)
+            keys.append(K)
             prompt_sets.append(prompt_set)
             values.append(value)
     total = LowRank(torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas]))
     V = torch.stack([value.v for value in values], 1)
-    subjects, K = [group[0].subject for group in groups], torch.cat(keys, 1)
-    record.add(ff, total, subjects, K, V, factors)
+    record.add(ff, total, [group[0].subject for group in groups], torch.cat(keys, 1), V, denominators)
     return record.edit(how_solved(groups, prompt_sets, values))
-
-
-def _share(progress: Progress, index: int, count: int) -> Progress:
-    """Return the progress callback of one subject among `count`."""
-    return lambda stage, done, total: progress(stage, index * total + done, count * total)
 
 
 ROME = Method(
