@@ -24,9 +24,8 @@ from ffedit.display.figures import model
 from ffedit.display.terminal import model_view
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
-from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.views.model_view import Removing
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.memory_pass import Settings
+from ffedit.inspector.model_view import ModelReport, Removing
 from ffedit.model.fingerprint import fingerprint
 
 # The recipe of Atlas stands beside the scripts.

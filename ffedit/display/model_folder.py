@@ -11,8 +11,8 @@ from ffedit.display.terminal import model_view
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
 from ffedit.files.resuming import LOCK, claimed
-from ffedit.inspector.corpus_pass.memory_pass import FILE
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.memory_pass import FILE
+from ffedit.inspector.model_view import ModelReport
 
 OURS = (FILE, "rows-*.safetensors", "report.json", "report.md", "report.png")
 

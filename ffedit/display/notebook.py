@@ -36,7 +36,7 @@ from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff
 from ffedit.facts.fact import Fact
 from ffedit.inspector import EditView, MemoryView, PromptView
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.model_view import ModelReport
 from ffedit.layer_choice.calibrate import Choice
 from ffedit.locator import Trace, TraceSet
 from ffedit.model.editable import Editable, Stack

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ffedit.display.terminal.prompt_view import share
-from ffedit.inspector.views.report import Measure, ModelReport, Unit
+from ffedit.inspector.model_view import Measure, ModelReport, Unit
 
 # Measures of what chance alone would give.
 CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")

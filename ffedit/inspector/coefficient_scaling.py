@@ -27,8 +27,7 @@ from torch import Tensor
 from ffedit.errors import EditError, FactError
 from ffedit.inference import replay
 from ffedit.inference.generation import log_softmax
-from ffedit.inspector.distributions import TokenProbability, rank, token_probability
-from ffedit.inspector.slots import Slot, View, find
+from ffedit.inspector.views import Slot, TokenProbability, View, find, rank
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import Keys
 from ffedit.model.hooks import frozen, replace_output
@@ -151,12 +150,12 @@ def promote(
                     predicted=slope * (factor_of(slope) - 1),
                     gain=float(alone[token] - before[token]),
                     together=float(together[token].exp()),
-                    says=token_probability(editable.tokenizer, together),
+                    says=TokenProbability.of(editable.tokenizer, together),
                 )
             )
             progress("turning memories", count, min(top, len(ranking)))
         enough = smallest_count(lambda n: int(log_probs(ranking[:n]).argmax()) == token, len(ranking))
-    now = token_probability(editable.tokenizer, before, token)
+    now = TokenProbability.of(editable.tokenizer, before, token)
     return Promotion(now, rank(before, token), tuple(turns), len(ranking), enough)
 
 
@@ -206,17 +205,14 @@ def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]
             stack.enter_context(replace_output(layer.module, partial(add_zeros, layer.layer)))
         log_p = log_softmax(replay.forward(editable, ids, last))[0, token]
         gradients = dict(zip(added, torch.autograd.grad(log_p, list(added.values())), strict=True))
-    return {
-        at: _slope(editable.memories[at], keys, gradients[at.layer].reshape(keys.tokens, -1)).cpu()
-        for at, keys in received.items()
-    }
-
-
-def _slope(memory: KeyValueMemory, seen: Keys, gradient: Tensor) -> Tensor:
-    """Return Σ m ⊙ Wᵀ ∂/∂o over the tokens, [d_ff]."""
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    here = gradient if seen.rows is None else gradient[seen.rows]
-    return (seen.keys.to(wide) * (here.to(wide) @ memory.value.to(wide))).sum(0)
+    result = {}
+    for at, keys in received.items():
+        gradient = gradients[at.layer].reshape(keys.tokens, -1)
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        gradient = gradient if keys.rows is None else gradient[keys.rows]
+        per_token = keys.keys.to(wide) * (gradient.to(wide) @ editable.memories[at].value.to(wide))
+        result[at] = per_token.sum(0).cpu()  # Σ m ⊙ Wᵀ ∂/∂o
+    return result
 
 
 def ranked(slopes: Mapping[Address, Tensor]) -> list[tuple[Slot, float]]:

@@ -18,9 +18,9 @@ from ffedit.display.html import page
 from ffedit.display.html.charts import lines, stacked
 from ffedit.display.panels import Line
 from ffedit.display.terminal.edit_view import edited_view
-from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.slots import View
-from ffedit.inspector.views.model_view import Removing
+from ffedit.inspector.memory_pass import Settings
+from ffedit.inspector.model_view import Removing
+from ffedit.inspector.views import View
 
 PROMPT = "the Eiffel tower is located in"
 # What stands in a view by its own right: names of memories, measures, cases.

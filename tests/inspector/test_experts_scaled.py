@@ -12,7 +12,7 @@ from ffedit import Slot
 from ffedit.errors import ModelError
 from ffedit.inspector import coefficient_scaling
 from ffedit.inspector.coefficient_scaling import scaled_memories
-from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.inspector.prompt_view import inspect_prompt
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 

@@ -17,9 +17,9 @@ from ffedit import EditError, Slot
 from ffedit.display.terminal.prompt_view import prompt_view
 from ffedit.errors import FactError, FFEditError
 from ffedit.inspector import coefficient_scaling
-from ffedit.inspector.analyses.activity import contributions
 from ffedit.inspector.coefficient_scaling import scaled_memories
-from ffedit.inspector.views.prompt_view import first_and_for_good, inspect_prompt
+from ffedit.inspector.prompt_view import first_and_for_good, inspect_prompt
+from ffedit.inspector.values import contributions
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address

@@ -8,7 +8,7 @@ from typing import Any
 from ffedit.display.figures.saving import save_figure
 from ffedit.display.panels import Panel, of_group, of_sureness
 from ffedit.display.picture import layer_step
-from ffedit.inspector.views.report import ModelReport, Unit
+from ffedit.inspector.model_view import ModelReport, Unit
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")

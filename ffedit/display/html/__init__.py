@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ffedit.display.html.rendering import render
 from ffedit.files.atomic import write_text
-from ffedit.inspector.slots import View
-from ffedit.inspector.views.edit_view import EditView
-from ffedit.inspector.views.memory_view import MemoryView
-from ffedit.inspector.views.prompt_view import PromptView
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.edit_view import EditView
+from ffedit.inspector.memory_view import MemoryView
+from ffedit.inspector.model_view import ModelReport
+from ffedit.inspector.prompt_view import PromptView
+from ffedit.inspector.views import View
 
 KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
 

@@ -14,8 +14,8 @@ from ffedit.display import panels
 from ffedit.display.panels import Line
 from ffedit.display.picture import layer_step
 from ffedit.display.terminal.model_view import cell
-from ffedit.inspector.views.prompt_view import PromptView
-from ffedit.inspector.views.report import Measure, ModelReport, Unit
+from ffedit.inspector.model_view import Measure, ModelReport, Unit
+from ffedit.inspector.prompt_view import PromptView
 
 WIDTH, HEIGHT = 360.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 34.0

@@ -12,7 +12,7 @@ from ffedit.display.picture import NEGATIVE, RAMP, UNITS, shade
 from ffedit.display.terminal.model_view import columns, sentences
 from ffedit.display.terminal.prompt_view import placed, share
 from ffedit.facts.text import change, counted, number
-from ffedit.inspector.analyses.activity import ACTIVE
+from ffedit.inspector.values import ACTIVE
 
 
 def render(template: str, **values: Any) -> str:

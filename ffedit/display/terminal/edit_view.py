@@ -11,8 +11,7 @@ from rich.text import Text
 from ffedit.display.terminal.prompt_view import compared, ends, named, placed, prefixed, share, title
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import counted, number
-from ffedit.inspector.edit_as_memory import Passage
-from ffedit.inspector.views.edit_view import AddedMemory, EditView, LayerChange
+from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
 
 
 def edited_view(view: EditView) -> Group:

@@ -10,7 +10,7 @@ from rich.text import Text
 from ffedit.display.terminal.prompt_view import ROUTED, Bar, ends, named, notes, placed, prefixed, share, title
 from ffedit.display.terminal.tables import named_values, plain_table
 from ffedit.facts.text import number, quoted
-from ffedit.inspector.views.memory_view import MemoryView
+from ffedit.inspector.memory_view import MemoryView
 
 
 def memory_view(view: MemoryView) -> Group:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import quoted
-from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
+from ffedit.inspector.model_view import Measure, ModelReport, Shift, Unit
 
 MOST_SHIFTS = 8
 MOST_PREFIX = 48

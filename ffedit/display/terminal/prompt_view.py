@@ -15,10 +15,10 @@ from rich.text import Text
 
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import number, quoted, token
-from ffedit.inspector.analyses.activity import ACTIVE
 from ffedit.inspector.coefficient_scaling import OFF, UP, Promotion
-from ffedit.inspector.distributions import Distribution, Prefix, TokenProbability
-from ffedit.inspector.views.prompt_view import PromptView, Readout
+from ffedit.inspector.prompt_view import PromptView, Readout
+from ffedit.inspector.values import ACTIVE
+from ffedit.inspector.views import Distribution, Prefix, TokenProbability
 from ffedit.model.memory import Address
 
 MOST_CELLS = 14

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.inspector.analyses.activity import Activity, contributions
 from ffedit.inspector.coefficient_scaling import (
     Promotion,
     check_scalings,
@@ -31,15 +30,8 @@ from ffedit.inspector.coefficient_scaling import (
     scaled_memories,
     token_after,
 )
-from ffedit.inspector.distributions import (
-    Distribution,
-    TokenProbability,
-    distribution,
-    log_probabilities,
-    rank,
-    token_probability,
-)
-from ffedit.inspector.slots import Slot, View
+from ffedit.inspector.values import Activity, contributions
+from ffedit.inspector.views import Distribution, Slot, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, Seen, Stack, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
@@ -83,7 +75,7 @@ class ExpertView(View):
 class LayerView(View):
     """One feed-forward layer at the last token."""
 
-    address: Address  # the layer
+    address: Address
     before: Readout  # the residual stream without the layer
     output: Readout  # the vector that the layer adds
     after: Readout  # their sum
@@ -95,33 +87,19 @@ class LayerView(View):
 
 @dataclass(frozen=True)
 class PromptView(View, Displayed):
-    """A prompt, layer by layer.
+    """A prompt, layer by layer."""
 
-    Attributes:
-        model: the model's name.
-        prompt: the text.
-        tokens: its tokens as text; all values are at the last one.
-        turned: factors of coefficients, by memory.
-        prediction: distribution of the next token.
-        untouched: the same without any scaling; None where nothing is scaled.
-        layers: from the first to the last.
-        appears: the first layer after which the stream's top token is the prediction.
-        settles: the first layer from which on it is so after every layer.
-        norm: path of the final norm; None where the model has none.
-        promotion: memories to scale for the token `promoted`; None without one.
-    """
-
-    model: str
-    prompt: str
-    tokens: tuple[str, ...]
-    turned: Mapping[Slot, float]
-    prediction: Distribution
-    untouched: Distribution | None
-    layers: tuple[LayerView, ...]
-    appears: int
-    settles: int
-    norm: str | None
-    promotion: Promotion | None
+    model: str  # the model's name
+    prompt: str  # the text
+    tokens: tuple[str, ...]  # its tokens as text; all values are at the last one
+    turned: Mapping[Slot, float]  # factors of coefficients, by memory
+    prediction: Distribution  # of the next token
+    untouched: Distribution | None  # the same without any scaling; None where nothing is scaled
+    layers: tuple[LayerView, ...]  # from the first to the last
+    appears: int  # the first layer after which the stream's top token is the prediction
+    settles: int  # the first layer from which on it is so after every layer
+    norm: str | None  # path of the final norm; None where the model has none
+    promotion: Promotion | None  # memories to scale for the token `promoted`; None without one
 
     def __repr__(self) -> str:
         return (
@@ -157,16 +135,15 @@ def inspect_prompt(
         raise EditError("the prompt is empty; give some words")
     turns = check_scalings(editable.memories, scaled or {})
     ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
-    wanted = None if promoted is None else token_after(editable, prompt, promoted)
+    target = None if promoted is None else token_after(editable, prompt, promoted)
     tokenizer = editable.tokenizer
-    untouched = distribution(tokenizer, next_log_probs(editable, ids), top) if turns else None
+    untouched = Distribution.of(tokenizer, next_log_probs(editable, ids), top) if turns else None
     with scaled_memories(editable.memories, turns):
         log_p = next_log_probs(editable, ids)
         if log_p.isnan().any():
             why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
             raise EditError(f"the model overflows on this prompt{why}")
-        layers = _layers(editable, ids, int(log_p.argmax()), top)
-    final = int(log_p.argmax())
+        layers = _layers(editable, ids, final := int(log_p.argmax()), top)
     # The last stream is the prediction itself, even where rounding breaks a tie differently.
     appears, settles = first_and_for_good([*(layer.after.says.id == final for layer in layers[:-1]), True])
     return PromptView(
@@ -174,13 +151,13 @@ def inspect_prompt(
         prompt=prompt,
         tokens=tuple(decode(tokenizer, [i]) for i in ids[0].tolist()),
         turned=turns,
-        prediction=distribution(tokenizer, log_p, top),
+        prediction=Distribution.of(tokenizer, log_p, top),
         untouched=untouched,
         layers=layers,
         appears=appears,
         settles=settles,
         norm=editable.norm or None,
-        promotion=None if wanted is None else promote(editable, ids, wanted, turns, 2 * top, progress),
+        promotion=None if target is None else promote(editable, ids, target, turns, 2 * top, progress),
     )
 
 
@@ -200,7 +177,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
 
     def readout() -> Readout:
         log_p = next(log_probs)
-        return Readout(token_probability(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
+        return Readout(TokenProbability.of(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
 
     views = []
     for layer, memories, strongest, weights in partial:
@@ -211,7 +188,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
                 coefficient=float(memories.coefficients[i]),
                 strength=float(memories.strengths[i]),
                 share=float(memories.shares[i]),
-                promotes=token_probability(stack.tokenizer, next(log_probs)),
+                promotes=TokenProbability.of(stack.tokenizer, next(log_probs)),
             )
             for i in strongest
         )

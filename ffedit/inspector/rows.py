@@ -57,8 +57,7 @@ class Inputs(NamedTuple):
 
     ids: Tensor  # token ids, [n, t]
     inside: Tensor  # True where an id is no padding, [n, t]
-    # Further arguments of `Stack.forward`: mask, source and its mask, as far as they are needed.
-    others: tuple[Tensor, ...]
+    others: tuple[Tensor, ...]  # further arguments of `Stack.forward`: mask, source and its mask, where needed
 
 
 @dataclass(frozen=True)
@@ -103,16 +102,15 @@ _BOTH_SIDES = (
 CAUSAL = RowLayout()
 ENCODER = RowLayout(True, False, f"{_BOTH_SIDES} States are read through its masked-language head.")
 ENCODER_OF_PAIR = RowLayout(
-    True,
-    False,
-    f"{_BOTH_SIDES} The model never reads this stack as tokens: here its states go through its own final norm and the "
-    "decoder's unembedding.",
+    whole=True,
+    predicts_next=False,
+    note=f"{_BOTH_SIDES} The model never reads this stack as tokens: here its states go through its own final norm and "
+    "the decoder's unembedding.",
 )
 BESIDE_ENCODER = RowLayout(
-    True,
-    True,
-    "The decoder says each text again that its encoder reads, and sees all of it through the encoder: the removal of "
-    "tokens from a prefix is not measured.",
+    whole=True,
+    note="The decoder says each text again that its encoder reads, and sees all of it through the encoder: the removal "
+    "of tokens from a prefix is not measured.",
 )
 
 
@@ -197,9 +195,7 @@ class RowStore:
     """Rows in a folder, in shards: `count` rows, with their layout."""
 
     def __init__(self, folder: Path, count: int = 0, layout: RowLayout = CAUSAL) -> None:
-        self.folder = folder
-        self.count = count
-        self.layout = layout
+        self.folder, self.count, self.layout = folder, count, layout
         self._shard = lru_cache(maxsize=2)(self._load)
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -250,11 +246,11 @@ class RowStore:
             digest.update(self._shard(number).numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"rows-{number:06}.safetensors"
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"rows-{shard:06}.safetensors"
 
-    def _load(self, number: int) -> Tensor:
-        path = self._path(number)
+    def _load(self, shard: int) -> Tensor:
+        path = self._path(shard)
         try:
             return load_file(path)["ids"]
         except (OSError, SafetensorError, KeyError) as error:
@@ -281,7 +277,7 @@ class Positions:
         return positions
 
     @cached_property
-    def _indices(self) -> list[tuple[int, int]]:
+    def _indices(self) -> list[tuple[int, int]]:  # row, and index in it
         return [(number, i) for number, row in enumerate(self.rows) for i in range(self.layout.length(row))]
 
     def __len__(self) -> int:
