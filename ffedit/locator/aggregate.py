@@ -25,47 +25,26 @@ ROLES = ("first subject", "mid subject", "last subject", "next token", "further 
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """Average effects over the facts that the model knows.
+    """Average effects over the facts that the model knows."""
 
-    Attributes:
-        roles: names of the rows, those of `ROLES` that occur.
-        effects: AIE, [roles, layers], in units of `metric`.
-        low: lower ends of the intervals, [roles, layers].
-        high: upper ends, [roles, layers].
-        counts: number of facts that have a token in the role, [roles].
-        total: average total effect (ATE).
-        clean: mean of the clean runs.
-        corrupted: mean of the corrupted runs.
-        facts: number of known facts that were averaged.
-        unknown: prompts of the facts that the model does not know, excluded from every average.
-        layer: the layer to edit.
-        level: confidence level of the intervals.
-        kind: what was restored.
-        window: layers restored together.
-        sever: the kind of modules that could not respond, or None.
-        metric: what was measured.
-        corruption: corruption of the subject, in words.
-        exact: False where the effects are first-order estimates.
-    """
-
-    roles: tuple[str, ...]
-    effects: Effects
-    low: Effects
-    high: Effects
-    counts: tuple[int, ...]
-    total: Interval
-    clean: float
-    corrupted: float
-    facts: int
-    unknown: tuple[str, ...]
-    layer: int
-    level: float
-    kind: Kind
-    window: int
-    sever: Part | None
-    metric: Metric
-    corruption: str
-    exact: bool
+    roles: tuple[str, ...]  # names of the rows, those of `ROLES` that occur
+    effects: Effects  # AIE, [roles, layers], in units of `metric`
+    low: Effects  # lower ends of the intervals, [roles, layers]
+    high: Effects  # upper ends, [roles, layers]
+    counts: tuple[int, ...]  # number of facts that have a token in the role, [roles]
+    total: Interval  # average total effect (ATE)
+    clean: float  # mean of the clean runs
+    corrupted: float  # mean of the corrupted runs
+    facts: int  # number of known facts that were averaged
+    unknown: tuple[str, ...]  # prompts of the facts that the model does not know, excluded from every average
+    layer: int  # the layer to edit
+    level: float  # confidence level of the intervals
+    kind: Kind  # what was restored
+    window: int  # layers restored together
+    sever: Part | None  # the kind of modules that could not respond, or None
+    metric: Metric  # what was measured
+    corruption: str  # corruption of the subject, in words
+    exact: bool  # False where the effects are first-order estimates
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists and numbers; `effects`, `low` and `high` have the axes (role, layer)."""
@@ -88,30 +67,23 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def role_spans(trace: Trace) -> dict[str, range]:
-    """Return the token positions of each role that occurs.
+def by_role(trace: Trace) -> Effects:
+    """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks.
 
     A subject of one token has only a "last subject"; a prompt that ends there has no "last token".
     """
     start, end = trace.subject
     count = trace.effects.shape[1]
-    spans = {
-        "first subject": range(start, min(start + 1, end - 1)),
-        "mid subject": range(start + 1, end - 1),
-        "last subject": range(end - 1, end),
-        "next token": range(end, min(end + 1, count - 1)),
-        "further tokens": range(end + 1, count - 1),
-        "last token": range(max(end, count - 1), count),
-    }
-    return {role: span for role, span in spans.items() if span}
-
-
-def by_role(trace: Trace) -> Effects:
-    """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks."""
-    effects = np.full((len(ROLES), len(trace.effects)), np.nan)
-    for role, span in role_spans(trace).items():
-        effects[ROLES.index(role)] = trace.effects[:, span.start : span.stop].mean(1)
-    return effects
+    spans = (  # in the order of `ROLES`
+        slice(start, min(start + 1, end - 1)),
+        slice(start + 1, end - 1),
+        slice(end - 1, end),
+        slice(end, min(end + 1, count - 1)),
+        slice(end + 1, count - 1),
+        slice(max(end, count - 1), count),
+    )
+    empty = np.full(len(trace.effects), np.nan)
+    return np.stack([trace.effects[:, span].mean(1) if span.start < span.stop else empty for span in spans])
 
 
 def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:
@@ -128,14 +100,14 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
     """
     if any(np.isnan(trace.effects).any() for trace in traces.traces):
         raise FactError("only some layers were traced; averages are over all layers: trace without layers")
-    known = [trace for trace in traces.traces if trace.known]
+    known = traces.known
     unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
     if not known:
         raise FactError(
             f"the model gives the traced answer by itself for none of {len(unknown)} facts, so there is nothing to "
             "average; check prompts and previous objects"
         )
-    one = known[0]
+    first = known[0]
     totals = np.array([trace.total for trace in known])
     values = np.stack([by_role(trace) for trace in known])  # [facts, roles, layers]
     occurs = np.asarray(~np.isnan(values[:, :, 0]))
@@ -157,12 +129,12 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
         corrupted=float(np.mean([trace.corrupted for trace in known])),
         facts=len(known),
         unknown=unknown,
-        layer=TraceSet(tuple(known)).layer,
+        layer=TraceSet(known).layer,
         level=level,
-        kind=one.kind,
-        window=one.window,
-        sever=one.sever,
-        metric=one.metric,
-        corruption=one.corruption,
-        exact=one.exact,
+        kind=first.kind,
+        window=first.window,
+        sever=first.sever,
+        metric=first.metric,
+        corruption=first.corruption,
+        exact=first.exact,
     )

@@ -32,7 +32,7 @@ from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, numbers_at_once
-from ffedit.locator.result import span_of
+from ffedit.locator.result import position_of, span_of
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import frozen, replace_output
 from ffedit.model.tokenization import Encoded
@@ -55,35 +55,21 @@ class Site(NamedTuple):
 
 
 class Restoration(NamedTuple):
-    """Restoration of one clean state, or of the outputs of one window.
+    """Restoration of one clean state, or of the outputs of one window."""
 
-    Attributes:
-        case: index of the fact in the batch.
-        token: position of the restored token.
-        inside: layers whose outputs are restored; empty for a state.
-        first: the layer that the run begins at; for a state, the one that it enters.
-        row: index of its result.
-    """
-
-    case: int
-    token: int
-    inside: range
-    first: int
-    row: int
+    case: int  # index of the fact in the batch
+    token: int  # position of the restored token
+    inside: range  # layers whose outputs are restored; empty for a state
+    first: int  # the layer that the run begins at; for a state, the one that it enters
+    row: int  # index of its result
 
 
 class Final(NamedTuple):
-    """Final states of some runs, to be unembedded.
+    """Final states of some runs, to be unembedded."""
 
-    Attributes:
-        states: of the last layer, at the positions whose next token is an answer's, [reads, d_model].
-        texts: of each run.
-        indices: (row of the results, sample, answer) of each run, [runs, 3].
-    """
-
-    states: Tensor
-    texts: list[Encoded]
-    indices: Tensor
+    states: Tensor  # of the last layer, at the positions whose next token is an answer's, [reads, d_model]
+    texts: list[Encoded]  # of each run
+    indices: Tensor  # (row of the results, sample, answer) of each run, [runs, 3]
 
 
 def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
@@ -92,7 +78,7 @@ def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
     for index, case in enumerate(batch.cases):
         tokens = range(case.subject[0], case.encoded.answer)
         for layer in range(depth) if run.layers is None else run.layers:
-            for token in tokens if run.token is None else [case.position(run.token)]:
+            for token in tokens if run.token is None else [position_of(run.token, case.subject, tokens.stop)]:
                 sites.append(Site(index, layer, token, False))
             if run.window > 1:
                 sites.append(Site(index, layer, case.encoded.subject_last, True))
@@ -146,7 +132,7 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
         for group in _groups(batch, by_layer[first], most):
             for final in split_on_oom(run_group, group, refusal):
                 waiting.append(final)
-                if sum(len(one.states) for one in waiting) * vocabulary >= UNEMBEDDED:
+                if sum(len(runs.states) for runs in waiting) * vocabulary >= UNEMBEDDED:
                     _unembed(editable, waiting, log_probs)
                     waiting = []
             done += len(group)

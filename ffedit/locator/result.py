@@ -97,9 +97,7 @@ class Trace(Plotted):
 
     def position(self, token: FactToken = "subject_last") -> int:
         """Return the position of the token where a key is read."""
-        return {"subject_last": self.subject_last, "subject_first": self.subject[0], "last": len(self.tokens) - 1}[
-            token
-        ]
+        return position_of(token, self.subject, len(self.tokens))
 
     def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
         """Return the effects at `token`, [layers]."""
@@ -230,6 +228,11 @@ def _strongest(trace: Trace | TraceSet) -> str:
     """Say at which layer the effect is largest."""
     most = number(float(np.nanmax(trace.at_subject)))
     return f"at the subject's last token, layer {trace.layer} brings back most: {most} of {number(trace.total)}"
+
+
+def position_of(token: FactToken, subject: tuple[int, int], length: int) -> int:
+    """Return the position of the token where a key is read in a prompt of `length` tokens with this `subject`."""
+    return {"subject_last": subject[1] - 1, "subject_first": subject[0], "last": length - 1}[token]
 
 
 def span_of(layer: int, window: int, depth: int) -> range:
