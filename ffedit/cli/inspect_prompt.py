@@ -39,8 +39,8 @@ def prompt(
 ) -> None:
     """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
     from ffedit.display.html import save_page
+    from ffedit.display.terminal.memories import compared, prompt_view
     from ffedit.display.terminal.model_table import model_line
-    from ffedit.display.terminal.prompt_view import compared, prompt_view
     from ffedit.inspector.coefficient_scaling import parse_scalings
 
     scaled = parse_scalings(turns)

@@ -17,7 +17,7 @@ from ffedit import Corpus, inspect_edit, inspect_memory, inspect_model, inspect_
 from ffedit.display.html import page
 from ffedit.display.html.charts import lines, stacked
 from ffedit.display.panels import Line
-from ffedit.display.terminal.edit_view import edited_view
+from ffedit.display.terminal.memories import edited_view
 from ffedit.inspector.memory_pass import Settings
 from ffedit.inspector.model_view import Removing
 from ffedit.inspector.views import View

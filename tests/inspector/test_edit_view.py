@@ -14,7 +14,7 @@ from writing import FACT, STRONG, write
 
 from ffedit import Corpus, Edit, EditError, LowRank
 from ffedit.algebra.low_rank import Dense
-from ffedit.display.terminal.edit_view import edited_view
+from ffedit.display.terminal.memories import edited_view
 from ffedit.inspector import edit_view
 from ffedit.inspector.edit_view import inspect_edit
 from ffedit.inspector.prompt_view import inspect_prompt

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import ffedit
 from ffedit import Corpus
-from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.memories import memory_view
 from ffedit.inspector.memory_pass import Settings, collect, started
 from ffedit.inspector.model_view import Removing
 from ffedit.inspector.rows import NOTHING, rows_of

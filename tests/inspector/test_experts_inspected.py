@@ -15,9 +15,7 @@ from shown import shown
 
 import ffedit
 from ffedit import Corpus, EditError, Slot
-from ffedit.display.terminal.edit_view import edited_view
-from ffedit.display.terminal.memory_view import memory_view
-from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.errors import ModelError
 from ffedit.inspector.edit_view import inspect_edit
 from ffedit.inspector.memory_pass import Settings

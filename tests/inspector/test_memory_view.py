@@ -13,7 +13,7 @@ from shown import shown
 from torch import Tensor
 
 from ffedit import Corpus, EditError, Slot
-from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.memories import memory_view
 from ffedit.inspector.coefficient_scaling import parse_scalings
 from ffedit.inspector.memory_view import MemoryView, inspect_memory
 from ffedit.model.editable import Editable

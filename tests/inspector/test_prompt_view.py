@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, relu, silu
 
 import ffedit
 from ffedit import EditError, Slot
-from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.display.terminal.memories import prompt_view
 from ffedit.errors import FactError, FFEditError
 from ffedit.inspector import coefficient_scaling
 from ffedit.inspector.coefficient_scaling import scaled_memories
