@@ -33,7 +33,7 @@ from ffedit.model.feed_forward import Keys
 from ffedit.model.hooks import frozen, replace_output
 from ffedit.model.memory import Address, KeyValueMemory, Memories
 from ffedit.model.tokenization import decode
-from ffedit.progress import Progress, silent
+from ffedit.progress import Progress
 
 OFF, UP = 0.0, 3.0
 # Largest number of memories scaled together.
@@ -75,9 +75,8 @@ def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise EditError(
-                f"{word!r} turns no memory; write L.I=FACTOR: 3.17=0 suppresses memory 3.17, 3.17=3 amplifies"
-            )
+            how = "write L.I=FACTOR: 3.17=0 suppresses memory 3.17, 3.17=3 amplifies"
+            raise EditError(f"{word!r} turns no memory; {how}")
         if (slot := Slot.parse(name)) in scalings:
             raise EditError(f"memory {slot} is turned twice; give one factor")
         scalings[slot] = number
@@ -120,12 +119,7 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
 
 
 def promote(
-    editable: Editable,
-    ids: Tensor,
-    token: int,
-    scaled: Mapping[Slot, float],
-    top: int = 10,
-    progress: Progress = silent,
+    editable: Editable, ids: Tensor, token: int, scaled: Mapping[Slot, float], top: int, progress: Progress
 ) -> Promotion:
     """Rank all memories by the predicted gain of `token` after `ids` [1, n] when scaled; measure the first `top`.
 

@@ -2,7 +2,7 @@
 
 from ffedit.locator.aggregate import Aggregate, aggregate
 from ffedit.locator.corruption import Corruption, noise_scale
-from ffedit.locator.result import CLEAR, Kind, Metric, Part, Trace, TraceSet, site_of, span_of
+from ffedit.locator.result import CLEAR, Kind, Part, Trace, TraceSet, site_of, span_of
 from ffedit.locator.trace import locate, locate_all
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Aggregate",
     "Corruption",
     "Kind",
-    "Metric",
     "Part",
     "Trace",
     "TraceSet",

@@ -20,6 +20,7 @@ from ffedit.algebra.bootstrap import Interval, percentile_interval
 from ffedit.errors import FactError
 from ffedit.locator.result import Effects, Kind, Metric, Part, Trace, TraceSet, save_arrays
 
+SETTINGS = ("kind", "window", "sever", "metric", "corruption", "exact")
 ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
 
 
@@ -107,7 +108,6 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
             f"the model gives the traced answer by itself for none of {len(unknown)} facts, so there is nothing to "
             "average; check prompts and previous objects"
         )
-    first = known[0]
     totals = np.array([trace.total for trace in known])
     values = np.stack([by_role(trace) for trace in known])  # [facts, roles, layers]
     occurs = np.asarray(~np.isnan(values[:, :, 0]))
@@ -131,10 +131,5 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
         unknown=unknown,
         layer=TraceSet(known).layer,
         level=level,
-        kind=first.kind,
-        window=first.window,
-        sever=first.sever,
-        metric=first.metric,
-        corruption=first.corruption,
-        exact=first.exact,
+        **{name: getattr(known[0], name) for name in SETTINGS},
     )

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,6 @@ class Restoration(NamedTuple):
     case: int  # index of the fact in the batch
     token: int  # position of the restored token
     inside: range  # layers whose outputs are restored; empty for a state
-    first: int  # the layer that the run begins at; for a state, the one that it enters
     row: int  # index of its result
 
 
@@ -85,14 +85,9 @@ def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
     return sites
 
 
-def restorations(batch: Batch, run: Run, sites: Sequence[Site], depth: int) -> Iterator[Restoration]:
-    """Yield the restorations at `sites` that can have an effect."""
-    for row, site in enumerate(sites):
-        inside = range(0) if run.kind == "state" else span_of(site.layer, 1 if site.alone else run.window, depth)
-        first = site.layer + 1 if run.kind == "state" else inside[0]
-        # A state that no later attention layer reads changes the logits at its own token only.
-        if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
-            yield Restoration(site.case, site.token, inside, first, row)
+def _span(site: Site, run: Run, depth: int) -> range:
+    """Return the layers restored together at a site."""
+    return span_of(site.layer, 1 if site.alone else run.window, depth)
 
 
 @torch.no_grad()
@@ -107,7 +102,13 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
         ModelError: memory does not suffice for a single restoration.
     """
     depth = len(editable.layers)
-    sites = sites_of(batch, run, depth)
+    sites, by_layer = sites_of(batch, run, depth), defaultdict[int, list[Restoration]](list)
+    for row, site in enumerate(sites):  # by the layer that the run begins at; for a state, the one that it enters
+        inside = range(0) if run.kind == "state" else _span(site, run, depth)
+        first = site.layer + 1 if run.kind == "state" else inside[0]
+        # A state that no later attention layer reads changes the logits at its own token only.
+        if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
+            by_layer[first].append(Restoration(site.case, site.token, inside, row))
     samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
     # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
@@ -116,21 +117,14 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
             begin = batch.row(index, answer, 0)
             corrupted[index, : case.samples, answer] = batch.log_probs[begin : begin + case.samples]
     log_probs = corrupted[[site.case for site in sites]]
-    by_layer: dict[int, list[Restoration]] = defaultdict(list)
-    for restoration in restorations(batch, run, sites, depth):
-        by_layer[restoration.first].append(restoration)
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
     done, total = 0, sum(map(len, by_layer.values()))
     most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
     for first in sorted(by_layer):
-
-        def run_group(group: Sequence[Restoration], first: int = first) -> Final:
-            return _run(editable, batch, run, first, group)
-
         for group in _groups(batch, by_layer[first], most):
-            for final in split_on_oom(run_group, group, refusal):
+            for final in split_on_oom(partial(_run, editable, batch, run, first), group, refusal):
                 waiting.append(final)
                 if sum(len(runs.states) for runs in waiting) * vocabulary >= UNEMBEDDED:
                     _unembed(editable, waiting, log_probs)
@@ -232,10 +226,8 @@ def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[floa
             single[:, :, : case.samples, answer] = _estimate_layers(editable, batch, run, number, answer)
         singles.append(single)
     sites = sites_of(batch, run, depth)
-    spans = [span_of(site.layer, 1 if site.alone else run.window, depth) for site in sites]
-    sums = [
-        singles[site.case][span.start : span.stop, site.token].sum(0) for site, span in zip(sites, spans, strict=True)
-    ]
+    spans = [(site, _span(site, run, depth)) for site in sites]
+    sums = [singles[site.case][span.start : span.stop, site.token].sum(0) for site, span in spans]
     advance(1.0)
     return sites, torch.stack(sums)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ffedit.display.picture import HURTS, NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, layer_step, pictures, restored
 from ffedit.facts.text import counted, number
-from ffedit.locator.aggregate import ROLES, Aggregate
+from ffedit.locator.aggregate import ROLES, SETTINGS, Aggregate
 from ffedit.locator.result import Part, Trace, TraceSet
 
 # Heat maps -----------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ def _panels(aggregates: Sequence[Aggregate]) -> list[list[Aggregate]]:
 
 
 def _same(first: Aggregate, second: Aggregate) -> bool:
-    names = ("kind", "window", "metric", "corruption", "exact", "facts", "unknown")
+    """Return whether two measurements differ in nothing but the severed modules."""
+    names = {*SETTINGS, "facts", "unknown"} - {"sever"}
     alike = all(getattr(first, name) == getattr(second, name) for name in names)
     return alike and first.effects.shape[1] == second.effects.shape[1]
 

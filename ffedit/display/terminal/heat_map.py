@@ -75,15 +75,10 @@ def _set_apart(unknown: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map of token rows and layer columns, as wide as the console allows.
+    """A heat map of token rows and layer columns, as wide as the console allows."""
 
-    Attributes:
-        picture: the rows and titles to draw.
-        beside: the column to the right: a heading, then a text for each row, all equally wide.
-    """
-
-    picture: Picture
-    beside: tuple[str, ...]
+    picture: Picture  # the rows and titles to draw
+    beside: tuple[str, ...]  # the column to the right: a heading, then a text for each row, all equally wide
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the title, rows, axis, mark and legend."""
