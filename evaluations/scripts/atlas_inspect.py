@@ -20,7 +20,8 @@ from typing import NamedTuple
 import click
 
 import ffedit
-from ffedit.display.figures import model
+from ffedit.display.figures.plots import report_panels
+from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal import model_view
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
@@ -217,7 +218,7 @@ def main(tokens: int, keep: Path | None) -> None:
     (HERE / "atlas-inspect.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     words = f"# Atlas beside the paper\n\n    {command}\n\n{INTRODUCTION}\n\n{table_of(lines)}\n"
     (HERE / "atlas-inspect.md").write_text(words + model_view.markdown(report) + "\n", encoding="utf-8")
-    model.save_model(report, HERE / "atlas-inspect.png")
+    save_figure(HERE / "atlas-inspect.png", lambda: report_panels(report))
     click.echo(table_of(lines))
 
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.tables import headline
+from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import check_matplotlib, style
-from ffedit.display.figures.trace import heat_maps
 from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import candidates_table, layer_choice, model_choice

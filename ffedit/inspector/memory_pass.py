@@ -121,11 +121,9 @@ def collect(
 ) -> RowStore:
     """Run the rest of `text`, which `state` does not cover yet, through a stack; store rows and state in `folder`.
 
-    `total` is the number of positions, at most, for the progress. The state is complete when this returns.
-
-    Raises:
-        EditError: the text is not the one that `state` was collected from, coefficients or states are not finite, or
-            the folder cannot be written.
+    `total` is the number of positions, at most, for the progress. The state is complete when this returns. EditError
+    where the text is not the one that `state` was collected from, coefficients or states are not finite, or the folder
+    cannot be written.
     """
     store = RowStore(folder, layout=RowLayout.of(stack))
     for layer, triggers in state.triggers.items():

@@ -117,8 +117,7 @@ BESIDE_ENCODER = RowLayout(
 def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
     """Yield the rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
 
-    Raises:
-        EditError: the text is missing, no text, or holds no two tokens in a row.
+    EditError where the text is missing, no text, or holds no two tokens in a row.
     """
     length, left, layout = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, RowLayout.of(stack)
     for row in _prefixed(stack, corpus, length, progress) if stack.causal else _enclosed(stack, corpus, length):

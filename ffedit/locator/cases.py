@@ -105,10 +105,7 @@ def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], r
     """Encode the facts with these `indices`; for one without a previous object, the model generates the answer.
 
     If it generates none (it ends its turn, or generates a blank), the likeliest word is traced, and the fact is not
-    known.
-
-    Raises:
-        FactError: a prompt or object does not fit, or a fact lacks what the run needs.
+    known. FactError where a prompt or object does not fit, or a fact lacks what the run needs.
     """
     limit = editable.max_tokens
     chosen = [facts[i] for i in indices]
@@ -152,11 +149,7 @@ def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise | None, parts: Iterable[str]) -> Batch:
-    """Record the clean and the corrupted runs of `cases` in one pass.
-
-    Raises:
-        ModelError: states or logits are not finite.
-    """
+    """Record the clean and the corrupted runs of `cases` in one pass; ModelError where they are not finite."""
     texts = [answer for case in cases for answer in case.answers for _ in range(1 + case.samples)]
     ids = pad([e.ids[:-1] for e in texts])
     first = [0]

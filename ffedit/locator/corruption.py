@@ -96,11 +96,7 @@ def noise_scale(editable: Editable) -> float:
 
 @torch.no_grad()
 def subjects_scale(editable: Editable, facts: Sequence[Fact]) -> float:
-    """Compute σ over the tokens of the subjects of `facts`, each subject once, as tokenised in its prompt.
-
-    Raises:
-        FactError: a subject has no token, or a prompt does not fit the model.
-    """
+    """Compute σ over the tokens of the subjects of `facts`, each subject once, as tokenised in its prompt."""
     tokens: dict[str, tuple[int, ...]] = {}
     for fact in facts:
         encoded = editable.encode(fact.text, span=fact.span, max_tokens=editable.max_tokens)
@@ -136,11 +132,7 @@ class Noise:
 def replacements(
     editable: Editable, fact: Fact, encoded: Encoded, subjects: list[str], samples: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return token ids of other subjects with as many tokens in this prompt as its own; at most `samples`, by seed.
-
-    Raises:
-        FactError: none of `subjects` has as many tokens.
-    """
+    """Return ids of at most `samples` other subjects with as many tokens in this prompt; FactError if there are none."""
     assert encoded.subject is not None
     start, end = encoded.subject
     others: dict[tuple[int, ...], None] = {}

@@ -92,14 +92,11 @@ def _span(site: Site, run: Run, depth: int) -> range:
 
 @torch.no_grad()
 def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
-    """Run every restoration of `batch`.
+    """Run every restoration of `batch`; ModelError where memory does not suffice for a single one.
 
     Returns:
         the sites and the log-probabilities of the answers there, [sites, samples, answers], nats; NaN beyond a case's
         own number of samples.
-
-    Raises:
-        ModelError: memory does not suffice for a single restoration.
     """
     depth = len(editable.layers)
     sites, by_layer = sites_of(batch, run, depth), defaultdict[int, list[Restoration]](list)

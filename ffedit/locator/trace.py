@@ -153,11 +153,7 @@ def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal
 
 
 def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
-    """Return the number of layers restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10.
-
-    Raises:
-        FactError: `window` is not between 1 and `depth`.
-    """
+    """Return how many layers are restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10."""
     if window is None or kind == "state":
         return 1 if kind == "state" else min(10, max(3, round(depth / 3)), depth)
     if not 1 <= window <= depth:
@@ -166,11 +162,7 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
 
 
 def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
-    """Return the requested layers in ascending order.
-
-    Raises:
-        FactError: none is requested, or the model lacks one of them.
-    """
+    """Return the requested layers in ascending order; FactError where there are none, or the model lacks one."""
     chosen = tuple(sorted(set(as_layers(layers))))
     if not chosen or not set(chosen) <= set(range(depth)):
         raise FactError(f"layers {list(chosen)} were asked for, but the model has layers 0 to {depth - 1}")

@@ -17,7 +17,7 @@ from ffedit.display.terminal.model_view import interval_cell
 from ffedit.inspector.model_view import Measure, interval
 from ffedit.layer_choice.calibrate import LayerScore
 from ffedit.layer_choice.choose import Sweep
-from ffedit.locator.aggregate import Aggregate, Interval
+from ffedit.locator.result import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")
 

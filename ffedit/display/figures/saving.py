@@ -17,26 +17,14 @@ from ffedit.files.atomic import check_file, ready
 SUFFIXES = (".png", ".svg", ".pdf")
 # Fonts for scripts that matplotlib's default font lacks; those that are installed are used.
 FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans",
-    "WenQuanYi Zen Hei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Yu Gothic",
-    "Malgun Gothic",
-    "Noto Sans Arabic",
-    "Noto Sans Devanagari",
-    "Arial Unicode MS",
-)
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans",
+    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Arabic", "Noto Sans Devanagari", "Arial Unicode MS",
+)  # fmt: skip
 
 
 @contextmanager
 def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
     """Write the matplotlib figure that `draw` makes, and move it to `path` when the block ends without an error.
-
-    The same figure always gives the same file.
 
     Raises:
         FFEditError: matplotlib is not installed.

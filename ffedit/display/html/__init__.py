@@ -24,9 +24,5 @@ def page(view: View, before: PromptView | None = None) -> str:
 
 
 def save_page(target: Path, view: View, before: PromptView | None = None) -> None:
-    """Write a page atomically.
-
-    Raises:
-        EditError: it cannot be written.
-    """
+    """Write a page atomically; EditError where it cannot be written."""
     write_text(target, page(view, before))

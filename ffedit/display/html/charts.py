@@ -18,8 +18,9 @@ from ffedit.display.terminal.model_view import cell
 from ffedit.inspector.model_view import Measure, ModelReport, Unit
 from ffedit.inspector.prompt_view import PromptView
 
+# Coordinates of the whole chart, and of the area inside its axes.
 WIDTH, HEIGHT = 360.0, 210.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 34.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 350.0, 10.0, 176.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,6 @@ class Chart:
     dots: list[tuple[float, float, str, str]] = field(default_factory=list)  # x, y, class and tooltip
     boxes: list[Box] = field(default_factory=list)  # of stacked bars
     legend: list[tuple[str, str]] = field(default_factory=list)  # name and class
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-    bottom: float = HEIGHT - BOTTOM
 
 
 def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit, x_name: str = "layer") -> Chart:
@@ -60,8 +55,8 @@ def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit,
     chart = Chart(title, x_name)
     seen = [v for line in series for column in (line.values, line.low, line.high) for v in column if _known(v)]
     ticks = _ticks(seen, unit)
-    place = _place(ticks[0], ticks[-1], chart, logarithmic=unit == "rank")
-    across = _across(len(labels), chart)
+    place = _place(ticks[0], ticks[-1], logarithmic=unit == "rank")
+    across = _across(len(labels))
     chart.y_ticks = [(place(tick), _tick_label(tick, unit)) for tick in ticks]
     chart.x_ticks = _x_ticks(labels, across)
     colours = count()
@@ -82,12 +77,12 @@ def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit,
 def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
     """Draw shares that add up to 1 as stacked bars."""
     chart = Chart(title)
-    place = _place(0.0, 1.0, chart)
-    across = _across(len(labels), chart, inside=True)
+    place = _place(0.0, 1.0)
+    across = _across(len(labels), inside=True)
     chart.y_ticks = [(place(tick), f"{tick:.0%}") for tick in (0.0, 0.25, 0.5, 0.75, 1.0)]
     chart.x_ticks = _x_ticks(labels, across)
     chart.legend = [(line.name, f"s{i}") for i, line in enumerate(series)]
-    width = 0.76 * (chart.right - chart.left) / len(labels)
+    width = 0.76 * (RIGHT - LEFT) / len(labels)
     for column, label in enumerate(labels):
         below = 0.0
         for number, line in enumerate(series):
@@ -133,20 +128,18 @@ def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _across(columns: int, chart: Chart, inside: bool = False) -> Callable[[int], float]:
+def _across(columns: int, inside: bool = False) -> Callable[[int], float]:
     """Return the x coordinate as a function of the column; `inside` leaves half a bar at both ends."""
-    width = chart.right - chart.left
     if inside or columns == 1:
-        return lambda i: chart.left + width * (i + 0.5) / columns
-    return lambda i: chart.left + 6 + (width - 12) * i / (columns - 1)
+        return lambda i: LEFT + (RIGHT - LEFT) * (i + 0.5) / columns
+    return lambda i: LEFT + 6 + (RIGHT - LEFT - 12) * i / (columns - 1)
 
 
-def _place(low: float, high: float, chart: Chart, logarithmic: bool = False) -> Callable[[float], float]:
+def _place(low: float, high: float, logarithmic: bool = False) -> Callable[[float], float]:
     """Return the y coordinate as a function of the value; if logarithmic, with the smallest value on top."""
-    height = chart.bottom - chart.top
     if logarithmic:
-        return lambda v: chart.top + height * math.log(max(v, low) / low) / math.log(high / low)
-    return lambda v: chart.bottom - height * (v - low) / (high - low)
+        return lambda v: TOP + (BOTTOM - TOP) * math.log(max(v, low) / low) / math.log(high / low)
+    return lambda v: BOTTOM - (BOTTOM - TOP) * (v - low) / (high - low)
 
 
 def _ticks(values: Sequence[float], unit: Unit) -> list[float]:

@@ -19,7 +19,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.display.picture import NEGATIVE, UNITS, Picture, Row, colour, pictures, restored, runs
 from ffedit.facts.text import counted, number, quoted
 from ffedit.locator import Trace, TraceSet
-from ffedit.locator.aggregate import Aggregate
+from ffedit.locator.result import Aggregate
 
 SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"
 LABEL_CELLS = 14

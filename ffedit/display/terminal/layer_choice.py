@@ -19,7 +19,7 @@ from ffedit.facts.text import counted, number, quoted
 from ffedit.layer_choice.calibrate import TIE, Choice, LayerScore
 from ffedit.layer_choice.choose import Found, Sweep
 from ffedit.locator import CLEAR, Trace, TraceSet, span_of
-from ffedit.locator.aggregate import rank_correlation
+from ffedit.locator.result import rank_correlation
 
 RATES = ("efficacy", "paraphrase", "specificity")
 # Rank correlations in absolute value: none below WEAK, "somewhat" below STRONG, "clearly" from STRONG on.
