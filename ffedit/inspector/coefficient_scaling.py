@@ -27,7 +27,7 @@ from torch import Tensor
 from ffedit.errors import EditError, FactError
 from ffedit.inference import replay
 from ffedit.inference.generation import log_softmax
-from ffedit.inspector.views import Slot, TokenProbability, View, find, rank
+from ffedit.inspector.views import Slot, TokenProbability, View, rank
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import Keys
 from ffedit.model.hooks import frozen, replace_output
@@ -85,7 +85,7 @@ def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
 
 def check_scalings(memories: Memories, scalings: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
     """Return factors by slot; EditError where there is no such memory, or a factor is no finite number of 32 bits."""
-    by_slot = {find(memories, name)[0]: float(factor) for name, factor in scalings.items()}
+    by_slot = {Slot.find(memories, name): float(factor) for name, factor in scalings.items()}
     for slot, factor in by_slot.items():
         if not abs(factor) <= torch.finfo(torch.float32).max:
             raise EditError(f"memory {slot} cannot be turned by {factor}; a finite factor of 32 bits was expected")

@@ -31,7 +31,7 @@ from ffedit.inspector.memory_view import READ_TOKENS
 from ffedit.inspector.prompt_view import PromptView, inspect_prompt
 from ffedit.inspector.rows import Positions
 from ffedit.inspector.views import (
-    MOST_LOGITS,
+    MAX_LOGITS,
     Distribution,
     Prefix,
     TokenProbability,
@@ -231,7 +231,7 @@ def _read_twice(
 ) -> _Text:
     """Run `corpus` through the model as it is and with `edit`; EditError where one of them cannot be used."""
     positions = Positions.of(editable, corpus, progress)
-    size = MOST_LOGITS // editable.vocabulary
+    size = MAX_LOGITS // editable.vocabulary
     coefficients: list[list[Tensor]] = [[] for _ in added]
     before, after, kept, done = [], [], [], 0
     for ids, inside, _ in positions.batches(size):

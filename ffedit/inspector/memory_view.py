@@ -26,7 +26,6 @@ from ffedit.inspector.views import (
     Slot,
     TokenProbability,
     View,
-    find,
     log_probabilities,
     rank,
     token_text,
@@ -106,7 +105,8 @@ def inspect_memory(
         ModelError: the model has no unembedding.
     """
     check_model(editable)
-    slot, matrix = find(editable.memories, memory)
+    slot = Slot.find(editable.memories, memory)
+    matrix = editable.memories[slot.address]
     feed_forward = editable.feed_forward[slot.address.layer].only([slot.address])
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
     value = matrix.value[:, slot.index]

@@ -22,14 +22,8 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.inspector.coefficient_scaling import (
-    Promotion,
-    check_scalings,
-    next_log_probs,
-    promote,
-    scaled_memories,
-    token_after,
-)
+from ffedit.inspector import coefficient_scaling as scaling
+from ffedit.inspector.coefficient_scaling import Promotion, next_log_probs
 from ffedit.inspector.values import Activity, contributions
 from ffedit.inspector.views import Distribution, Slot, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, Seen, Stack, check_model
@@ -133,12 +127,12 @@ def inspect_prompt(
     check_model(editable, Editable)
     if not prompt.strip():
         raise EditError("the prompt is empty; give some words")
-    turns = check_scalings(editable.memories, scaled or {})
+    turns = scaling.check_scalings(editable.memories, scaled or {})
     ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
-    target = None if promoted is None else token_after(editable, prompt, promoted)
+    target = None if promoted is None else scaling.token_after(editable, prompt, promoted)
     tokenizer = editable.tokenizer
     untouched = Distribution.of(tokenizer, next_log_probs(editable, ids), top) if turns else None
-    with scaled_memories(editable.memories, turns):
+    with scaling.scaled_memories(editable.memories, turns):
         log_p = next_log_probs(editable, ids)
         if log_p.isnan().any():
             why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
@@ -157,7 +151,7 @@ def inspect_prompt(
         appears=appears,
         settles=settles,
         norm=editable.norm or None,
-        promotion=None if target is None else promote(editable, ids, target, turns, 2 * top, progress),
+        promotion=None if target is None else scaling.promote(editable, ids, target, turns, 2 * top, progress),
     )
 
 

@@ -2,8 +2,7 @@
 
 - A causal decoder reads a row without its last id. The context of a position is its *prefix*, the ids up to and
   including it; the id after it is the next token.
-- An encoder reads the whole row, and the context of a position is all of it: a trigger is a text and a position in it.
-  There is no next token, as none is predicted from those before it.
+- An encoder reads the whole row, which is the context of each of its positions. There is no next token.
 - The decoder of an encoder-decoder model reproduces its encoder's input: the encoder reads a row without its first id,
   which starts decoding, the decoder without its last one. Through the encoder, the context is the whole row here, too.
 

@@ -23,11 +23,11 @@ from ffedit.algebra.linalg import double
 from ffedit.errors import EditError
 from ffedit.inference.generation import log_softmax
 from ffedit.model.editable import Stack
-from ffedit.model.memory import Address, KeyValueMemory, Memories
+from ffedit.model.memory import Address, Memories
 from ffedit.model.tokenization import decode
 
 # Logits held at once: vectors × vocabulary.
-MOST_LOGITS = 2**25
+MAX_LOGITS = 2**25
 
 
 @dataclass(frozen=True)
@@ -73,23 +73,22 @@ class Slot:
         layer, *expert, index = map(int, text.split("."))
         return cls(Address(layer, *expert), index)
 
-
-def find(memories: Memories, name: str | Slot) -> tuple[Slot, KeyValueMemory]:
-    """Find a memory and the matrix that holds it; EditError where the name is malformed, or the model has no such."""
-    slot = name if isinstance(name, Slot) else Slot.parse(name)
-    at = slot.address
-    if at not in memories:
-        of_layer = [address for address in memories if address.layer == at.layer]
-        if not of_layer:
-            raise EditError(f"{slot}: the model has no layer {at.layer}; it has layers 0 to {max(memories).layer}")
-        if of_layer == [Address(at.layer)]:
-            raise EditError(f"{slot}: layer {at.layer} has no experts; write L.I, without an expert")
-        last = max(of_layer).expert
-        raise EditError(f"{slot}: layer {at.layer} has experts 0 to {last}; write L.E.I for memory I of expert E")
-    memory = memories[at]
-    if not 0 <= slot.index < memory.d_ff:
-        raise EditError(f"{slot}: layer {at} has memories 0 to {memory.d_ff - 1}; {slot.index} is none of them")
-    return slot, memory
+    @classmethod
+    def find(cls, memories: Memories, name: str | Slot) -> Slot:
+        """Return the memory of a name; EditError where the name is malformed, or the model has no such memory."""
+        slot = name if isinstance(name, Slot) else cls.parse(name)
+        at = slot.address
+        if at not in memories:
+            of_layer = [address for address in memories if address.layer == at.layer]
+            if not of_layer:
+                raise EditError(f"{slot}: the model has no layer {at.layer}; it has layers 0 to {max(memories).layer}")
+            if of_layer == [Address(at.layer)]:
+                raise EditError(f"{slot}: layer {at.layer} has no experts; write L.I, without an expert")
+            last = max(of_layer).expert
+            raise EditError(f"{slot}: layer {at.layer} has experts 0 to {last}; write L.E.I for memory I of expert E")
+        if not 0 <= slot.index < (count := memories[at].d_ff):
+            raise EditError(f"{slot}: layer {at} has memories 0 to {count - 1}; {slot.index} is none of them")
+        return slot
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,8 @@ class Distribution(View):
 
 
 def log_prob_batches(stack: Stack, vectors: Tensor) -> Iterator[Tensor]:
-    """Yield log p [n, vocabulary] of vectors [.., d_model], as many at once as have `MOST_LOGITS` logits."""
-    for batch in vectors.split(max(1, MOST_LOGITS // stack.vocabulary)):
+    """Yield log p [n, vocabulary] of vectors [.., d_model], as many at once as have `MAX_LOGITS` logits."""
+    for batch in vectors.split(max(1, MAX_LOGITS // stack.vocabulary)):
         if len(batch):
             yield log_softmax(stack.read(batch))
 

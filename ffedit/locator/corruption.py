@@ -132,7 +132,7 @@ class Noise:
 def replacements(
     editable: Editable, fact: Fact, encoded: Encoded, subjects: list[str], samples: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return ids of at most `samples` other subjects with as many tokens in this prompt; FactError if there are none."""
+    """Return ids of at most `samples` other subjects with as many tokens in this prompt; FactError if none."""
     assert encoded.subject is not None
     start, end = encoded.subject
     others: dict[tuple[int, ...], None] = {}
