@@ -164,10 +164,9 @@ def _shortened(ids: Row, start: int | None, rng: Random) -> list[Row]:
 def removals(
     stack: Stack, layer: FeedForward, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
 ) -> list[Removal | None]:
-    """Remove tokens from the triggers of some keys of a causal decoder's layer, or of some of its experts.
+    """Return what the removal of tokens from their triggers changes for some keys of a causal decoder's layer.
 
-    Returns:
-        The changes of each key's coefficient; None where it has no trigger of two tokens.
+    None for a key that has no trigger of two tokens. The layer may be reduced to some of its experts.
     """
     start, each = stack.tokenizer.bos_token_id, 1 + len(REMOVED)
     rows: list[Row] = []
@@ -179,8 +178,11 @@ def removals(
     key_of = torch.tensor(keys, dtype=torch.long).repeat_interleave(torch.tensor(counts, dtype=torch.long))
     coefficients = double(_last_coefficients(stack, layer, rows, key_of)).view(-1, each)
     changes = (coefficients[:, 1:] - coefficients[:, :1]) / coefficients[:, :1]
-    split = changes.split([count // each for count in counts])
-    return [Removal(*of_key.mean(0).tolist(), len(of_key)) if len(of_key) else None for of_key in split]
+    result: list[Removal | None] = []
+    for of_key in changes.split([count // each for count in counts]):
+        first, last, random = of_key.mean(0).tolist()
+        result.append(Removal(first, last, random, len(of_key)) if len(of_key) else None)
+    return result
 
 
 @torch.no_grad()

@@ -157,11 +157,7 @@ def inspect_memory(
 def _coefficients(
     stack: Stack, layer: FeedForward, index: int, positions: Positions, progress: Progress
 ) -> tuple[Tensor, float]:
-    """Compute the coefficients of memory `index` of a layer, or of one expert of it, over a text.
-
-    Returns:
-        The coefficient at every position, [n] float32, and the share of the positions that are routed to the expert.
-    """
+    """Return a memory's coefficient at every position, [n] float32, and the share of positions routed to its expert."""
     coefficients: list[Tensor] = []
     routed: list[Tensor] = []
 

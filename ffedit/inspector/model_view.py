@@ -147,7 +147,8 @@ class Measure(View):
     def of(cls, name: str, intervals: Sequence[CountedInterval | None]) -> Measure:
         """Build a measure from the layers' intervals."""
         columns = (tuple(None if i is None else getattr(i, end) for i in intervals) for end in ("mean", "low", "high"))
-        return cls(name, *columns, tuple(0 if i is None else i.count for i in intervals))
+        values, low, high = columns
+        return cls(name, values, low, high, tuple(0 if i is None else i.count for i in intervals))
 
     @property
     def definition(self) -> Definition:

@@ -110,9 +110,8 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
     # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
     for index, case in enumerate(batch.cases):
-        for answer in range(answers):
-            begin = batch.row(index, answer, 0)
-            corrupted[index, : case.samples, answer] = batch.log_probs[begin : begin + case.samples]
+        rows = [[batch.row(index, answer, sample) for answer in range(answers)] for sample in range(case.samples)]
+        corrupted[index, : case.samples] = batch.log_probs[torch.tensor(rows)]
     log_probs = corrupted[[site.case for site in sites]]
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
@@ -210,11 +209,7 @@ def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callabl
 
 
 def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
-    """Estimate the effect of every restoration of `batch`; severing is not supported.
-
-    Returns:
-        the sites and the changes of the answers' log-probabilities there, [sites, samples, answers], nats.
-    """
+    """Estimate every restoration of `batch`: as `restore`, but with changes of the log-probabilities, nats."""
     depth, samples, answers = len(editable.layers), max(c.samples for c in batch.cases), len(batch.cases[0].answers)
     singles = []
     for number, case in enumerate(batch.cases):

@@ -257,11 +257,7 @@ def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed:
 
     Effects at other tokens are not evidence about the key at this one. The token shows a site if the model knows the
     fact, the corruption lowers the metric (TE > 0), and restoring some layer recovers at least a tenth of it (`CLEAR`).
-
-    Args:
-        trace: of one fact or several; of several, only those that the model knows count.
-        token: where the key is read.
-        allowed: the layers to choose among; None for all.
+    Of several facts, those that the model knows count. `allowed` are the layers to choose among, None for all.
     """
     known = trace.known if isinstance(trace, Trace) else bool(trace.known)
     effects = trace.effects_at(token)
@@ -356,13 +352,7 @@ def by_role(trace: Trace) -> Effects:
 
 
 def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:
-    """Average `traces` over the facts that the model knows.
-
-    Args:
-        traces: of at least one fact, all with the same settings.
-        resamples: of the bootstrap over facts.
-        level: of the intervals.
-        seed: of the bootstrap.
+    """Average traces over the facts that the model knows, with intervals of a `level` from `resamples` of these facts.
 
     Raises:
         FactError: the model knows none of the facts, or only some layers were traced.
