@@ -188,8 +188,8 @@ def added_memories(address: Address, update: Update, keys: Tensor, count: int) -
 def _singular(update: Update) -> tuple[Tensor, Tensor, Tensor]:
     """Return Δ = U diag(σ) Vᵀ in float64: U [d_model, r], σ [r], Vᵀ [r, d_ff]; from the factors of a `LowRank` Δ."""
     if not isinstance(update, LowRank):
-        left, sizes, right = torch.linalg.svd(double(update.dense), full_matrices=False)
-        return left, sizes, right
+        svd: tuple[Tensor, Tensor, Tensor] = torch.linalg.svd(double(update.dense), full_matrices=False)
+        return svd
     (q, r), (p, s) = (torch.linalg.qr(double(side)) for side in (update.left, update.right.T))
     left, sizes, right = torch.linalg.svd(r @ s.T, full_matrices=False)
     return q @ left, sizes, right @ p.T

@@ -166,7 +166,11 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
     """Run rows, whose indices in the text are `numbers` [rows], and update `state` from every layer."""
     ids, inside, others = RowLayout.of(stack).inputs(rows)
     real = inside.view(-1).nonzero()[:, 0]
-    hashes = _hashes(rows, ids, whole=not stack.causal)
+    if stack.causal:
+        hashes = prefix_hashes(ids).view(-1)
+    else:  # of the whole row, and the index in it
+        last = torch.tensor([[len(row) - 1] for row in rows])
+        hashes = mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
     positions = (numbers[:, None] * WIDTH + torch.arange(ids.shape[1])).view(-1)
     ranks = ranks_of(hashes[real], positions[real], state.settings.seed)
     entering = state.sample.entering(ranks)
@@ -193,14 +197,6 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
     state.pairs += pair_hash(ids[:, :-1], ids[:, 1:])[inside[:, 1:]].bincount(minlength=PAIRS)
     state.rows += len(rows)
     state.tokens += int(inside.sum())
-
-
-def _hashes(rows: Sequence[Row], ids: Tensor, whole: bool) -> Tensor:
-    """Hash the context of each position of ids [n, t], [n · t]: its prefix, or the `whole` row and the index."""
-    if not whole:
-        return prefix_hashes(ids).view(-1)
-    last = torch.tensor([[len(row) - 1] for row in rows])
-    return mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
 
 
 def _sampled(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:

@@ -119,8 +119,12 @@ def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterat
     EditError where the text is missing, no text, or holds no two tokens in a row.
     """
     length, left, layout = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, RowLayout.of(stack)
-    for row in _prefixed(stack, corpus, length, progress) if stack.causal else _enclosed(stack, corpus, length):
-        row = row[: left + layout.predicts_next]
+    rows: Iterator[Sequence[int]] = _enclosed(stack, corpus, length)
+    if stack.causal:
+        documents = _documents(stack, corpus, length, progress)
+        rows = (ids[at : at + length + 1] for ids in documents for at in range(0, len(ids) - 1, length))
+    for ids in rows:
+        row = tuple(ids[: left + layout.predicts_next])
         left -= layout.length(row)
         yield row
         if not left:
@@ -129,13 +133,6 @@ def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterat
         raise EditError(
             f"{corpus}: holds fewer than two tokens in a row, so no token has a next one; give a longer text"
         )
-
-
-def _prefixed(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Row]:
-    """Yield rows of at most `length` ids and the next one."""
-    for ids in _documents(stack, corpus, length, progress):
-        for first in range(0, len(ids) - 1, length):
-            yield tuple(ids[first : first + length + 1])
 
 
 def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:

@@ -23,7 +23,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +43,6 @@ from ffedit.model.memory import as_layers
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
-
-Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def locate(editable: Editable, fact: FactLike, kind: Kind = "feed_forward", **settings: Any) -> Trace:
@@ -190,7 +188,7 @@ def trace_each(
         done += len(members)
 
 
-def _metric(log_probs: Tensor, metric: Metric) -> Values:
+def _metric(log_probs: Tensor, metric: Metric) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Compute the metric from the answers' log-probabilities [.., answers]."""
     if metric == "logit_difference":
         return np.asarray((log_probs[..., 0] - log_probs[..., 1]).numpy())

@@ -26,7 +26,6 @@ RATES = ("efficacy", "paraphrase", "specificity")
 WEAK, STRONG = 0.3, 0.7
 # Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
 WEAK_TOTAL = 0.05
-NO_SITE = "The trace shows no site at the subject's last token"
 
 
 def why_layer(found: Found, asked: str) -> RenderableType:
@@ -46,7 +45,7 @@ def reasons(found: Found, asked: str) -> list[Text]:
         return [Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")]
     lines: list[Text] = []
     if choice is not None and asked != "auto":
-        lines.append(Text(f"{NO_SITE}, so it does not tell the layer."))
+        lines.append(Text("The trace shows no site at the subject's last token, so it does not tell the layer."))
     if choice is not None and choice.layer is None:
         lines.append(Text(f"{_too_few(choice)}."))
     if choice is not None and found.by == "model":
