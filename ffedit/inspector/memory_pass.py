@@ -28,7 +28,7 @@ from ffedit.files.resuming import delay_interrupt, differences, load_state, save
 from ffedit.inference.batching import batches
 from ffedit.inspector.keys import PAIRS, Frequencies, pair_hash
 from ffedit.inspector.rows import CHUNK, WIDTH, Row, RowLayout, RowStore, chunks
-from ffedit.inspector.triggers import Sample, Triggers, mixed, prefix_hashes, ranks_of
+from ffedit.inspector.triggers import Sample, Triggers, mixed, prefix_hashes
 from ffedit.inspector.values import ACTIVE, effective_number
 from ffedit.model import storage
 from ffedit.model.editable import Seen, Stack
@@ -172,7 +172,7 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
         last = torch.tensor([[len(row) - 1] for row in rows])
         hashes = mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
     positions = (numbers[:, None] * WIDTH + torch.arange(ids.shape[1])).view(-1)
-    ranks = ranks_of(hashes[real], positions[real], state.settings.seed)
+    ranks = mixed(mixed(hashes[real] ^ mixed(positions[real] + 1)) ^ mixed(torch.tensor(state.settings.seed + 1)))
     entering = state.sample.entering(ranks)
     sampled, values = real[entering], dict[str, Tensor]()
     # The first occurrence of each hash; `real` is put in text order, and the sort is stable.

@@ -149,11 +149,6 @@ class Triggers:
         self.hashes[rows] = names.masked_fill(m == 0, 0)
 
 
-def ranks_of(hashes: Tensor, positions: Tensor, seed: int) -> Tensor:
-    """Return the rank of each position, [n] int64."""
-    return mixed(mixed(hashes ^ mixed(positions + 1)) ^ mixed(torch.tensor(seed + 1)))
-
-
 @dataclass(eq=False)
 class Sample:
     """The `size` positions of the smallest ranks so far; mutable, by `take`."""
