@@ -31,8 +31,8 @@ from transformers import GPT2Config
 import ffedit
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.text import ROW_TOKENS
-from ffedit.inspector.corpus_pass.memory_pass import TOKENS_PER_BATCH, Pass, Settings, collect, started
-from ffedit.inspector.corpus_pass.rows import rows_of
+from ffedit.inspector.memory_pass import TOKENS_PER_BATCH, Pass, Settings, collect, started
+from ffedit.inspector.rows import rows_of
 from ffedit.model.hooks import capture
 
 WORDS, SEED = 2000, 0

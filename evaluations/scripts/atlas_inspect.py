@@ -20,13 +20,13 @@ from typing import NamedTuple
 import click
 
 import ffedit
-from ffedit.display.figures import model
+from ffedit.display.figures.plots import report_panels
+from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal import model_view
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
-from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.views.model_view import Removing
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.memory_pass import Settings
+from ffedit.inspector.model_view import ModelReport, Removing
 from ffedit.model.fingerprint import fingerprint
 
 # The recipe of Atlas stands beside the scripts.
@@ -218,7 +218,7 @@ def main(tokens: int, keep: Path | None) -> None:
     (HERE / "atlas-inspect.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     words = f"# Atlas beside the paper\n\n    {command}\n\n{INTRODUCTION}\n\n{table_of(lines)}\n"
     (HERE / "atlas-inspect.md").write_text(words + model_view.markdown(report) + "\n", encoding="utf-8")
-    model.save_model(report, HERE / "atlas-inspect.png")
+    save_figure(HERE / "atlas-inspect.png", lambda: report_panels(report))
     click.echo(table_of(lines))
 
 

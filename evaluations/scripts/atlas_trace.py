@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 
 import ffedit
+from ffedit.display.figures.plots import average_lines
 from ffedit.display.figures.saving import save_figure
-from ffedit.display.figures.trace import average_lines
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
 from ffedit.facts.formats import parse_record

@@ -107,7 +107,7 @@ class Destinations:
         """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
         if self.plot is None:
             return nullcontext()
-        from ffedit.display.figures.trace import heat_maps
+        from ffedit.display.figures.plots import heat_maps
 
         return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
 

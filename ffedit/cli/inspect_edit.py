@@ -34,7 +34,7 @@ def edit(
 ) -> None:
     """Show the memories that EDIT_DIR adds, and which texts read them."""
     from ffedit.display.html import save_page
-    from ffedit.display.terminal.edit_view import edited_view
+    from ffedit.display.terminal.memories import edited_view
     from ffedit.display.terminal.model_table import model_line
 
     found = ffedit.Edit.load(edit_from)

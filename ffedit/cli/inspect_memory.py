@@ -29,7 +29,7 @@ def memory(
 ) -> None:
     """Show memory I of layer L (L.E.I in expert E): what its value says, and which texts fire its key."""
     from ffedit.display.html import save_page
-    from ffedit.display.terminal.memory_view import memory_view
+    from ffedit.display.terminal.memories import memory_view
     from ffedit.display.terminal.model_table import model_line
 
     slot = ffedit.Slot.parse(name)

@@ -50,8 +50,8 @@ def model(
     from ffedit.display.model_folder import prepare, write_report
     from ffedit.display.terminal import model_view
     from ffedit.display.terminal.model_table import model_line
-    from ffedit.inspector.corpus_pass.memory_pass import Settings, merge_passes
-    from ffedit.inspector.views.model_view import Removing, analyse, inspect_model
+    from ffedit.inspector.memory_pass import Settings, merge_passes
+    from ffedit.inspector.model_view import Removing, analyse, inspect_model
 
     if not merge:
         prepare(out, force)

@@ -39,9 +39,9 @@ def prompt(
 ) -> None:
     """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
     from ffedit.display.html import save_page
+    from ffedit.display.terminal.memories import compared, prompt_view
     from ffedit.display.terminal.model_table import model_line
-    from ffedit.display.terminal.prompt_view import compared, prompt_view
-    from ffedit.inspector.coefficient_scaling import parse_scalings
+    from ffedit.inspector.prompt_view import parse_scalings
 
     scaled = parse_scalings(turns)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None

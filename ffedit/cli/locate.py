@@ -90,7 +90,7 @@ def locate(
     settings |= {"metric": metric.replace("-", "_"), "resume": averaged}
 
     from ffedit.cli import result
-    from ffedit.display.figures.trace import average_lines, heat_maps
+    from ffedit.display.figures.plots import average_lines, heat_maps
     from ffedit.display.terminal.heat_map import averages_table, heat_map
     from ffedit.display.terminal.layer_choice import candidates_table, compare_layers, layer_choice, model_choice
     from ffedit.display.terminal.model_table import model_line

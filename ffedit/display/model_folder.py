@@ -6,13 +6,14 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from ffedit.display.figures import model
+from ffedit.display.figures.plots import report_panels
+from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal import model_view
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
 from ffedit.files.resuming import LOCK, claimed
-from ffedit.inspector.corpus_pass.memory_pass import FILE
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.memory_pass import FILE
+from ffedit.inspector.model_view import ModelReport
 
 OURS = (FILE, "rows-*.safetensors", "report.json", "report.md", "report.png")
 
@@ -47,5 +48,5 @@ def write_report(folder: Path, report: ModelReport) -> list[Path]:
     write_text(written[0], json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
     write_text(written[1], model_view.markdown(report) + "\n")
     if find_spec("matplotlib") is not None:
-        written.append(model.save_model(report, folder / "report.png"))
+        written.append(save_figure(folder / "report.png", lambda: report_panels(report)))
     return written

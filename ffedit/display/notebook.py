@@ -15,17 +15,15 @@ from rich.text import Text
 
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.tables import headline
+from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import check_matplotlib, style
-from ffedit.display.figures.trace import heat_maps
 from ffedit.display.terminal.diff import diff_view
-from ffedit.display.terminal.edit_view import edited_view
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import candidates_table, layer_choice, model_choice
-from ffedit.display.terminal.memory_view import memory_view
+from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.display.terminal.messages import shipped
 from ffedit.display.terminal.model_table import memory_table, model_line
 from ffedit.display.terminal.model_view import model_view
-from ffedit.display.terminal.prompt_view import prompt_view
 from ffedit.display.terminal.scores import before_after, headline_table, what_it_says
 from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.tables import named_values
@@ -36,7 +34,7 @@ from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff
 from ffedit.facts.fact import Fact
 from ffedit.inspector import EditView, MemoryView, PromptView
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.model_view import ModelReport
 from ffedit.layer_choice.calibrate import Choice
 from ffedit.locator import Trace, TraceSet
 from ffedit.model.editable import Editable, Stack

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ffedit.display.terminal.prompt_view import share
-from ffedit.inspector.views.report import Measure, ModelReport, Unit
+from ffedit.display.terminal.memories import share
+from ffedit.inspector.model_view import Measure, ModelReport, Unit
 
 # Measures of what chance alone would give.
 CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")

@@ -16,8 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ffedit.facts.text import counted, number, quoted, token
-from ffedit.locator.aggregate import ROLES, Aggregate, by_role
-from ffedit.locator.result import Metric, Trace, TraceSet
+from ffedit.locator.result import ROLES, Aggregate, Metric, Trace, TraceSet, by_role
 
 Effects: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

@@ -25,7 +25,7 @@ from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
 from ffedit.layer_choice.published import nearest, usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
-from ffedit.locator.aggregate import rank_correlation
+from ffedit.locator.result import rank_correlation
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address

@@ -1,8 +1,7 @@
 """Find where a fact is recalled: causal tracing (ROME, arXiv 2202.05262, section 2)."""
 
-from ffedit.locator.aggregate import Aggregate, aggregate
 from ffedit.locator.corruption import Corruption, noise_scale
-from ffedit.locator.result import CLEAR, Kind, Metric, Part, Trace, TraceSet, site_of, span_of
+from ffedit.locator.result import CLEAR, Aggregate, Kind, Part, Trace, TraceSet, aggregate, site_of, span_of
 from ffedit.locator.trace import locate, locate_all
 
 __all__ = [
@@ -10,7 +9,6 @@ __all__ = [
     "Aggregate",
     "Corruption",
     "Kind",
-    "Metric",
     "Part",
     "Trace",
     "TraceSet",

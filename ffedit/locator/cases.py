@@ -28,31 +28,18 @@ LEAST_NUMBERS, SHARES = 2**20, 64
 
 @dataclass(frozen=True)
 class Run:
-    """Settings of a trace.
+    """Settings of a trace."""
 
-    Attributes:
-        kind: what is restored.
-        corruption: of the subject.
-        samples: number of corrupted runs.
-        window: layers restored together; 1 for states.
-        sever: the kind of modules that cannot respond at the restored token, or None.
-        metric: what is measured.
-        seed: of the corruption.
-        exact: measure the effects; False estimates them to first order.
-        layers: the layers to restore at; None: all.
-        token: the only token to restore at; None: every token from the subject's first on.
-    """
-
-    kind: Kind
-    corruption: Corruption
-    samples: int
-    window: int
-    sever: Part | None
-    metric: Metric
-    seed: int
-    exact: bool = True
-    layers: tuple[int, ...] | None = None
-    token: FactToken | None = None
+    kind: Kind  # what is restored
+    corruption: Corruption  # of the subject
+    samples: int  # number of corrupted runs
+    window: int  # layers restored together; 1 for states
+    sever: Part | None  # the kind of modules that cannot respond at the restored token, or None
+    metric: Metric  # what is measured
+    seed: int  # of the corruption
+    exact: bool = True  # measure the effects; False estimates them to first order
+    layers: tuple[int, ...] | None = None  # the layers to restore at; None: all
+    token: FactToken | None = None  # the only token to restore at; None: every token from the subject's first on
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -75,19 +62,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """Tokenised fact.
-
-    Attributes:
-        fact: the fact.
-        answers: the prompt with the traced answer, and, for a logit difference, with the new object.
-        others: token ids of the subjects that replace its own; empty if noise is added.
-        samples: number of corrupted runs.
-    """
+    """Tokenised fact."""
 
     fact: Fact
-    answers: tuple[Encoded, ...]
-    others: tuple[tuple[int, ...], ...]
-    samples: int
+    answers: tuple[Encoded, ...]  # the prompt with the traced answer, and, for a logit difference, with the new object
+    others: tuple[tuple[int, ...], ...]  # token ids of the subjects that replace its own; empty if noise is added
+    samples: int  # number of corrupted runs
 
     @property
     def encoded(self) -> Encoded:
@@ -100,11 +80,6 @@ class Case:
         assert self.encoded.subject is not None
         return self.encoded.subject
 
-    def position(self, token: FactToken) -> int:
-        """Return the position of the token where a key is read."""
-        start, end = self.subject
-        return {"subject_last": end - 1, "subject_first": start, "last": self.encoded.answer - 1}[token]
-
     @property
     def rows(self) -> int:
         """Number of rows in a recording: for each answer the clean run, then the corrupted ones."""
@@ -113,38 +88,27 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Recorded runs of several cases.
-
-    Attributes:
-        cases: what was run.
-        recording: all their rows, case by case.
-        first: index of each case's first row.
-        log_probs: of the answer in each row, [rows], nats, float64.
-        known: by case, whether the clean model generates the traced answer.
-    """
+    """Recorded runs of several cases."""
 
     cases: tuple[Case, ...]
-    recording: replay.Recording
-    first: tuple[int, ...]
-    log_probs: Tensor
-    known: tuple[bool, ...]
+    recording: replay.Recording  # all their rows, case by case
+    first: tuple[int, ...]  # index of each case's first row
+    log_probs: Tensor  # of the answer in each row, [rows], nats, float64
+    known: tuple[bool, ...]  # by case, whether the clean model generates the traced answer
 
     def row(self, case: int, answer: int, sample: int) -> int:
         """Return the row of a corrupted run; sample −1 is the clean run."""
         return self.first[case] + answer * (1 + self.cases[case].samples) + 1 + sample
 
 
-def prepare(editable: Editable, facts: Sequence[Fact], wanted: Sequence[int], run: Run) -> list[Case]:
-    """Encode the facts with indices `wanted`; for one without a previous object, the model generates the answer.
+def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], run: Run) -> list[Case]:
+    """Encode the facts with these `indices`; for one without a previous object, the model generates the answer.
 
     If it generates none (it ends its turn, or generates a blank), the likeliest word is traced, and the fact is not
-    known.
-
-    Raises:
-        FactError: a prompt or object does not fit, or a fact lacks what the run needs.
+    known. FactError where a prompt or object does not fit, or a fact lacks what the run needs.
     """
     limit = editable.max_tokens
-    chosen = [facts[i] for i in wanted]
+    chosen = [facts[i] for i in indices]
     unanswered = [fact for fact in chosen if fact.previous is None]
     prompts = [editable.encode(fact.text, span=fact.span, max_tokens=limit) for fact in unanswered]
     own = iter(generation.with_own_answers(editable, prompts))
@@ -185,11 +149,7 @@ def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise | None, parts: Iterable[str]) -> Batch:
-    """Record the clean and the corrupted runs of `cases` in one pass.
-
-    Raises:
-        ModelError: states or logits are not finite.
-    """
+    """Record the clean and the corrupted runs of `cases` in one pass; ModelError where they are not finite."""
     texts = [answer for case in cases for answer in case.answers for _ in range(1 + case.samples)]
     ids = pad([e.ids[:-1] for e in texts])
     first = [0]
@@ -202,8 +162,8 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
             if noise is None:
                 ids[row + 1 : row + 1 + case.samples, start:end] = torch.tensor(case.others)
             else:
-                d_model = editable.d_model
-                drawn.append((row, start, end, noise.draw(case.samples, end - start, d_model, run.seed)))
+                values = noise.draw(case.samples, end - start, editable.d_model, run.seed)
+                drawn.append((row, start, end, values))
 
     def corrupt(embedded: Tensor) -> Tensor:
         corrupted = embedded.clone()

@@ -36,17 +36,11 @@ Sigma: TypeAlias = Literal["vocabulary", "subjects"]
 
 @dataclass(frozen=True)
 class Corruption:
-    """Corruption of the subject.
-
-    Attributes:
-        name: one of the four kinds.
-        scale: k, the noise in units of σ (or Σ^½); unused by a replacement.
-        sigma: the tokens whose embeddings σ is computed over: the whole "vocabulary", or those of the "subjects" of the
-            traced facts (gaussian and uniform noise only).
-    """
+    """Corruption of the subject."""
 
     name: Name = "gaussian"
-    scale: float = 3.0
+    scale: float = 3.0  # k, the noise in units of σ (or Σ^½); unused by a replacement
+    # The tokens whose embeddings σ is over: the "vocabulary", or the traced facts' "subjects" (gaussian, uniform only).
     sigma: Sigma = "vocabulary"
 
     def __post_init__(self) -> None:
@@ -76,20 +70,16 @@ class Corruption:
     def __str__(self) -> str:
         if self.name == "replacement":
             return "another subject in its place"
-        shape = {
-            "gaussian": "Gaussian noise",
-            "covariance": "full-covariance Gaussian noise",
-            "uniform": "uniform noise",
-        }
-        return f"{shape[self.name]} of {self.scale:g} σ of the {self.sigma}"
+        shape = {"gaussian": "Gaussian", "covariance": "full-covariance Gaussian", "uniform": "uniform"}
+        return f"{shape[self.name]} noise of {self.scale:g} σ of the {self.sigma}"
 
 
 @torch.no_grad()
 def embeddings(editable: Editable) -> Iterator[Tensor]:
     """Yield the input embedding's output for the whole vocabulary, `ROWS` tokens at a time, [n, d_model], float32."""
     vocabulary = torch.arange(editable.model.config.get_text_config().vocab_size, device=editable.device)
-    for some in vocabulary.split(ROWS):
-        yield editable.embedding(some).float()
+    for tokens in vocabulary.split(ROWS):
+        yield editable.embedding(tokens).float()
 
 
 def noise_scale(editable: Editable) -> float:
@@ -106,26 +96,14 @@ def noise_scale(editable: Editable) -> float:
 
 @torch.no_grad()
 def subjects_scale(editable: Editable, facts: Sequence[Fact]) -> float:
-    """Compute σ over the tokens of the subjects of `facts`, each subject once, as tokenised in its prompt.
-
-    Raises:
-        FactError: a subject has no token, or a prompt does not fit the model.
-    """
+    """Compute σ over the tokens of the subjects of `facts`, each subject once, as tokenised in its prompt."""
     tokens: dict[str, tuple[int, ...]] = {}
     for fact in facts:
         encoded = editable.encode(fact.text, span=fact.span, max_tokens=editable.max_tokens)
         assert encoded.subject is not None
         tokens.setdefault(fact.subject, encoded.ids[slice(*encoded.subject)])
-    ids = torch.tensor([i for some in tokens.values() for i in some], device=editable.device)
+    ids = torch.tensor([i for subject in tokens.values() for i in subject], device=editable.device)
     return float(double(editable.embedding(ids)).std())
-
-
-def covariance_root(editable: Editable) -> Tensor:
-    """Compute Σ^½, the symmetric root of the covariance of the embeddings, [d_model, d_model], float32."""
-    rows = torch.cat([double(some).cpu() for some in embeddings(editable)])
-    values, vectors = torch.linalg.eigh(rows.T.cov())
-    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    return root.float()
 
 
 class Noise:
@@ -135,7 +113,11 @@ class Noise:
         self.corruption = corruption
         sigma = subjects_scale(editable, facts) if corruption.sigma == "subjects" else noise_scale(editable)
         self.sigma = corruption.scale * sigma
-        self._root = corruption.scale * covariance_root(editable) if corruption.name == "covariance" else None
+        self._root: Tensor | None = None  # k Σ^½, the symmetric root, [d_model, d_model], float32
+        if corruption.name == "covariance":
+            rows = torch.cat([double(rows).cpu() for rows in embeddings(editable)])
+            values, vectors = torch.linalg.eigh(rows.T.cov())
+            self._root = corruption.scale * ((vectors * values.clamp(min=0).sqrt()) @ vectors.T).float()
 
     def draw(self, samples: int, tokens: int, d_model: int, seed: int) -> Tensor:
         """Draw noise, [samples, tokens, d_model], in the units of the embedding; the same for the same seed."""
@@ -150,17 +132,13 @@ class Noise:
 def replacements(
     editable: Editable, fact: Fact, encoded: Encoded, subjects: list[str], samples: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return token ids of other subjects with as many tokens in this prompt as its own; at most `samples`, by seed.
-
-    Raises:
-        FactError: none of `subjects` has as many tokens.
-    """
+    """Return ids of at most `samples` other subjects with as many tokens in this prompt; FactError if none."""
     assert encoded.subject is not None
     start, end = encoded.subject
     others: dict[tuple[int, ...], None] = {}
+    first, last = fact.span
     for subject in subjects:
-        first = fact.span[0]
-        text = fact.text[:first] + subject + fact.text[fact.span[1] :]
+        text = fact.text[:first] + subject + fact.text[last:]
         other = editable.encode(text, span=(first, first + len(subject)))
         rest = other.ids[:start] + other.ids[end:]
         if other.subject == (start, end) and rest == encoded.ids[:start] + encoded.ids[end : encoded.answer]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, numbers_at_once
-from ffedit.locator.result import span_of
+from ffedit.locator.result import position_of, span_of
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import frozen, replace_output
 from ffedit.model.tokenization import Encoded
@@ -55,35 +56,20 @@ class Site(NamedTuple):
 
 
 class Restoration(NamedTuple):
-    """Restoration of one clean state, or of the outputs of one window.
+    """Restoration of one clean state, or of the outputs of one window."""
 
-    Attributes:
-        case: index of the fact in the batch.
-        token: position of the restored token.
-        inside: layers whose outputs are restored; empty for a state.
-        first: the layer that the run begins at; for a state, the one that it enters.
-        row: index of its result.
-    """
-
-    case: int
-    token: int
-    inside: range
-    first: int
-    row: int
+    case: int  # index of the fact in the batch
+    token: int  # position of the restored token
+    inside: range  # layers whose outputs are restored; empty for a state
+    row: int  # index of its result
 
 
 class Final(NamedTuple):
-    """Final states of some runs, to be unembedded.
+    """Final states of some runs, to be unembedded."""
 
-    Attributes:
-        states: of the last layer, at the positions whose next token is an answer's, [reads, d_model].
-        texts: of each run.
-        indices: (row of the results, sample, answer) of each run, [runs, 3].
-    """
-
-    states: Tensor
-    texts: list[Encoded]
-    indices: Tensor
+    states: Tensor  # of the last layer, at the positions whose next token is an answer's, [reads, d_model]
+    texts: list[Encoded]  # of each run
+    indices: Tensor  # (row of the results, sample, answer) of each run, [runs, 3]
 
 
 def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
@@ -92,61 +78,51 @@ def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
     for index, case in enumerate(batch.cases):
         tokens = range(case.subject[0], case.encoded.answer)
         for layer in range(depth) if run.layers is None else run.layers:
-            for token in tokens if run.token is None else [case.position(run.token)]:
+            for token in tokens if run.token is None else [position_of(run.token, case.subject, tokens.stop)]:
                 sites.append(Site(index, layer, token, False))
             if run.window > 1:
                 sites.append(Site(index, layer, case.encoded.subject_last, True))
     return sites
 
 
-def restorations(batch: Batch, run: Run, sites: Sequence[Site], depth: int) -> Iterator[Restoration]:
-    """Yield the restorations at `sites` that can have an effect."""
-    for row, site in enumerate(sites):
-        inside = range(0) if run.kind == "state" else span_of(site.layer, 1 if site.alone else run.window, depth)
-        first = site.layer + 1 if run.kind == "state" else inside[0]
-        # A state that no later attention layer reads changes the logits at its own token only.
-        if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
-            yield Restoration(site.case, site.token, inside, first, row)
+def _span(site: Site, run: Run, depth: int) -> range:
+    """Return the layers restored together at a site."""
+    return span_of(site.layer, 1 if site.alone else run.window, depth)
 
 
 @torch.no_grad()
 def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
-    """Run every restoration of `batch`.
+    """Run every restoration of `batch`; ModelError where memory does not suffice for a single one.
 
     Returns:
         the sites and the log-probabilities of the answers there, [sites, samples, answers], nats; NaN beyond a case's
         own number of samples.
-
-    Raises:
-        ModelError: memory does not suffice for a single restoration.
     """
     depth = len(editable.layers)
-    sites = sites_of(batch, run, depth)
+    sites, by_layer = sites_of(batch, run, depth), defaultdict[int, list[Restoration]](list)
+    for row, site in enumerate(sites):  # by the layer that the run begins at; for a state, the one that it enters
+        inside = range(0) if run.kind == "state" else _span(site, run, depth)
+        first = site.layer + 1 if run.kind == "state" else inside[0]
+        # A state that no later attention layer reads changes the logits at its own token only.
+        if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
+            by_layer[first].append(Restoration(site.case, site.token, inside, row))
     samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
     # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
     for index, case in enumerate(batch.cases):
-        for answer in range(answers):
-            begin = batch.row(index, answer, 0)
-            corrupted[index, : case.samples, answer] = batch.log_probs[begin : begin + case.samples]
+        rows = [[batch.row(index, answer, sample) for answer in range(answers)] for sample in range(case.samples)]
+        corrupted[index, : case.samples] = batch.log_probs[torch.tensor(rows)]
     log_probs = corrupted[[site.case for site in sites]]
-    by_layer: dict[int, list[Restoration]] = defaultdict(list)
-    for restoration in restorations(batch, run, sites, depth):
-        by_layer[restoration.first].append(restoration)
     vocabulary = int(editable.model.config.get_text_config().vocab_size)
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
     done, total = 0, sum(map(len, by_layer.values()))
     most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
     for first in sorted(by_layer):
-
-        def run_group(group: Sequence[Restoration], first: int = first) -> Final:
-            return _run(editable, batch, run, first, group)
-
         for group in _groups(batch, by_layer[first], most):
-            for final in split_on_oom(run_group, group, refusal):
+            for final in split_on_oom(partial(_run, editable, batch, run, first), group, refusal):
                 waiting.append(final)
-                if sum(len(one.states) for one in waiting) * vocabulary >= UNEMBEDDED:
+                if sum(len(runs.states) for runs in waiting) * vocabulary >= UNEMBEDDED:
                     _unembed(editable, waiting, log_probs)
                     waiting = []
             done += len(group)
@@ -233,11 +209,7 @@ def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callabl
 
 
 def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
-    """Estimate the effect of every restoration of `batch`; severing is not supported.
-
-    Returns:
-        the sites and the changes of the answers' log-probabilities there, [sites, samples, answers], nats.
-    """
+    """Estimate every restoration of `batch`: as `restore`, but with changes of the log-probabilities, nats."""
     depth, samples, answers = len(editable.layers), max(c.samples for c in batch.cases), len(batch.cases[0].answers)
     singles = []
     for number, case in enumerate(batch.cases):
@@ -246,10 +218,8 @@ def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[floa
             single[:, :, : case.samples, answer] = _estimate_layers(editable, batch, run, number, answer)
         singles.append(single)
     sites = sites_of(batch, run, depth)
-    spans = [span_of(site.layer, 1 if site.alone else run.window, depth) for site in sites]
-    sums = [
-        singles[site.case][span.start : span.stop, site.token].sum(0) for site, span in zip(sites, spans, strict=True)
-    ]
+    spans = [(site, _span(site, run, depth)) for site in sites]
+    sums = [singles[site.case][span.start : span.stop, site.token].sum(0) for site, span in spans]
     advance(1.0)
     return sites, torch.stack(sums)
 

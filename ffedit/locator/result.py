@@ -1,14 +1,24 @@
-"""Results of tracing: effects by token and layer, and the layer to edit that follows from them."""
+"""Results of tracing: effects by token and layer, the layer to edit that follows from them, and averages over facts.
+
+Averages are those of ROME's figure 2 (average indirect effects, AIE; arXiv 2202.05262), by the role of a token: prompts
+differ in length and wording; what they share is the roles of their tokens. Each fact counts once in every role that it
+has, with the mean over its tokens in that role. Intervals are percentiles of a bootstrap over facts. Facts whose answer
+the model does not generate cannot be traced: they are counted and named, and excluded from every average.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ffedit.algebra import bootstrap
+from ffedit.algebra.bootstrap import Interval, percentile_interval
+from ffedit.errors import FactError
 from ffedit.facts.fact import FactToken
 from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
@@ -25,6 +35,8 @@ LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 # Share of the total effect that restoring a token must reach at some layer for that token to show a site.
 CLEAR = 0.1
+SETTINGS = ("kind", "window", "sever", "metric", "corruption", "exact")
+ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +109,7 @@ class Trace(Plotted):
 
     def position(self, token: FactToken = "subject_last") -> int:
         """Return the position of the token where a key is read."""
-        return {"subject_last": self.subject_last, "subject_first": self.subject[0], "last": len(self.tokens) - 1}[
-            token
-        ]
+        return position_of(token, self.subject, len(self.tokens))
 
     def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
         """Return the effects at `token`, [layers]."""
@@ -232,6 +242,11 @@ def _strongest(trace: Trace | TraceSet) -> str:
     return f"at the subject's last token, layer {trace.layer} brings back most: {most} of {number(trace.total)}"
 
 
+def position_of(token: FactToken, subject: tuple[int, int], length: int) -> int:
+    """Return the position of the token where a key is read in a prompt of `length` tokens with this `subject`."""
+    return {"subject_last": subject[1] - 1, "subject_first": subject[0], "last": length - 1}[token]
+
+
 def span_of(layer: int, window: int, depth: int) -> range:
     """Return the layers restored together around `layer`: max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1."""
     return range(max(0, layer - window // 2), min(depth, layer - window // 2 + window))
@@ -242,11 +257,7 @@ def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed:
 
     Effects at other tokens are not evidence about the key at this one. The token shows a site if the model knows the
     fact, the corruption lowers the metric (TE > 0), and restoring some layer recovers at least a tenth of it (`CLEAR`).
-
-    Args:
-        trace: of one fact or several; of several, only those that the model knows count.
-        token: where the key is read.
-        allowed: the layers to choose among; None for all.
+    Of several facts, those that the model knows count. `allowed` are the layers to choose among, None for all.
     """
     known = trace.known if isinstance(trace, Trace) else bool(trace.known)
     effects = trace.effects_at(token)
@@ -272,3 +283,111 @@ def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> in
 def strongest(effects: LayerEffects, layers: range) -> int:
     """Return the layer of the largest effect among `layers`; layers where nothing was restored (NaN) do not count."""
     return layers[0] + int(np.nan_to_num(effects[layers[0] : layers[-1] + 1], nan=-np.inf).argmax())
+
+
+# Averages by the role of a token -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """Average effects over the facts that the model knows."""
+
+    roles: tuple[str, ...]  # names of the rows, those of `ROLES` that occur
+    effects: Effects  # AIE, [roles, layers], in units of `metric`
+    low: Effects  # lower ends of the intervals, [roles, layers]
+    high: Effects  # upper ends, [roles, layers]
+    counts: tuple[int, ...]  # number of facts that have a token in the role, [roles]
+    total: Interval  # average total effect (ATE)
+    clean: float  # mean of the clean runs
+    corrupted: float  # mean of the corrupted runs
+    facts: int  # number of known facts that were averaged
+    unknown: tuple[str, ...]  # prompts of the facts that the model does not know, excluded from every average
+    layer: int  # the layer to edit
+    level: float  # confidence level of the intervals
+    kind: Kind  # what was restored
+    window: int  # layers restored together
+    sever: Part | None  # the kind of modules that could not respond, or None
+    metric: Metric  # what was measured
+    corruption: str  # corruption of the subject, in words
+    exact: bool  # False where the effects are first-order estimates
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists and numbers; `effects`, `low` and `high` have the axes (role, layer)."""
+        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in asdict(self).items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the numbers as `.npz`; the array `axes` names the axes of `effects`, `low` and `high`."""
+        values = {**self.to_dict(), "total": [self.total.mean, self.total.low, self.total.high]}
+        save_arrays(Path(path), ("role", "layer"), values)
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Compute Spearman's rank correlation, ties with their mean rank; None if one side is constant."""
+    ranks = []
+    for values in (first, second):
+        _, rank_of, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[rank_of])
+    if any(np.ptp(rank) == 0 for rank in ranks):
+        return None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def by_role(trace: Trace) -> Effects:
+    """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks.
+
+    A subject of one token has only a "last subject"; a prompt that ends there has no "last token".
+    """
+    start, end = trace.subject
+    count = trace.effects.shape[1]
+    spans = (  # in the order of `ROLES`
+        slice(start, min(start + 1, end - 1)),
+        slice(start + 1, end - 1),
+        slice(end - 1, end),
+        slice(end, min(end + 1, count - 1)),
+        slice(end + 1, count - 1),
+        slice(max(end, count - 1), count),
+    )
+    empty = np.full(len(trace.effects), np.nan)
+    return np.stack([trace.effects[:, span].mean(1) if span.start < span.stop else empty for span in spans])
+
+
+def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:
+    """Average traces over the facts that the model knows, with intervals of a `level` from `resamples` of these facts.
+
+    Raises:
+        FactError: the model knows none of the facts, or only some layers were traced.
+    """
+    if any(np.isnan(trace.effects).any() for trace in traces.traces):
+        raise FactError("only some layers were traced; averages are over all layers: trace without layers")
+    known = traces.known
+    unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
+    if not known:
+        raise FactError(
+            f"the model gives the traced answer by itself for none of {len(unknown)} facts, so there is nothing to "
+            "average; check prompts and previous objects"
+        )
+    totals = np.array([trace.total for trace in known])
+    values = np.stack([by_role(trace) for trace in known])  # [facts, roles, layers]
+    occurs = np.asarray(~np.isnan(values[:, :, 0]))
+    rows = [int(i) for i in np.flatnonzero(occurs.any(axis=0))]
+    sums, there = np.where(occurs[:, rows, None], values[:, rows], 0.0), occurs[:, rows].astype(float)
+    draws = np.concatenate(list(bootstrap.draws(len(known), seed, resamples)))
+    weights = there.T @ draws.T  # [roles, resamples]
+    means = np.einsum("bf,frl->brl", draws, sums) / np.where(weights, weights, np.nan).T[:, :, None]
+    tails = [50 * (1 - level), 50 * (1 + level)]
+    low, high = np.nanpercentile(means, tails, axis=0)
+    return Aggregate(
+        roles=tuple(ROLES[i] for i in rows),
+        effects=sums.sum(0) / there.sum(0)[:, None],
+        low=low,
+        high=high,
+        counts=tuple(int(n) for n in there.sum(0)),
+        total=percentile_interval(float(totals.mean()), draws @ totals / len(known), tails),
+        clean=float(np.mean([trace.clean for trace in known])),
+        corrupted=float(np.mean([trace.corrupted for trace in known])),
+        facts=len(known),
+        unknown=unknown,
+        layer=TraceSet(known).layer,
+        level=level,
+        **{name: getattr(known[0], name) for name in SETTINGS},
+    )

@@ -23,7 +23,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +43,6 @@ from ffedit.model.memory import as_layers
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
-
-Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def locate(editable: Editable, fact: FactLike, kind: Kind = "feed_forward", **settings: Any) -> Trace:
@@ -112,23 +110,24 @@ def locate_all(
     facts = as_facts(facts)
     if not facts:
         raise FactError("no facts to trace; give at least one")
+    depth = len(editable.layers)
     run = Run(
         kind=kind,
         corruption=Corruption.parse(corruption) if isinstance(corruption, str) else corruption,
         samples=samples,
-        window=resolve_window(len(editable.layers), kind, window),
+        window=resolve_window(depth, kind, window),
         sever=sever,
         metric=metric,
         seed=seed,
         exact=not approximate,
-        layers=None if layers is None else resolve_layers(len(editable.layers), layers),
+        layers=None if layers is None else resolve_layers(depth, layers),
         token=token,
     )
     journal = open_journal(editable, run, facts) if resume else None
     cached = {line["fact"]: line["trace"] for line in journal.lines} if journal else {}
     keys = [json.dumps([fact.text, fact.span, fact.previous, fact.target]) for fact in facts]
     traces = {i: Trace.from_dict(cached[key]) for i, key in enumerate(keys) if key in cached}
-    missing = [i for i in range(len(facts)) if i not in traces]
+    missing = [i for i, key in enumerate(keys) if key not in cached]
     for index, trace in trace_each(editable, facts, run, missing, progress):
         traces[index] = trace
         try:
@@ -152,11 +151,7 @@ def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal
 
 
 def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
-    """Return the number of layers restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10.
-
-    Raises:
-        FactError: `window` is not between 1 and `depth`.
-    """
+    """Return how many layers are restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10."""
     if window is None or kind == "state":
         return 1 if kind == "state" else min(10, max(3, round(depth / 3)), depth)
     if not 1 <= window <= depth:
@@ -165,24 +160,20 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
 
 
 def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
-    """Return the requested layers in ascending order.
-
-    Raises:
-        FactError: none is requested, or the model lacks one of them.
-    """
-    wanted = tuple(sorted(set(as_layers(layers))))
-    if not wanted or not set(wanted) <= set(range(depth)):
-        raise FactError(f"layers {list(wanted)} were asked for, but the model has layers 0 to {depth - 1}")
-    return wanted
+    """Return the requested layers in ascending order; FactError where there are none, or the model lacks one."""
+    chosen = tuple(sorted(set(as_layers(layers))))
+    if not chosen or not set(chosen) <= set(range(depth)):
+        raise FactError(f"layers {list(chosen)} were asked for, but the model has layers 0 to {depth - 1}")
+    return chosen
 
 
 def trace_each(
-    editable: Editable, facts: Sequence[Fact], run: Run, wanted: Sequence[int], progress: Progress = silent
+    editable: Editable, facts: Sequence[Fact], run: Run, indices: Sequence[int], progress: Progress = silent
 ) -> Iterator[tuple[int, Trace]]:
-    """Yield (index, trace) of the facts with indices `wanted`, as they are ready; similar facts share a batch."""
+    """Yield (index, trace) of the facts with these `indices`, as they are ready; similar facts share a batch."""
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
     parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
-    cases, done = prepare(editable, facts, wanted, run), 0
+    cases, done = prepare(editable, facts, indices, run), 0
     for members in batches(editable, cases):
         batch = run_batch(editable, [cases[i] for i in members], run, noise, parts)
 
@@ -193,17 +184,15 @@ def trace_each(
         case_of = np.array([site.case for site in sites])
         for case, i in enumerate(members):
             rows = np.flatnonzero(case_of == case)
-            yield wanted[i], _trace(editable, batch, case, [sites[row] for row in rows], log_probs[rows], run, noise)
+            yield indices[i], _trace(editable, batch, case, [sites[row] for row in rows], log_probs[rows], run, noise)
         done += len(members)
 
 
-def _metric(log_probs: Tensor, metric: Metric) -> Values:
+def _metric(log_probs: Tensor, metric: Metric) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Compute the metric from the answers' log-probabilities [.., answers]."""
-    if metric == "probability":
-        return np.asarray(log_probs[..., 0].exp().numpy())
-    if metric == "log_probability":
-        return np.asarray(log_probs[..., 0].numpy())
-    return np.asarray((log_probs[..., 0] - log_probs[..., 1]).numpy())
+    if metric == "logit_difference":
+        return np.asarray((log_probs[..., 0] - log_probs[..., 1]).numpy())
+    return np.asarray((log_probs[..., 0].exp() if metric == "probability" else log_probs[..., 0]).numpy())
 
 
 def _trace(
@@ -221,14 +210,13 @@ def _trace(
     rows = torch.tensor([[batch.row(number, a, s) for a in answers] for s in range(-1, case.samples)])
     measured = _metric(batch.log_probs[rows], run.metric)
     clean, corrupted = float(measured[0]), measured[1:]
+    log_probs = log_probs[:, : case.samples]
     if run.exact:
-        changes = _metric(log_probs[:, : case.samples], run.metric) - corrupted
+        changes = _metric(log_probs, run.metric) - corrupted
+    elif run.metric == "probability":
+        changes = _metric(log_probs, "log_probability") * corrupted  # ∂P = P ∂ log P
     else:
-        changes = log_probs[:, : case.samples, 0].numpy()
-        if run.metric == "logit_difference":
-            changes = changes - log_probs[:, : case.samples, 1].numpy()
-        elif run.metric == "probability":
-            changes = changes * corrupted  # ∂P = P ∂ log P
+        changes = _metric(log_probs, run.metric)
     effect = changes.mean(1)
     error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(sites), np.nan)
     depth = len(editable.layers)
@@ -252,14 +240,9 @@ def _trace(
         subject=case.subject,
         answer=decode(editable.tokenizer, case.encoded.target_ids).strip(),
         known=batch.known[number],
-        kind=run.kind,
-        window=run.window,
-        sever=run.sever,
-        metric=run.metric,
+        **{name: getattr(run, name) for name in ("kind", "window", "sever", "metric", "seed", "exact")},
         corruption=str(run.corruption),
         noise=None if noise is None else noise.sigma,
         samples=case.samples,
-        seed=run.seed,
-        exact=run.exact,
         prompt=case.fact.text,
     )

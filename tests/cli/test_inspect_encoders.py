@@ -17,7 +17,7 @@ from shell import shell
 import ffedit
 from ffedit import Corpus, EditError, ModelError
 from ffedit.files.resuming import claimed
-from ffedit.inspector.corpus_pass.memory_pass import Settings
+from ffedit.inspector.memory_pass import Settings
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from shell import disk, shell
 from shown import shown
 
 from ffedit.display.terminal.model_view import ByLayer, shift_line
-from ffedit.inspector.views.report import CountedInterval, Measure, Shift
+from ffedit.inspector.model_view import CountedInterval, Measure, Shift
 
 SMALL = ("--top", "6", "--positions", "30", "--removing", "3", "2")
 
@@ -72,7 +72,7 @@ def test_what_was_run_is_not_run_again(
     command = asked(model, "--corpus", corpus, "--out", "out")
     assert shell(capsys, *command).code == 0
     before = disk(Path("out"))
-    monkeypatch.setattr("ffedit.inspector.corpus_pass.memory_pass._run", None)
+    monkeypatch.setattr("ffedit.inspector.memory_pass._run", None)
     assert shell(capsys, *command).code == 0
     assert disk(Path("out")) == before
     ran = shell(capsys, *command, "--top", "5")
@@ -151,7 +151,7 @@ def test_a_damaged_pass_is_named(model: Path, corpus: Path, empty: Path, capsys:
 def test_an_interrupt_keeps_what_was_run(
     model: Path, corpus: Path, empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ffedit.inspector.corpus_pass import memory_pass
+    from ffedit.inspector import memory_pass
 
     monkeypatch.setattr(memory_pass, "TOKENS_PER_BATCH", 100)
     once, calls = memory_pass._run, []

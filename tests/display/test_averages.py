@@ -14,10 +14,10 @@ from ffedit import Choice
 from ffedit.display.terminal.heat_map import averages_table
 from ffedit.display.terminal.layer_choice import candidates_table, compare_layers
 from ffedit.display.terminal.model_view import interval_cell
-from ffedit.inspector.views.report import Measure, interval
+from ffedit.inspector.model_view import Measure, interval
 from ffedit.layer_choice.calibrate import LayerScore
 from ffedit.layer_choice.choose import Sweep
-from ffedit.locator.aggregate import Aggregate, Interval
+from ffedit.locator.result import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")
 

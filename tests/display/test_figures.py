@@ -12,9 +12,9 @@ import pytest
 from tracing import made
 
 from ffedit import EditError, FFEditError, Trace, TraceSet
+from ffedit.display.figures.plots import average_lines, heat_maps
 from ffedit.display.figures.saving import check_plot, save_figure
-from ffedit.display.figures.trace import average_lines, heat_maps
-from ffedit.locator.aggregate import Aggregate, aggregate
+from ffedit.locator.result import Aggregate, aggregate
 
 pytest.importorskip("matplotlib")
 

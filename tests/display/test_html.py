@@ -15,12 +15,12 @@ from shown import shown
 
 from ffedit import Corpus, inspect_edit, inspect_memory, inspect_model, inspect_prompt, load, load_stacks
 from ffedit.display.html import page
-from ffedit.display.html.charts import lines, stacked
+from ffedit.display.html.charts import BOTTOM, TOP, lines, stacked
 from ffedit.display.panels import Line
-from ffedit.display.terminal.edit_view import edited_view
-from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.slots import View
-from ffedit.inspector.views.model_view import Removing
+from ffedit.display.terminal.memories import edited_view
+from ffedit.inspector.memory_pass import Settings
+from ffedit.inspector.model_view import Removing
+from ffedit.inspector.views import View
 
 PROMPT = "the Eiffel tower is located in"
 # What stands in a view by its own right: names of memories, measures, cases.
@@ -91,15 +91,15 @@ def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
 def test_charts_leave_gaps_out_and_put_the_best_rank_on_top() -> None:
     ranks = lines("rank", [Line("a", [1.0, None, 1000.0])], list("012"), "rank")
     (_, best, *_), (_, worst, *_) = ranks.dots
-    assert (best, worst) == (ranks.top, ranks.bottom)
+    assert (best, worst) == (TOP, BOTTOM)
     assert [label for _, label in ranks.y_ticks] == ["1", "10", "100", "1,000"]
     changes = lines("change", [Line("a", [-1.0, 0.02])], list("01"), "change")
-    assert changes.y_ticks[0][1] == "−100%" and changes.dots[0][1] == changes.bottom
+    assert changes.y_ticks[0][1] == "−100%" and changes.dots[0][1] == BOTTOM
     cases = stacked("cases", [Line("a", [0.25, None]), Line("b", [0.75, 1.0])], list("01"))
-    assert [round(box.height / (cases.bottom - cases.top), 3) for box in cases.boxes] == [0.25, 0.75, 0, 1]
+    assert [round(box.height / (BOTTOM - TOP), 3) for box in cases.boxes] == [0.25, 0.75, 0, 1]
     for nothing in ([None], [float("nan")]):
         assert lines("nothing", [Line("a", nothing)], ["0"], "share").dots == []
-    assert lines("zero", [Line("a", [0.0, 0.0])], list("01"), "share").dots[0][1] == cases.bottom
+    assert lines("zero", [Line("a", [0.0, 0.0])], list("01"), "share").dots[0][1] == BOTTOM
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import zoo
 from torch import Tensor
 
 from ffedit import Corpus
-from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, started
-from ffedit.inspector.corpus_pass.rows import NOTHING, Row, RowStore, rows_of
+from ffedit.inspector.memory_pass import Pass, Settings, collect, started
+from ffedit.inspector.rows import NOTHING, Row, RowStore, rows_of
 from ffedit.model.editable import Stack
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.hooks import capture

@@ -14,10 +14,10 @@ from writing import FACT, STRONG, write
 
 from ffedit import Corpus, Edit, EditError, LowRank
 from ffedit.algebra.low_rank import Dense
-from ffedit.display.terminal.edit_view import edited_view
-from ffedit.inspector import edit_as_memory
-from ffedit.inspector.views.edit_view import inspect_edit
-from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.display.terminal.memories import edited_view
+from ffedit.inspector import edit_view
+from ffedit.inspector.edit_view import inspect_edit
+from ffedit.inspector.prompt_view import inspect_prompt
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
@@ -33,7 +33,7 @@ def written() -> tuple[Editable, Edit]:
 def test_a_change_of_rank_one_is_one_more_memory(written: tuple[Editable, Edit]) -> None:
     editable, edit = written
     memory, at = editable.memories[1], Address(1)
-    (added,) = edit_as_memory.added_memories(at, edit.updates[at], edit.keys[at], 3)
+    (added,) = edit_view.added_memories(at, edit.updates[at], edit.keys[at], 3)
     m = torch.randn(memory.d_ff, dtype=torch.float64)
     changed = memory.value.double() + edit.updates[at].dense
     assert torch.allclose(changed @ m, memory.value.double() @ m + (added.key @ m) * added.value, atol=1e-9)
@@ -46,11 +46,11 @@ def test_a_change_of_higher_rank_is_several_memories_the_largest_first() -> None
     left, right = torch.randn(6, 3, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
     thin, dense = LowRank(left, right), Dense(left @ right)
     for update in (thin, dense):
-        found = edit_as_memory.added_memories(Address(0), update, torch.zeros(9, 0), 9)
+        found = edit_view.added_memories(Address(0), update, torch.zeros(9, 0), 9)
         assert torch.allclose(sum(torch.outer(one.value, one.key) for one in found), left @ right)
         assert [one.share for one in found] == sorted((one.share for one in found), reverse=True)
         assert sum(one.share for one in found) == pytest.approx(1) and not any(one.written for one in found)
-        assert len(edit_as_memory.added_memories(Address(0), update, torch.zeros(9, 0), 2)) == 2
+        assert len(edit_view.added_memories(Address(0), update, torch.zeros(9, 0), 2)) == 2
 
 
 @pytest.fixture
@@ -87,9 +87,7 @@ def test_what_a_text_reads_is_what_two_plain_passes_find(family: str, dense: boo
         delta, value = edit.updates[layer.address].dense, editable.memories[layer.address].value.double()
         assert layer.norm == pytest.approx(float(delta.norm()))
         assert layer.relative == pytest.approx(float(delta.norm() / value.norm()), rel=1e-5)
-        found = edit_as_memory.added_memories(
-            layer.address, edit.updates[layer.address], torch.zeros(delta.shape[1], 0), 3
-        )
+        found = edit_view.added_memories(layer.address, edit.updates[layer.address], torch.zeros(delta.shape[1], 0), 3)
         for one, plain in zip(layer.added, found, strict=True):
             fired = keys[layer.address] @ plain.key
             best = fired[fired > 0].sort(descending=True).values[:4]

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import ffedit
 from ffedit import Corpus
-from ffedit.display.terminal.memory_view import memory_view
-from ffedit.inspector.analyses.composition import CASES, compose
-from ffedit.inspector.corpus_pass.memory_pass import Settings, collect, started
-from ffedit.inspector.corpus_pass.rows import NOTHING, rows_of
-from ffedit.inspector.views.model_view import Removing
+from ffedit.display.terminal.memories import memory_view
+from ffedit.inspector.memory_pass import Settings, collect, started
+from ffedit.inspector.model_view import Removing
+from ffedit.inspector.rows import NOTHING, rows_of
+from ffedit.inspector.values import CASES, compose
 
 STACKS = [
     ("bert", "encoder"),

@@ -15,15 +15,13 @@ from shown import shown
 
 import ffedit
 from ffedit import Corpus, EditError, Slot
-from ffedit.display.terminal.edit_view import edited_view
-from ffedit.display.terminal.memory_view import memory_view
-from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.errors import ModelError
-from ffedit.inspector.corpus_pass.memory_pass import Settings
-from ffedit.inspector.views.edit_view import inspect_edit
-from ffedit.inspector.views.memory_view import inspect_memory
-from ffedit.inspector.views.model_view import Removing, inspect_model
-from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.inspector.edit_view import inspect_edit
+from ffedit.inspector.memory_pass import Settings
+from ffedit.inspector.memory_view import inspect_memory
+from ffedit.inspector.model_view import Removing, inspect_model
+from ffedit.inspector.prompt_view import inspect_prompt
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
 
@@ -250,7 +248,7 @@ def test_a_model_is_the_union_of_its_experts(family: str, corpus: Corpus, tmp_pa
     assert all(value is not None for value in report["active_norm"].values)
     names = [Slot.parse(one["memory"]) for one in report.surest.examples]
     assert names and all(slot.address in editable.memories for slot in names)
-    kept = ffedit.inspector.corpus_pass.memory_pass.Pass.load(folder).triggers[1]
+    kept = ffedit.inspector.memory_pass.Pass.load(folder).triggers[1]
     layer = editable.feed_forward[1]
     for column in (3, layer.sizes[0] + 5, layer.d_ff - 1):
         alone = inspect_memory(editable, Slot(*layer.at(column)), corpus, top=3)

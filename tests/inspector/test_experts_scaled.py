@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ffedit import Slot
 from ffedit.errors import ModelError
-from ffedit.inspector import coefficient_scaling
-from ffedit.inspector.coefficient_scaling import scaled_memories
-from ffedit.inspector.views.prompt_view import inspect_prompt
+from ffedit.inspector import prompt_view as scaling
+from ffedit.inspector.prompt_view import inspect_prompt, scaled_memories
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -57,7 +56,7 @@ def log_p(editable: Editable, ids: Tensor, slot: Slot, factor: float) -> float:
 def test_slopes_are_the_derivatives_of_the_measured_effect(family: str) -> None:
     editable = zoo.build(family)
     ids, step = torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]), 2**-7
-    found = coefficient_scaling.slopes(editable, ids, 40)
+    found = scaling.slopes(editable, ids, 40)
     assert set(found) == set(editable.memories)
     for address in sorted(found)[5:]:
         slot = Slot(address, int(found[address].abs().argmax()))

@@ -13,9 +13,9 @@ from shown import shown
 from torch import Tensor
 
 from ffedit import Corpus, EditError, Slot
-from ffedit.display.terminal.memory_view import memory_view
-from ffedit.inspector.coefficient_scaling import parse_scalings
-from ffedit.inspector.views.memory_view import MemoryView, inspect_memory
+from ffedit.display.terminal.memories import memory_view
+from ffedit.inspector.memory_view import MemoryView, inspect_memory
+from ffedit.inspector.prompt_view import parse_scalings
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address

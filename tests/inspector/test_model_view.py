@@ -16,17 +16,15 @@ from passing import FAMILIES, TOP, documents, made, plain, told, written
 from torch import Tensor
 
 from ffedit import Corpus, EditError
-from ffedit.inspector.analyses.composition import CASES
-from ffedit.inspector.analyses.removal import removals
-from ffedit.inspector.analyses.shallow import CHANCE, FEWEST, Frequencies, compared, pair_hash
-from ffedit.inspector.corpus_pass import memory_pass
-from ffedit.inspector.corpus_pass.memory_pass import Pass, Settings, collect, merge_passes, started
-from ffedit.inspector.corpus_pass.rows import CHUNK, NOTHING, Row, RowStore, rows_of
-from ffedit.inspector.corpus_pass.sample import Sample
-from ffedit.inspector.corpus_pass.triggers import Triggers, prefix_hashes
-from ffedit.inspector.slots import Slot
-from ffedit.inspector.views.memory_view import inspect_memory
-from ffedit.inspector.views.model_view import Removing, inspect_model
+from ffedit.inspector import memory_pass
+from ffedit.inspector.keys import CHANCE, FEWEST, Endings, Frequencies, pair_hash, removals
+from ffedit.inspector.memory_pass import Pass, Settings, collect, merge_passes, started
+from ffedit.inspector.memory_view import inspect_memory
+from ffedit.inspector.model_view import Removing, inspect_model
+from ffedit.inspector.rows import CHUNK, NOTHING, Row, RowStore, rows_of
+from ffedit.inspector.triggers import Sample, Triggers, prefix_hashes
+from ffedit.inspector.values import CASES
+from ffedit.inspector.views import Slot
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
 
@@ -189,7 +187,7 @@ def test_shallow_patterns_are_repeated_and_beyond_chance() -> None:
     pairs[0] += 1000
     last = torch.tensor([[1] * 6 + [2] * 3 + [4, 5], [1, 1, 1, 2, 2, 4, 5, 6, 7, 8, NOTHING]])
     previous = torch.tensor([[3, 3, 3, 3, 0, 0, 9, 9, 8, 1, 1], [NOTHING] * 11])
-    found = compared(previous, last, Frequencies(unigrams, pairs))
+    found = Endings.of(previous, last, Frequencies(unigrams, pairs))
 
     def chance(count: int, mean: float) -> float:
         return 1 - sum(math.exp(-mean) * mean**i / math.factorial(i) for i in range(count))
@@ -207,7 +205,7 @@ def test_shallow_patterns_are_repeated_and_beyond_chance() -> None:
         assert found.by_last[key].tolist() == by_hand
     assert found.by_pair[0].tolist() == [True] * 4 + [False] * 7  # 1 is everywhere, but 3 1 is not
     assert found.covered[0] == pytest.approx(7 / 11) and not found.by_pair[1].any()
-    one = found.of(0)
+    one = found.most_frequent(0)
     assert one is not None and (one.last, one.pair, one.is_shallow) == (1, (3, 1), True)
 
 

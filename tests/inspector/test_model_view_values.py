@@ -11,8 +11,7 @@ import zoo
 from passing import FAMILIES, documents, made, written
 from torch import Tensor
 
-from ffedit.inspector.analyses.agreement import read_values, surest
-from ffedit.inspector.analyses.composition import CASES, compose
+from ffedit.inspector.values import CASES, compose, read_values, surest
 from ffedit.model.hooks import capture
 
 

@@ -14,12 +14,11 @@ from torch.nn.functional import gelu, relu, silu
 
 import ffedit
 from ffedit import EditError, Slot
-from ffedit.display.terminal.prompt_view import prompt_view
+from ffedit.display.terminal.memories import prompt_view
 from ffedit.errors import FactError, FFEditError
-from ffedit.inspector import coefficient_scaling
-from ffedit.inspector.analyses.activity import contributions
-from ffedit.inspector.coefficient_scaling import scaled_memories
-from ffedit.inspector.views.prompt_view import first_and_for_good, inspect_prompt
+from ffedit.inspector import prompt_view as scaling
+from ffedit.inspector.prompt_view import first_and_for_good, inspect_prompt, scaled_memories
+from ffedit.inspector.values import contributions
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
@@ -165,7 +164,7 @@ def log_p(editable: Editable, ids: Tensor, token: int, turns: dict[Slot, float])
 def test_slopes_are_the_derivatives_of_the_measured_effect(family: str, near: float) -> None:
     editable = zoo.build(family, dtype=torch.float64)
     ids, step = torch.tensor([editable.tokenizer(PROMPT)["input_ids"]]), 2**-10
-    found = coefficient_scaling.slopes(editable, ids, 40)
+    found = scaling.slopes(editable, ids, 40)
     for address, slope in found.items():
         strongest = int(slope.abs().argmax())
         for slot in (Slot(address, strongest), Slot(address, 3)):
@@ -183,7 +182,7 @@ def test_the_memories_to_turn_are_ranked_and_measured() -> None:
     token = found.token.id
     promises = [turn.predicted for turn in found.turns]
     assert promises == sorted(promises, reverse=True) and promises[-1] > 0
-    slopes = coefficient_scaling.slopes(editable, ids, token)
+    slopes = scaling.slopes(editable, ids, token)
     assert promises[0] == pytest.approx(max(max(float(2 * s.max()), float(-s.min())) for s in slopes.values()))
     assert all(turn.factor == (3.0 if turn.slope > 0 else 0.0) for turn in found.turns)
     now, so_far = log_p(editable, ids, token, {}), {}
@@ -192,9 +191,9 @@ def test_the_memories_to_turn_are_ranked_and_measured() -> None:
         so_far[turn.slot] = turn.factor
         assert turn.together == pytest.approx(torch.tensor(log_p(editable, ids, token, so_far)).exp().item(), abs=1e-5)
     assert found.enough is not None and 1 <= found.enough <= found.tried
-    ranking = coefficient_scaling.ranked(slopes)
+    ranking = scaling.ranked(slopes)
     for count, wins in ((found.enough, True), (found.enough - 1, False)):
-        turns = {slot: coefficient_scaling.factor_of(slope) for slot, slope in ranking[:count]}
+        turns = {slot: scaling.factor_of(slope) for slot, slope in ranking[:count]}
         with scaled_memories(editable.memories, turns), torch.no_grad():
             assert (int(editable.model(input_ids=ids).logits[0, -1].argmax()) == token) is wins
 
@@ -214,10 +213,7 @@ def test_enough_is_found_by_doubling_and_halving(works_from: int) -> None:
         asked.append(count)
         return count >= works_from
 
-    assert (
-        coefficient_scaling.smallest_count(works, 100) == (works_from if works_from <= 100 else None)
-        and len(asked) < 20
-    )
+    assert scaling.smallest_count(works, 100) == (works_from if works_from <= 100 else None) and len(asked) < 20
 
 
 MISTAKES: list[tuple[dict[str, object], type[FFEditError], str]] = [

@@ -18,7 +18,7 @@ from tracing import made
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.locator import Trace, TraceSet, aggregate, cases, locate, locate_all, restore, trace
-from ffedit.locator.aggregate import ROLES, by_role, rank_correlation
+from ffedit.locator.result import ROLES, by_role, rank_correlation
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
 FACTS = [

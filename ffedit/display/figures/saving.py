@@ -17,30 +17,16 @@ from ffedit.files.atomic import check_file, ready
 SUFFIXES = (".png", ".svg", ".pdf")
 # Fonts for scripts that matplotlib's default font lacks; those that are installed are used.
 FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans",
-    "WenQuanYi Zen Hei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Yu Gothic",
-    "Malgun Gothic",
-    "Noto Sans Arabic",
-    "Noto Sans Devanagari",
-    "Arial Unicode MS",
-)
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans",
+    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Arabic", "Noto Sans Devanagari", "Arial Unicode MS",
+)  # fmt: skip
 
 
 @contextmanager
 def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
     """Write the matplotlib figure that `draw` makes, and move it to `path` when the block ends without an error.
 
-    The same figure always gives the same file.
-
-    Raises:
-        FFEditError: matplotlib is not installed.
-        EditError: the suffix is not .png, .svg or .pdf, or the file cannot be written.
+    The path is checked first (`check_plot`).
     """
     target = check_plot(path)
 
@@ -61,11 +47,9 @@ def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
 
 
 def check_plot(path: str | Path) -> Path:
-    """Check that a figure can be written to a path, and return it; meant to be called before any long computation.
+    """Check, before any long computation, that a figure can be written to a path, and return it.
 
-    Raises:
-        FFEditError: matplotlib is not installed.
-        EditError: the suffix is not known, or the folder is not there.
+    EditError where the suffix is not known, or the folder is not there; FFEditError where matplotlib is not installed.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:

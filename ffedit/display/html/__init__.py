@@ -1,21 +1,33 @@
 """Results as one HTML file that needs no network and no script: inspections here, edits in `result`, runs in `bench`.
 
-All markup is in the templates. Text of a corpus, a tokenizer or a fact is not trusted: see `rendering`.
+All markup is in the templates. Text of a corpus, a tokenizer or a fact is not trusted: every text is escaped, and
+invisible characters are shown by their code point.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
-from ffedit.display.html.rendering import render
+import jinja2
+from markupsafe import Markup, escape
+
+from ffedit.display.html import charts
+from ffedit.display.picture import NEGATIVE, RAMP, UNITS, shade
+from ffedit.display.terminal.memories import percent, placed, share, tenths
+from ffedit.display.terminal.model_view import columns, sentences
+from ffedit.facts.text import change, counted, number, visible
 from ffedit.files.atomic import write_text
-from ffedit.inspector.slots import View
-from ffedit.inspector.views.edit_view import EditView
-from ffedit.inspector.views.memory_view import MemoryView
-from ffedit.inspector.views.prompt_view import PromptView
-from ffedit.inspector.views.report import ModelReport
+from ffedit.inspector.edit_view import EditView
+from ffedit.inspector.memory_view import MemoryView
+from ffedit.inspector.model_view import ModelReport
+from ffedit.inspector.prompt_view import PromptView
+from ffedit.inspector.values import ACTIVE
+from ffedit.inspector.views import View
 
 KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
+MOST = 160
 
 
 def page(view: View, before: PromptView | None = None) -> str:
@@ -24,9 +36,65 @@ def page(view: View, before: PromptView | None = None) -> str:
 
 
 def save_page(target: Path, view: View, before: PromptView | None = None) -> None:
-    """Write a page atomically.
-
-    Raises:
-        EditError: it cannot be written.
-    """
+    """Write a page atomically; EditError where it cannot be written."""
     write_text(target, page(view, before))
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template of `templates/`."""
+    return _templates().get_template(template).render(**values)
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ffedit.display.html"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (share, number, shade, placed, percent, tenths, bare, prose, lines, end, start)
+    environment.filters |= {function.__name__: function for function in filters}
+    constants = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP, "UNITS": UNITS}
+    functions = (columns, sentences, counted, change)
+    environment.globals |= {"charts": charts, **constants, **{function.__name__: function for function in functions}}
+    return environment
+
+
+def finished(value: Any) -> Any:
+    """Convert a value for output by a template: markup and numbers unchanged, invisible characters of text visible."""
+    return value if isinstance(value, Markup | int | float) else visible(str(value))
+
+
+def prose(text: str) -> Markup:
+    """Format a sentence of ours: what stands between backticks is code."""
+    pieces = (escape(visible(piece)) for piece in text.split("`"))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if i % 2 else piece for i, piece in enumerate(pieces)
+    )
+
+
+def lines(text: str) -> Markup:
+    """Format text of several lines, each with invisible characters visible."""
+    return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
+
+
+def bare(text: str) -> str:
+    """Strip the spaces around a token; a token of spaces only becomes "␣"."""
+    return text.strip(" ") or "␣"
+
+
+def end(text: str, most: int = MOST) -> str:
+    """Return the last characters of a long text, beginning at a word where one starts near the cut."""
+    if len(text) <= most:
+        return text.lstrip(" ")
+    cut = text[1 - most :]
+    _, space, rest = cut[:20].partition(" ")
+    return f"…{rest + cut[20:] if space else cut}"
+
+
+def start(text: str, most: int = MOST) -> str:
+    """Return the first characters of a long text."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.hardware import in_words
 from ffedit.benchmark.tables import not_measured, notes, number, tables
+from ffedit.display.html import render
 from ffedit.display.html.charts import Chart, lines
-from ffedit.display.html.rendering import render
 from ffedit.display.panels import Line
 from ffedit.evaluator import METRICS, NAMES
 from ffedit.evaluator.verdict import fell

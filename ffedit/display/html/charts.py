@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TypeGuard
 
 from ffedit.display import panels
 from ffedit.display.panels import Line
 from ffedit.display.picture import layer_step
 from ffedit.display.terminal.model_view import cell
-from ffedit.inspector.views.prompt_view import PromptView
-from ffedit.inspector.views.report import Measure, ModelReport, Unit
+from ffedit.inspector.model_view import Measure, ModelReport, Unit
+from ffedit.inspector.prompt_view import PromptView
 
+# Coordinates of the whole chart, and of the area inside its axes.
 WIDTH, HEIGHT = 360.0, 210.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 34.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 350.0, 10.0, 176.0
 
 
 @dataclass(frozen=True)
@@ -35,80 +37,58 @@ class Box:
 
 @dataclass
 class Chart:
-    """A chart as a template draws it.
+    """A chart as a template draws it."""
 
-    Attributes:
-        title: text alternative for screen readers.
-        x_name: quantity on the x axis.
-        x_ticks: x coordinate and label.
-        y_ticks: y coordinate and label.
-        curves: SVG path and class.
-        bands: SVG path and class of the intervals.
-        dots: x, y, class and tooltip.
-        boxes: the rectangles of stacked bars.
-        legend: name and class.
-    """
-
-    title: str
-    x_name: str = "layer"
-    x_ticks: list[tuple[float, str]] = field(default_factory=list)
+    title: str  # text alternative for screen readers
+    x_name: str = "layer"  # quantity on the x axis
+    x_ticks: list[tuple[float, str]] = field(default_factory=list)  # coordinate and label
     y_ticks: list[tuple[float, str]] = field(default_factory=list)
-    curves: list[tuple[str, str]] = field(default_factory=list)
-    bands: list[tuple[str, str]] = field(default_factory=list)
-    dots: list[tuple[float, float, str, str]] = field(default_factory=list)
-    boxes: list[Box] = field(default_factory=list)
-    legend: list[tuple[str, str]] = field(default_factory=list)
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-    bottom: float = HEIGHT - BOTTOM
+    curves: list[tuple[str, str]] = field(default_factory=list)  # SVG path and class
+    bands: list[tuple[str, str]] = field(default_factory=list)  # the same of the intervals
+    dots: list[tuple[float, float, str, str]] = field(default_factory=list)  # x, y, class and tooltip
+    boxes: list[Box] = field(default_factory=list)  # of stacked bars
+    legend: list[tuple[str, str]] = field(default_factory=list)  # name and class
 
 
 def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit, x_name: str = "layer") -> Chart:
     """Draw lines with intervals; ranks on a logarithmic axis with the best on top."""
     chart = Chart(title, x_name)
-    seen = [v for one in series for column in (one.values, one.low, one.high) for v in column if _known(v)]
+    seen = [v for line in series for column in (line.values, line.low, line.high) for v in column if _known(v)]
     ticks = _ticks(seen, unit)
-    place = _place(ticks[0], ticks[-1], chart, logarithmic=unit == "rank")
-    across = _across(len(labels), chart)
+    place = _place(ticks[0], ticks[-1], logarithmic=unit == "rank")
+    across = _across(len(labels))
     chart.y_ticks = [(place(tick), _tick_label(tick, unit)) for tick in ticks]
     chart.x_ticks = _x_ticks(labels, across)
-    coloured = 0
-    for one in series:
-        style = "chance" if one.chance else f"s{coloured}"
-        coloured += not one.chance
-        chart.legend.append((one.name, style))
-        known = [i for i, value in enumerate(one.values) if _known(value)]
-        chart.curves.append((_path([(across(i), place(one.values[i] or 0.0)) for i in known]), style))
-        if one.low:
-            there, back = ((one.low, known), (one.high, known[::-1]))
-            ends = [(across(i), place(column[i] or 0.0)) for column, order in (there, back) for i in order]
+    colours = count()
+    for line in series:
+        style = "chance" if line.chance else f"s{next(colours)}"
+        chart.legend.append((line.name, style))
+        points = [(i, across(i), value) for i, value in enumerate(line.values) if _known(value)]
+        chart.curves.append((_path([(x, place(value)) for _, x, value in points]), style))
+        if line.low:
+            there, back = ((line.low, points), (line.high, points[::-1]))
+            ends = [(x, place(column[i] or 0.0)) for column, order in (there, back) for i, x, _ in order]
             chart.bands.append((_path(ends) + "Z", style))
-        for i in known:
-            value = one.values[i] or 0.0
-            chart.dots.append(
-                (across(i), place(value), style, f"{x_name} {labels[i]}, {one.name}: {cell(value, unit)}")
-            )
+        for i, x, value in points:
+            chart.dots.append((x, place(value), style, f"{x_name} {labels[i]}, {line.name}: {cell(value, unit)}"))
     return chart
 
 
 def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
     """Draw shares that add up to 1 as stacked bars."""
     chart = Chart(title)
-    place = _place(0.0, 1.0, chart)
-    across = _across(len(labels), chart, inside=True)
+    place = _place(0.0, 1.0)
+    across = _across(len(labels), inside=True)
     chart.y_ticks = [(place(tick), f"{tick:.0%}") for tick in (0.0, 0.25, 0.5, 0.75, 1.0)]
     chart.x_ticks = _x_ticks(labels, across)
-    chart.legend = [(one.name, f"s{i}") for i, one in enumerate(series)]
-    width = 0.76 * (chart.right - chart.left) / len(labels)
+    chart.legend = [(line.name, f"s{i}") for i, line in enumerate(series)]
+    width = 0.76 * (RIGHT - LEFT) / len(labels)
     for column, label in enumerate(labels):
         below = 0.0
-        for number, one in enumerate(series):
-            value = one.values[column] or 0.0
+        for number, line in enumerate(series):
+            value = line.values[column] or 0.0
             top, bottom = place(below + value), place(below)
-            says = f"layer {label}, {one.name}: {value:.1%}"
+            says = f"layer {label}, {line.name}: {value:.1%}"
             chart.boxes.append(Box(across(column) - width / 2, top, width, bottom - top, f"s{number}", says))
             below += value
     return chart
@@ -148,20 +128,18 @@ def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _across(count: int, chart: Chart, inside: bool = False) -> Callable[[int], float]:
-    """Return the x coordinate as a function of the index below `count`; `inside` leaves half a bar at both ends."""
-    room = chart.right - chart.left
-    if inside or count == 1:
-        return lambda i: chart.left + room * (i + 0.5) / count
-    return lambda i: chart.left + 6 + (room - 12) * i / (count - 1)
+def _across(columns: int, inside: bool = False) -> Callable[[int], float]:
+    """Return the x coordinate as a function of the column; `inside` leaves half a bar at both ends."""
+    if inside or columns == 1:
+        return lambda i: LEFT + (RIGHT - LEFT) * (i + 0.5) / columns
+    return lambda i: LEFT + 6 + (RIGHT - LEFT - 12) * i / (columns - 1)
 
 
-def _place(low: float, high: float, chart: Chart, logarithmic: bool = False) -> Callable[[float], float]:
+def _place(low: float, high: float, logarithmic: bool = False) -> Callable[[float], float]:
     """Return the y coordinate as a function of the value; if logarithmic, with the smallest value on top."""
-    room = chart.bottom - chart.top
     if logarithmic:
-        return lambda v: chart.top + room * math.log(max(v, low) / low) / math.log(high / low)
-    return lambda v: chart.bottom - room * (v - low) / (high - low)
+        return lambda v: TOP + (BOTTOM - TOP) * math.log(max(v, low) / low) / math.log(high / low)
+    return lambda v: BOTTOM - (BOTTOM - TOP) * (v - low) / (high - low)
 
 
 def _ticks(values: Sequence[float], unit: Unit) -> list[float]:

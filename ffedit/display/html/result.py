@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.html.rendering import render
+from ffedit.display.html import render
 from ffedit.display.picture import Picture, pictures
 from ffedit.display.terminal.scores import figure, signed
 from ffedit.editor.edit_files import yaml_of

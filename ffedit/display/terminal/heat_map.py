@@ -6,8 +6,9 @@ without colour, the map shows the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rich.cells import cell_len
@@ -19,7 +20,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.display.picture import NEGATIVE, UNITS, Picture, Row, colour, pictures, restored, runs
 from ffedit.facts.text import counted, number, quoted
 from ffedit.locator import Trace, TraceSet
-from ffedit.locator.aggregate import Aggregate
+from ffedit.locator.result import Aggregate
 
 SHADES, SHADES_ASCII = " ░▒▓█", " .+x#"
 LABEL_CELLS = 14
@@ -46,11 +47,9 @@ def averages_table(aggregate: Aggregate) -> RenderableType:
         columns.append((f"{number(most.mean)} {most.ends(number)}".rstrip(), str(layer), str(aggregate.counts[i])))
     widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
     total = aggregate.total.ends(number)
+    rows = zip(aggregate.roles, aggregate.effects, strict=True)
     shown = Picture(
-        tuple(
-            Row(role, row, role.endswith("subject"))
-            for role, row in zip(aggregate.roles, aggregate.effects, strict=True)
-        ),
+        tuple(Row(role, effects, role.endswith("subject")) for role, effects in rows),
         title=(
             f"Causal trace of {restored(aggregate)}, average of {counted(aggregate.facts, 'fact')}",
             f"{runs(aggregate.metric, 'answer', aggregate.clean, aggregate.corrupted)} {total}".rstrip(),
@@ -69,21 +68,16 @@ def _set_apart(unknown: Sequence[str]) -> str:
     are, their = ("is", "its answer") if len(unknown) == 1 else ("are", "their answers")
     named = ", ".join(quoted(prompt, MOST_PROMPT) for prompt in unknown[:MOST_UNKNOWN])
     more = f" and {len(unknown) - MOST_UNKNOWN} more" if len(unknown) > MOST_UNKNOWN else ""
-    facts = counted(len(unknown), "fact")
-    return f"{facts} {are} set apart because the model does not give {their} by itself: {named}{more}"
+    why = f"{are} set apart because the model does not give {their} by itself"
+    return f"{counted(len(unknown), 'fact')} {why}: {named}{more}"
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat map of token rows and layer columns, as wide as the console allows.
+    """A heat map of token rows and layer columns, as wide as the console allows."""
 
-    Attributes:
-        picture: the rows and titles to draw.
-        beside: the column to the right: a heading, then a text for each row, all equally wide.
-    """
-
-    picture: Picture
-    beside: tuple[str, ...]
+    picture: Picture  # the rows and titles to draw
+    beside: tuple[str, ...]  # the column to the right: a heading, then a text for each row, all equally wide
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the title, rows, axis, mark and legend."""
@@ -95,13 +89,13 @@ class HeatMap:
         cell = max(1, min(MOST_CELLS, width // columns))
         # Sixteen colours cannot show a ramp; there the shade characters do it alone.
         coloured = not console.no_color and console.color_system not in (None, "standard")
-        shades = Shades(SHADES_ASCII if options.ascii_only else SHADES, coloured)
+        shade = partial(_shade, SHADES_ASCII if options.ascii_only else SHADES, coloured)
         yield Text(shown.title[0], style="bold")
         yield Text("\n".join((*shown.title[1:], "")))
         for row, text in zip(shown.rows, self.beside[1:], strict=True):
             label = Text(row.label, "bold" if row.subject else "dim" if row.run else "", overflow="ellipsis")
             label.align("right", labels)
-            cells = [shades.cell(self._largest(row, i, group), cell) for i in range(columns)]
+            cells = [shade(self._largest(row, i, group), cell) for i in range(columns)]
             yield _line(label, ("* " if row.subject else "  ", "bold"), *cells, (f" {text}", "dim"))
         axis = f"{_axis(shown.depth, columns, group, cell):<{columns * cell}} {heading}"
         yield _line(("layer".rjust(labels) + "  " + axis, "dim"))
@@ -111,7 +105,7 @@ class HeatMap:
         marked = " " * before + f"{mark} {name}" if fits else f"{name} {mark}".rjust(before + 1)
         yield _line((" " * (labels + 2) + marked, "bold"))
         yield Text("")
-        yield self._legend(shades)
+        yield self._legend(shade)
         if remarks := self._remarks(group):
             yield Text("\n".join(remarks), style="dim")
 
@@ -120,13 +114,13 @@ class HeatMap:
         effects = row.effects[column * group : (column + 1) * group]
         return None if np.isnan(effects).all() else self.picture.share(float(np.nanmax(effects)))
 
-    def _legend(self, shades: Shades) -> Text:
+    def _legend(self, shade: Callable[[float, int], tuple[str, Style]]) -> Text:
         shown = self.picture
         if shown.scale == 0:
             return Text("No restoration brings anything back.")
         of = "of " if shown.metric == "probability" else ""
         subject = "   * subject" if any(row.subject for row in shown.rows) else ""
-        ramp = (shades.cell(i / 9, 1) for i in range(10))
+        ramp = (shade(i / 9, 1) for i in range(10))
         return Text.assemble("0 ", *ramp, f" {number(shown.scale)} {of}{UNITS[shown.metric]} brought back{subject}")
 
     def _remarks(self, group: int) -> list[str]:
@@ -140,22 +134,15 @@ class HeatMap:
         return remarks
 
 
-@dataclass(frozen=True)
-class Shades:
-    """Characters from no effect to the largest, and whether they have colours."""
-
-    characters: str
-    coloured: bool
-
-    def cell(self, share: float | None, width: int) -> tuple[str, Style]:
-        """Return the text and the style of an effect that is a `share` of the scale; None is left empty."""
-        if share is None:
-            return " " * width, Style()
-        if share < -NEGATIVE:
-            return "-" * width, Style(color="#a8a8a8", bgcolor=colour(0)) if self.coloured else Style()
-        top = len(self.characters) - 1
-        style = Style(color=colour(share), bgcolor=colour(share)) if self.coloured else Style()
-        return self.characters[max(0, min(top, round(share * top)))] * width, style
+def _shade(characters: str, coloured: bool, share: float | None, width: int) -> tuple[str, Style]:
+    """Return the text and the style of an effect that is a `share` of the scale; None is left empty."""
+    if share is None:
+        return " " * width, Style()
+    if share < -NEGATIVE:
+        return "-" * width, Style(color="#a8a8a8", bgcolor=colour(0)) if coloured else Style()
+    top = len(characters) - 1
+    style = Style(color=colour(share), bgcolor=colour(share)) if coloured else Style()
+    return characters[max(0, min(top, round(share * top)))] * width, style
 
 
 def _line(*parts: Text | tuple[str, str | Style]) -> Text:

@@ -19,14 +19,13 @@ from ffedit.facts.text import counted, number, quoted
 from ffedit.layer_choice.calibrate import TIE, Choice, LayerScore
 from ffedit.layer_choice.choose import Found, Sweep
 from ffedit.locator import CLEAR, Trace, TraceSet, span_of
-from ffedit.locator.aggregate import rank_correlation
+from ffedit.locator.result import rank_correlation
 
 RATES = ("efficacy", "paraphrase", "specificity")
 # Rank correlations in absolute value: none below WEAK, "somewhat" below STRONG, "clearly" from STRONG on.
 WEAK, STRONG = 0.3, 0.7
 # Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
 WEAK_TOTAL = 0.05
-NO_SITE = "The trace shows no site at the subject's last token"
 
 
 def why_layer(found: Found, asked: str) -> RenderableType:
@@ -39,14 +38,14 @@ def why_layer(found: Found, asked: str) -> RenderableType:
 def reasons(found: Found, asked: str) -> list[Text]:
     """Return the reasons for this layer, without tables; `asked` is the value of `--layers`."""
     choice, layer = found.choice, found.layer
-    if found.sweep is not None and found.kept:
+    if found.sweep is not None:
+        if not found.kept:
+            return _sweep_in_words(found.sweep)
         over = f"remembered from a sweep with {found.sweep.method} over {counted(found.sweep.facts, 'fact')}"
         return [Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")]
-    if found.sweep is not None:
-        return _sweep_in_words(found.sweep)
     lines: list[Text] = []
     if choice is not None and asked != "auto":
-        lines.append(Text(f"{NO_SITE}, so it does not tell the layer."))
+        lines.append(Text("The trace shows no site at the subject's last token, so it does not tell the layer."))
     if choice is not None and choice.layer is None:
         lines.append(Text(f"{_too_few(choice)}."))
     if choice is not None and found.by == "model":
@@ -56,18 +55,14 @@ def reasons(found: Found, asked: str) -> list[Text]:
         lines.append(Text(f"Layer {layer}: {usual}, for want of a better."))
     if found.by == "only":
         lines.append(Text(f"Layer {layer}: the only one whose output reaches the answer."))
-    explained = dict.fromkeys(("model", "only", "depth"), "model")
-    shown = {**explained, "trace": asked if asked != "auto" else "trace"}.get(found.by, asked)
+    shown = "trace" if found.by == "trace" and asked == "auto" else asked
+    if found.by in ("model", "only", "depth"):
+        shown = "model"  # explained above
     return [*lines, layer_choice(found.traces, layer, shown)]
 
 
 def model_choice(choice: Choice, layer: int | None = None) -> Text:
-    """Say which layer was chosen for a model and on what grounds.
-
-    Args:
-        choice: the model's choice.
-        layer: the layer taken instead, where the chosen one is not among those allowed.
-    """
+    """Say which layer was chosen for a model and on what grounds; `layer` is taken where that one is not allowed."""
     if choice.layer is None:
         return Text(f"{_too_few(choice)}: none is chosen for it.")
     words = "" if layer in (None, choice.layer) else f"the layer allowed that comes next to {choice.layer}, "
@@ -91,12 +86,9 @@ def _too_few(choice: Choice) -> str:
 
 
 def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> Text:
-    """Say which layer is edited and why, with warnings where the trace shows little.
+    """Say why the layer `chosen` is edited, with warnings where the trace shows little.
 
-    Args:
-        trace: the trace of one fact or several.
-        chosen: the layer that is edited.
-        asked: the origin of the choice: "trace", "model" (already explained elsewhere), or the user's own value.
+    `asked` is the origin of the choice: "trace", "model" (already explained elsewhere), or the user's own value.
     """
     best, site, why = trace.layer, trace.site, _restoring(trace)
     heading = f"Layer {chosen}: "
@@ -135,12 +127,11 @@ def _restoring(trace: Trace | TraceSet) -> str:
         where, average = "", f", on average over {len(traces)} facts"
     unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
     destroyer = "another subject" if first.noise is None else first.corruption
-    back, total = number(float(trace.at_subject[peak])), f"{number(trace.total)}{unit}"
-    share = f"{back} of the {total} that {destroyer} destroys"
+    back, total = number(float(trace.at_subject[peak])), number(trace.total)
+    destroyed = f"of the {total}{unit} that {destroyer} destroys"
+    share = f"{back} {destroyed}"
     if trace.at_subject[peak] >= trace.total > 0:
-        share = (
-            f"all of the {total} that {destroyer} destroys{'' if back == number(trace.total) else f' and more, {back}'}"
-        )
+        share = f"all {destroyed}" + ("" if back == total else f" and more, {back}")
     why = f"restoring {what} at the subject's last token{where} brings back {share}{average}"
     if first.sever is not None:
         why = f"with the {PARTS[first.sever]} layers severed, {why}"
@@ -154,7 +145,7 @@ def _restoring(trace: Trace | TraceSet) -> str:
 def _doubts(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
     """Yield warnings where the trace shows little; if the trace `decides` the layer, they say what to do."""
     averaged, largest = _averaged(trace), float(np.nanmax(trace.at_subject))
-    at_end = all(one.subject_last == len(one.tokens) - 1 for one in averaged)
+    at_end = all(each.subject_last == len(each.tokens) - 1 for each in averaged)
     others = f"--layers N, N from 0 to {len(trace.at_subject) - (1 if at_end else 2)}"
     if trace.total < WEAK_TOTAL:
         corruption = "Another subject" if averaged[0].noise is None else "The noise"
@@ -164,14 +155,14 @@ def _doubts(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
             f"so the trace says little about where it is recalled{named}."
         )
     elif largest < CLEAR * trace.total:
-        end = float(np.mean([np.nanmax(one.effects[:, -1]) for one in averaged]))
+        end = float(np.mean([np.nanmax(each.effects[:, -1]) for each in averaged]))
         compare = f"; compare other layers ({others})" if decides else ""
         yield (
             f"The trace shows no clear site at the subject: at most {number(largest)} comes back at its last "
             f"token, {number(end)} at the prompt's. The edit may not take or not generalise{compare}."
         )
     traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
-    unknown = [one for one in traces if not one.known]
+    unknown = [trace for trace in traces if not trace.known]
     if len(traces) == 1 and unknown:
         yield (
             f"The model does not answer {quoted(unknown[0].answer)} by itself, so this traces an answer that "

@@ -13,7 +13,7 @@ from rich.text import Text
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import quoted
-from ffedit.inspector.views.report import Measure, ModelReport, Shift, Unit
+from ffedit.inspector.model_view import Measure, ModelReport, Shift, Unit
 
 MOST_SHIFTS = 8
 MOST_PREFIX = 48
@@ -68,7 +68,7 @@ def _folding(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Ta
     for heading, width in zip(headings, least, strict=True):
         table.add_column(heading, justify="right", min_width=width)
     for row in rows:
-        table.add_row(*(Text(one, no_wrap=True) for one in row))
+        table.add_row(*(Text(value, no_wrap=True) for value in row))
     return table, sum(least) + GAP * (len(least) - 1)
 
 
@@ -85,43 +85,31 @@ def model_view(report: ModelReport) -> Group:
 def sentences(report: ModelReport) -> list[str]:
     """Return the findings that are in no table, one sentence each."""
     surest, bins = report.surest, report.sureness
-    found = [] if report.note is None else [report.note]
+    findings = [] if report.note is None else [report.note]
     if surest.count and surest.agrees is not None:
-        found.append(
+        findings.append(
             f"Of the {surest.count} surest values, {surest.agrees} say what follows the key's top trigger, and "
             f"{surest.any_agrees} what follows one of its triggers."
         )
     if bins:
-        found.append(
-            f"The least sure tenth of values agrees in {bins[0].agreement:.1%}, the surest tenth in "
-            f"{bins[-1].agreement:.1%}."
-        )
-    found.append(f"The last layer turns the prediction at {report.shifted:.1%} of the positions.")
-    return found
+        ends = f"{bins[0].agreement:.1%}, the surest tenth in {bins[-1].agreement:.1%}"
+        findings.append(f"The least sure tenth of values agrees in {ends}.")
+    return [*findings, f"The last layer turns the prediction at {report.shifted:.1%} of the positions."]
 
 
 def shift_line(shift: Shift, inside: bool) -> str:
-    """Describe in one line a position where the last layer changes the prediction, marked «so» `inside` a text."""
-    return (
-        f"{quoted(_around(shift.prefix, inside), MOST_PREFIX + 2)}: {shift.residual!r} → {shift.output!r} "
-        f"(the layer alone says {shift.added!r}; {shift.case})"
-    )
-
-
-def _around(text: str, inside: bool) -> str:
-    """Return the end of a prefix, or if a position is marked inside a text, the text around it."""
-    at = max(0, text.find("«") - MOST_PREFIX // 2) if inside else len(text)
-    return text[min(at, max(0, len(text) - MOST_PREFIX)) :][:MOST_PREFIX]
+    """Describe in one line a position where the last layer changes the prediction, marked «so» if `inside` a text."""
+    text = shift.prefix
+    start = max(0, text.find("«") - MOST_PREFIX // 2) if inside else len(text)
+    shown = text[min(start, max(0, len(text) - MOST_PREFIX)) :][:MOST_PREFIX]
+    turns = f"{shift.residual!r} → {shift.output!r} (the layer alone says {shift.added!r}; {shift.case})"
+    return f"{quoted(shown, MOST_PREFIX + 2)}: {turns}"
 
 
 def markdown(report: ModelReport) -> str:
     """Render the report as Markdown, with definitions and intervals."""
-    lines = [
-        f"# {_heading(report)}",
-        "",
-        "In brackets: 95% intervals over keys or positions, Wilson's of shares, otherwise the bootstrap's.",
-        "",
-    ]
+    brackets = "In brackets: 95% intervals over keys or positions, Wilson's of shares, otherwise the bootstrap's."
+    lines = [f"# {_heading(report)}", "", brackets, ""]
     for group, measures in report.groups().items():
         lines += [f"## {group[:1].upper() + group[1:]}", "", *_table(*columns(measures, report.layers, ends=True)), ""]
         for measure in measures:
@@ -133,13 +121,8 @@ def markdown(report: ModelReport) -> str:
     if report.sureness:
         heads = ["max probability from", "to", "agreement", "values"]
         rows = [
-            [
-                f"{one.least:.3f}",
-                f"{one.most:.3f}",
-                f"{one.agreement:.1%} [{one.low:.1%}, {one.high:.1%}]",
-                f"{one.count:,}",
-            ]
-            for one in report.sureness
+            [f"{b.least:.3f}", f"{b.most:.3f}", f"{b.agreement:.1%} [{b.low:.1%}, {b.high:.1%}]", f"{b.count:,}"]
+            for b in report.sureness
         ]
         lines += [*_table(heads, rows), ""]
     if report.shifts:

@@ -18,20 +18,18 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inspector.analyses.removal import Removal, removals
-from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, Shallow, compared, pair_hash
-from ffedit.inspector.corpus_pass.rows import NOTHING, Context, Positions
-from ffedit.inspector.distributions import (
+from ffedit.inspector.keys import PAIRS, TOKENS_PER_BATCH, Endings, Frequencies, Removal, Shallow, pair_hash, removals
+from ffedit.inspector.rows import NOTHING, Context, Positions
+from ffedit.inspector.views import (
     Distribution,
     Prefix,
+    Slot,
     TokenProbability,
-    distribution,
+    View,
     log_probabilities,
     rank,
-    token_probability,
     token_text,
 )
-from ffedit.inspector.slots import Slot, View, find
 from ffedit.model.editable import Stack, check_model
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory
@@ -41,7 +39,6 @@ from ffedit.progress import Progress, silent
 
 # Tokens of the corpus, by default.
 READ_TOKENS = 2**13
-TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -57,55 +54,33 @@ class Trigger(View):
 
 @dataclass(frozen=True)
 class MemoryView(View, Displayed):
-    """One memory of a model.
+    """One memory of a model."""
 
-    Attributes:
-        model: the model's name.
-        slot: the memory.
-        memories: number of memories of its layer.
-        layers: number of feed-forward layers of the model.
-        norm: path of the final norm; None where the model has none.
-        value_norm: ‖v‖.
-        value: v through final norm and unembedding.
-        corpus: the text that was read.
-        tokens: number of positions that were read.
-        active: share of them at which the coefficient is positive.
-        triggers: the prefixes with the largest coefficients, equal ones once.
-        shallow: their most frequent endings; None without triggers.
-        endings: the last token, and the last two, that most of them end in, as text; None where there are none.
-        agrees: whether the value's top token follows the top trigger; None without triggers, and in an encoder.
-        agreeing: share of triggers that it follows; None in an encoder.
-        chance: share of all positions of the text that it follows; None in an encoder.
-        removal: change of the coefficient when a token is removed; None without triggers of two tokens, and where
-            triggers are no prefixes.
-        stack: "decoder" or "encoder".
-        note: differences from a causal decoder, and what could not be measured; None for a causal decoder.
-        sent: share of the tokens that the router sends to the expert; None where no router chooses.
-    """
-
-    model: str
-    slot: Slot
-    memories: int
-    layers: int
-    norm: str | None
-    value_norm: float
-    value: Distribution
-    corpus: str
-    tokens: int
-    active: float
-    triggers: tuple[Trigger, ...]
-    shallow: Shallow | None
-    endings: tuple[str, str | None] | None
-    agrees: bool | None
-    agreeing: float | None
-    chance: float | None
+    model: str  # the model's name
+    slot: Slot  # the memory
+    memories: int  # number of memories of its layer
+    layers: int  # number of feed-forward layers of the model
+    norm: str | None  # path of the final norm; None where the model has none
+    value_norm: float  # ‖v‖
+    value: Distribution  # v through final norm and unembedding
+    corpus: str  # the text that was read
+    tokens: int  # number of positions that were read
+    active: float  # share of them at which the coefficient is positive
+    triggers: tuple[Trigger, ...]  # the prefixes with the largest coefficients, equal ones once
+    shallow: Shallow | None  # their most frequent endings; None without triggers
+    endings: tuple[str, str | None] | None  # the last token, and the last two, that most of them end in, as text
+    agrees: bool | None  # whether the value's top token follows the top trigger; None without triggers, in an encoder
+    agreeing: float | None  # share of triggers that it follows; None in an encoder
+    chance: float | None  # share of all positions of the text that it follows; None in an encoder
+    # Change of the coefficient when a token is removed; None without prefixes of two tokens.
     removal: Removal | None
-    stack: str = "decoder"
+    stack: str = "decoder"  # or "encoder"
+    # Differences from a causal decoder, and what could not be measured; None for a causal decoder.
     note: str | None = None
-    sent: float | None = None
+    sent: float | None = None  # share of the tokens that the router sends to the expert; None where no router chooses
 
     def __repr__(self) -> str:
-        triggers = ", ".join(repr(f"{one.prefix.text}{one.prefix.last}"[-30:]) for one in self.triggers[:3])
+        triggers = ", ".join(repr(f"{t.prefix.text}{t.prefix.last}"[-30:]) for t in self.triggers[:3])
         return f"MemoryView of {self.slot} in {self.model}: {self.value}\n  triggers: {triggers or 'none'}"
 
 
@@ -130,13 +105,14 @@ def inspect_memory(
         ModelError: the model has no unembedding.
     """
     check_model(editable)
-    slot, matrix = find(editable.memories, memory)
+    slot = Slot.find(editable.memories, memory)
+    matrix = editable.memories[slot.address]
     feed_forward = editable.feed_forward[slot.address.layer].only([slot.address])
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
     value = matrix.value[:, slot.index]
     log_p = log_probabilities(editable, value[None])[0]
     positions = Positions.of(editable, corpus, progress)
-    coefficients, sent = memory_coefficients(editable, feed_forward, slot.index, positions, progress)
+    coefficients, sent = _coefficients(editable, feed_forward, slot.index, positions, progress)
     best = positions.largest(coefficients, top)
     contexts = [positions.context(position) for position in best]
     following = torch.tensor([positions.next(position) for position in range(len(positions))])
@@ -144,7 +120,7 @@ def inspect_memory(
     triggers = []
     for position, context in zip(best, contexts, strict=True):
         token = int(following[position])
-        next_token = None if token == NOTHING else token_probability(tokenizer, log_p, token)
+        next_token = None if token == NOTHING else TokenProbability.of(tokenizer, log_p, token)
         next_rank = None if token == NOTHING else rank(log_p, token)
         triggers.append(Trigger(Prefix.of(tokenizer, *context), float(coefficients[position]), next_token, next_rank))
     shallow = _shallow(contexts, positions, len(log_p)) if contexts else None
@@ -160,7 +136,7 @@ def inspect_memory(
         layers=len(editable.layers),
         norm=editable.norm or None,
         value_norm=float(torch.linalg.vector_norm(value.float())),
-        value=distribution(tokenizer, log_p, top),
+        value=Distribution.of(tokenizer, log_p, top),
         corpus=str(corpus),
         tokens=len(positions),
         active=float(double(coefficients > 0).mean()),
@@ -178,14 +154,10 @@ def inspect_memory(
 
 
 @torch.no_grad()
-def memory_coefficients(
-    stack: Stack, layer: FeedForward, index: int, positions: Positions, progress: Progress = silent
+def _coefficients(
+    stack: Stack, layer: FeedForward, index: int, positions: Positions, progress: Progress
 ) -> tuple[Tensor, float]:
-    """Compute the coefficients of memory `index` of a layer, or of one expert of it, over a text.
-
-    Returns:
-        The coefficient at every position, [n] float32, and the share of the positions that are routed to the expert.
-    """
+    """Return a memory's coefficient at every position, [n] float32, and the share of positions routed to its expert."""
     coefficients: list[Tensor] = []
     routed: list[Tensor] = []
 
@@ -212,4 +184,4 @@ def _shallow(contexts: list[Context], positions: Positions, vocabulary: int) -> 
     text = Frequencies(torch.cat(rows).bincount(minlength=vocabulary), pairs.bincount(minlength=PAIRS))
     last = torch.tensor([[ids[at] for ids, at in contexts]])
     previous = torch.tensor([[ids[at - 1] if at else NOTHING for ids, at in contexts]])
-    return compared(previous, last, text).of(0)
+    return Endings.of(previous, last, text).most_frequent(0)

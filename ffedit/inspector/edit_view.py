@@ -23,15 +23,136 @@ from transformers import PreTrainedTokenizerBase
 
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
-from ffedit.editor.edit import Edit
+from ffedit.editor.edit import Edit, check_edit
+from ffedit.facts.text import change
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.generation import log_softmax
-from ffedit.inspector.corpus_pass.rows import Positions
-from ffedit.inspector.distributions import MOST_LOGITS, Prefix, TokenProbability, token_text
-from ffedit.inspector.slots import View
-from ffedit.model.editable import Editable
+from ffedit.inspector.memory_view import READ_TOKENS
+from ffedit.inspector.prompt_view import PromptView, inspect_prompt
+from ffedit.inspector.rows import Positions
+from ffedit.inspector.views import (
+    MAX_LOGITS,
+    Distribution,
+    Prefix,
+    TokenProbability,
+    View,
+    log_probabilities,
+    token_text,
+)
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.memory import Address
+from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
+
+# Added memories that are shown of each layer.
+MOST_ADDED = 3
+# Facts whose prompts are inspected before and after.
+MOST_FACTS = 3
+
+
+@dataclass(frozen=True)
+class Passage(View):
+    """A prefix of the corpus, with the predictions before and after the edit."""
+
+    prefix: Prefix  # the text; the predictions are at its last token
+    coefficient: float | None  # coefficient of the added memory, w·m; None where the passage is not a trigger of one
+    before: TokenProbability  # the predicted next token
+    after: TokenProbability  # the predicted next token with the edit
+    kept: float  # the probability of the token `before` with the edit
+
+
+@dataclass(frozen=True)
+class AddedMemory(View):
+    """A memory that the update adds."""
+
+    share: float  # share of ‖Δ‖²
+    written: bool  # whether the coefficient is 1 at a key that was solved for; else the key has norm 1
+    value: Distribution  # v through final norm and unembedding
+    triggers: tuple[Passage, ...]  # prefixes of the corpus with the largest coefficients w·m
+
+
+@dataclass(frozen=True)
+class LayerChange(View):
+    """One layer that changed, or one expert of a layer."""
+
+    address: Address  # the layer, and the expert
+    norm: float  # ‖Δ‖
+    relative: float  # ‖Δ‖ / ‖W‖
+    added: tuple[AddedMemory, ...]  # the memories that the update adds
+
+
+@dataclass(frozen=True)
+class EditView(View, Displayed):
+    """An edit in terms of memories."""
+
+    model: str  # the model's name
+    edit: str  # the edit's fingerprint
+    facts: tuple[str, ...]  # what each fact changes, in words
+    layers: tuple[LayerChange, ...]  # the changes, layer by layer and expert by expert
+    corpus: str  # the text that was read
+    tokens: int  # number of positions that were read
+    changed: float  # share of them at which the model predicts another token than before
+    passages: tuple[Passage, ...]  # those at which the predicted token lost most probability, the largest loss first
+    prompts: tuple[tuple[PromptView, PromptView], ...]  # views of the first facts' prompts, before and after
+
+    def __repr__(self) -> str:
+        layers = ", ".join(str(layer.address) for layer in self.layers)
+        return (
+            f"EditView of {self.edit} in {self.model}: layers {layers}\n  the prediction changes after "
+            f"{self.changed:.2%} of {self.tokens:,} tokens of {self.corpus}"
+        )
+
+
+def inspect_edit(
+    editable: Editable,
+    edit: Edit,
+    corpus: Corpus | None = None,
+    top: int = 5,
+    progress: Progress = silent,
+) -> EditView:
+    """Return an edit as the memories that it adds. The model is left unchanged.
+
+    Args:
+        editable: the model that the edit was computed on, without it.
+        edit: the edit.
+        corpus: the text to read; by default text that the model samples.
+        top: number of triggers, passages and tokens that are shown, each.
+        progress: progress callback.
+
+    Raises:
+        EditError: the edit does not fit the model or is applied already, or the corpus cannot be used.
+    """
+    check_model(editable, Editable)
+    check_edit(edit)
+    edit.check(editable)
+    corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
+    updates = {address: edit.updates[address].cpu() for address in sorted(edit.updates)}
+    memories = [m for at, update in updates.items() for m in added_memories(at, update, edit.keys[at], MOST_ADDED)]
+    text = _read_twice(editable, edit, memories, corpus, progress)
+    added: dict[Address, list[AddedMemory]] = {address: [] for address in updates}
+    for memory, coefficients in zip(memories, text.coefficients, strict=True):
+        value = Distribution.of(tokenizer, log_probabilities(editable, memory.value[None].float())[0], top)
+        triggers = text.largest(tokenizer, coefficients, top, coefficients)
+        added[memory.address].append(AddedMemory(memory.share, memory.written, value, triggers))
+    layers = []
+    for address, update in updates.items():
+        relative = update.norm() / float(torch.linalg.matrix_norm(editable.memories[address].value.float()))
+        layers.append(LayerChange(address, update.norm(), relative, tuple(added[address])))
+    prompts = [fact.text for fact in edit.facts[:MOST_FACTS]]
+    before = [inspect_prompt(editable, prompt, top=top) for prompt in prompts]
+    with edit.applied(editable):
+        after = [inspect_prompt(editable, prompt, top=top) for prompt in prompts]
+    return EditView(
+        model=editable.name,
+        edit=edit.fingerprint(),
+        facts=tuple(change(fact.subject, fact.previous, fact.target) for fact in edit.facts),
+        layers=tuple(layers),
+        corpus=str(corpus),
+        tokens=len(text.kept),
+        changed=float(double(text.before[0] != text.after[0]).mean()),
+        passages=text.largest(tokenizer, text.before[1] - text.kept, top),
+        prompts=tuple(zip(before, after, strict=True)),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,43 +188,22 @@ def added_memories(address: Address, update: Update, keys: Tensor, count: int) -
 def _singular(update: Update) -> tuple[Tensor, Tensor, Tensor]:
     """Return Δ = U diag(σ) Vᵀ in float64: U [d_model, r], σ [r], Vᵀ [r, d_ff]; from the factors of a `LowRank` Δ."""
     if not isinstance(update, LowRank):
-        left, sizes, right = torch.linalg.svd(double(update.dense), full_matrices=False)
-        return left, sizes, right
+        svd: tuple[Tensor, Tensor, Tensor] = torch.linalg.svd(double(update.dense), full_matrices=False)
+        return svd
     (q, r), (p, s) = (torch.linalg.qr(double(side)) for side in (update.left, update.right.T))
     left, sizes, right = torch.linalg.svd(r @ s.T, full_matrices=False)
     return q @ left, sizes, right @ p.T
 
 
-@dataclass(frozen=True)
-class Passage(View):
-    """A prefix of the corpus, with the predictions before and after the edit."""
-
-    prefix: Prefix  # the text; the predictions are at its last token
-    coefficient: float | None  # coefficient of the added memory, w·m; None where the passage is not a trigger of one
-    before: TokenProbability  # the predicted next token
-    after: TokenProbability  # the predicted next token with the edit
-    kept: float  # the probability of the token `before` with the edit
-
-
 @dataclass(frozen=True, eq=False)
-class Reread:
+class _Text:
     """Predictions at the n positions of a text, before and after an edit."""
 
-    positions: Positions  # the positions
+    positions: Positions
     coefficients: tuple[Tensor, ...]  # coefficient of each added memory at each position, [memories][n], float64
     before: tuple[Tensor, Tensor]  # the most probable next token, [n], and its probability, [n]
     after: tuple[Tensor, Tensor]  # the same with the edit
     kept: Tensor  # p after of the token `before`, [n]
-
-    @property
-    def lost(self) -> Tensor:
-        """Probability that the prediction lost by the edit, [n]."""
-        return self.before[1] - self.kept
-
-    @property
-    def changed(self) -> float:
-        """Share of the positions at which another token is predicted."""
-        return float(double(self.before[0] != self.after[0]).mean())
 
     def largest(
         self, tokenizer: PreTrainedTokenizerBase, scores: Tensor, count: int, coefficients: Tensor | None = None
@@ -126,12 +226,12 @@ class Reread:
         )
 
 
-def reread(
-    editable: Editable, edit: Edit, added: Sequence[RankOneMemory], corpus: Corpus, progress: Progress = silent
-) -> Reread:
+def _read_twice(
+    editable: Editable, edit: Edit, added: Sequence[RankOneMemory], corpus: Corpus, progress: Progress
+) -> _Text:
     """Run `corpus` through the model as it is and with `edit`; EditError where one of them cannot be used."""
     positions = Positions.of(editable, corpus, progress)
-    size = MOST_LOGITS // editable.vocabulary
+    size = MAX_LOGITS // editable.vocabulary
     coefficients: list[list[Tensor]] = [[] for _ in added]
     before, after, kept, done = [], [], [], 0
     for ids, inside, _ in positions.batches(size):
@@ -146,13 +246,10 @@ def reread(
             after.append(log_probs.max(-1))
             kept.append(log_probs.gather(-1, old.indices[:, None])[:, 0].exp())
             progress("reading text", done := done + len(log_probs), 2 * len(positions))
-    return Reread(
-        positions=positions,
-        coefficients=tuple(torch.cat(collected) for collected in coefficients),
-        before=(torch.cat([b.indices for b in before]), torch.cat([b.values.exp() for b in before])),
-        after=(torch.cat([b.indices for b in after]), torch.cat([b.values.exp() for b in after])),
-        kept=torch.cat(kept),
+    old_best, new_best = (
+        (torch.cat([b.indices for b in best]), torch.cat([b.values.exp() for b in best])) for best in (before, after)
     )
+    return _Text(positions, tuple(map(torch.cat, coefficients)), old_best, new_best, torch.cat(kept))
 
 
 @torch.no_grad()

@@ -2,8 +2,7 @@
 
 - A causal decoder reads a row without its last id. The context of a position is its *prefix*, the ids up to and
   including it; the id after it is the next token.
-- An encoder reads the whole row, and the context of a position is all of it: a trigger is a text and a position in it.
-  There is no next token, as none is predicted from those before it.
+- An encoder reads the whole row, which is the context of each of its positions. There is no next token.
 - The decoder of an encoder-decoder model reproduces its encoder's input: the encoder reads a row without its first id,
   which starts decoding, the decoder without its last one. Through the encoder, the context is the whole row here, too.
 
@@ -57,8 +56,7 @@ class Inputs(NamedTuple):
 
     ids: Tensor  # token ids, [n, t]
     inside: Tensor  # True where an id is no padding, [n, t]
-    # Further arguments of `Stack.forward`: mask, source and its mask, as far as they are needed.
-    others: tuple[Tensor, ...]
+    others: tuple[Tensor, ...]  # further arguments of `Stack.forward`: mask, source and its mask, where needed
 
 
 @dataclass(frozen=True)
@@ -103,28 +101,30 @@ _BOTH_SIDES = (
 CAUSAL = RowLayout()
 ENCODER = RowLayout(True, False, f"{_BOTH_SIDES} States are read through its masked-language head.")
 ENCODER_OF_PAIR = RowLayout(
-    True,
-    False,
-    f"{_BOTH_SIDES} The model never reads this stack as tokens: here its states go through its own final norm and the "
-    "decoder's unembedding.",
+    whole=True,
+    predicts_next=False,
+    note=f"{_BOTH_SIDES} The model never reads this stack as tokens: here its states go through its own final norm and "
+    "the decoder's unembedding.",
 )
 BESIDE_ENCODER = RowLayout(
-    True,
-    True,
-    "The decoder says each text again that its encoder reads, and sees all of it through the encoder: the removal of "
-    "tokens from a prefix is not measured.",
+    whole=True,
+    note="The decoder says each text again that its encoder reads, and sees all of it through the encoder: the removal "
+    "of tokens from a prefix is not measured.",
 )
 
 
 def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
     """Yield the rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
 
-    Raises:
-        EditError: the text is missing, no text, or holds no two tokens in a row.
+    EditError where the text is missing, no text, or holds no two tokens in a row.
     """
     length, left, layout = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, RowLayout.of(stack)
-    for row in _prefixed(stack, corpus, length, progress) if stack.causal else _enclosed(stack, corpus, length):
-        row = row[: left + layout.predicts_next]
+    rows: Iterator[Sequence[int]] = _enclosed(stack, corpus, length)
+    if stack.causal:
+        documents = _documents(stack, corpus, length, progress)
+        rows = (ids[at : at + length + 1] for ids in documents for at in range(0, len(ids) - 1, length))
+    for ids in rows:
+        row = tuple(ids[: left + layout.predicts_next])
         left -= layout.length(row)
         yield row
         if not left:
@@ -133,13 +133,6 @@ def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterat
         raise EditError(
             f"{corpus}: holds fewer than two tokens in a row, so no token has a next one; give a longer text"
         )
-
-
-def _prefixed(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Row]:
-    """Yield rows of at most `length` ids and the next one."""
-    for ids in _documents(stack, corpus, length, progress):
-        for first in range(0, len(ids) - 1, length):
-            yield tuple(ids[first : first + length + 1])
 
 
 def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
@@ -197,9 +190,7 @@ class RowStore:
     """Rows in a folder, in shards: `count` rows, with their layout."""
 
     def __init__(self, folder: Path, count: int = 0, layout: RowLayout = CAUSAL) -> None:
-        self.folder = folder
-        self.count = count
-        self.layout = layout
+        self.folder, self.count, self.layout = folder, count, layout
         self._shard = lru_cache(maxsize=2)(self._load)
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -250,11 +241,11 @@ class RowStore:
             digest.update(self._shard(number).numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"rows-{number:06}.safetensors"
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"rows-{shard:06}.safetensors"
 
-    def _load(self, number: int) -> Tensor:
-        path = self._path(number)
+    def _load(self, shard: int) -> Tensor:
+        path = self._path(shard)
         try:
             return load_file(path)["ids"]
         except (OSError, SafetensorError, KeyError) as error:
@@ -281,7 +272,7 @@ class Positions:
         return positions
 
     @cached_property
-    def _indices(self) -> list[tuple[int, int]]:
+    def _indices(self) -> list[tuple[int, int]]:  # row, and index in it
         return [(number, i) for number, row in enumerate(self.rows) for i in range(self.layout.length(row))]
 
     def __len__(self) -> int:

@@ -26,11 +26,10 @@ from ffedit.errors import EditError
 from ffedit.files.atomic import written
 from ffedit.files.resuming import delay_interrupt, differences, load_state, save_state
 from ffedit.inference.batching import batches
-from ffedit.inspector.analyses.activity import ACTIVE, effective_number
-from ffedit.inspector.analyses.shallow import PAIRS, Frequencies, pair_hash
-from ffedit.inspector.corpus_pass.rows import CHUNK, WIDTH, Row, RowLayout, RowStore, chunks
-from ffedit.inspector.corpus_pass.sample import Sample, ranks_of
-from ffedit.inspector.corpus_pass.triggers import Triggers, mixed, prefix_hashes
+from ffedit.inspector.keys import PAIRS, Frequencies, pair_hash
+from ffedit.inspector.rows import CHUNK, WIDTH, Row, RowLayout, RowStore, chunks
+from ffedit.inspector.triggers import Sample, Triggers, mixed, prefix_hashes
+from ffedit.inspector.values import ACTIVE, effective_number
 from ffedit.model import storage
 from ffedit.model.editable import Seen, Stack
 from ffedit.model.feed_forward import FeedForward
@@ -56,27 +55,19 @@ class Settings:
 class Pass:
     """State of a pass: all that it has collected; mutable while it runs.
 
-    Attributes:
-        about: the inputs of the pass: model, text and settings, plain JSON.
-        triggers: triggers of each layer, by layer.
-        sample: positions, with the values of each layer there: `LAYER/before`, `/added` and `/after` [n, d_model] (see
-            `Seen`), `/positive`, the bits of m > 0 [n, d_ff / 8], and `/activity`: numbers of memories active by
-            sign and by norm, and their effective number [n, 3] (see `activity`).
-        unigrams: how often each token was run, [vocabulary].
-        pairs: how often each pair of tokens was run, by hash, [PAIRS].
-        rows: number of rows that were run.
-        tokens: number of positions that were run.
-        complete: whether the whole text was run.
+    The sample holds, for each layer, `LAYER/before`, `/added` and `/after` [n, d_model] (see `Seen`), `/positive`, the
+    bits of m > 0 [n, d_ff / 8], and `/activity`: numbers of memories active by sign and by norm, and their effective
+    number [n, 3] (see `values`).
     """
 
-    about: dict[str, Any]
-    triggers: dict[int, Triggers]
+    about: dict[str, Any]  # the inputs of the pass: model, text and settings, plain JSON
+    triggers: dict[int, Triggers]  # by layer
     sample: Sample
-    unigrams: Tensor
-    pairs: Tensor
-    rows: int = 0
-    tokens: int = 0
-    complete: bool = False
+    unigrams: Tensor  # how often each token was run, [vocabulary]
+    pairs: Tensor  # how often each pair of tokens was run, by hash, [PAIRS]
+    rows: int = 0  # number of rows that were run
+    tokens: int = 0  # number of positions that were run
+    complete: bool = False  # whether the whole text was run
 
     @property
     def settings(self) -> Settings:
@@ -130,11 +121,9 @@ def collect(
 ) -> RowStore:
     """Run the rest of `text`, which `state` does not cover yet, through a stack; store rows and state in `folder`.
 
-    `total` is the number of positions, at most, for the progress. The state is complete when this returns.
-
-    Raises:
-        EditError: the text is not the one that `state` was collected from, coefficients or states are not finite, or
-            the folder cannot be written.
+    `total` is the number of positions, at most, for the progress. The state is complete when this returns. EditError
+    where the text is not the one that `state` was collected from, coefficients or states are not finite, or the folder
+    cannot be written.
     """
     store = RowStore(folder, layout=RowLayout.of(stack))
     for layer, triggers in state.triggers.items():
@@ -177,12 +166,21 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
     """Run rows, whose indices in the text are `numbers` [rows], and update `state` from every layer."""
     ids, inside, others = RowLayout.of(stack).inputs(rows)
     real = inside.view(-1).nonzero()[:, 0]
-    hashes = _hashes(rows, ids, whole=not stack.causal)
+    if stack.causal:
+        hashes = prefix_hashes(ids).view(-1)
+    else:  # of the whole row, and the index in it
+        last = torch.tensor([[len(row) - 1] for row in rows])
+        hashes = mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
     positions = (numbers[:, None] * WIDTH + torch.arange(ids.shape[1])).view(-1)
-    ranks = ranks_of(hashes[real], positions[real], state.settings.seed)
+    ranks = mixed(mixed(hashes[real] ^ mixed(positions[real] + 1)) ^ mixed(torch.tensor(state.settings.seed + 1)))
     entering = state.sample.entering(ranks)
     sampled, values = real[entering], dict[str, Tensor]()
-    once = _first_occurrences(hashes, real[positions[real].argsort()])
+    # The first occurrence of each hash; `real` is put in text order, and the sort is stable.
+    in_order = real[positions[real].argsort()]
+    order = hashes[in_order].sort(stable=True)
+    first = torch.ones(len(real), dtype=torch.bool)
+    first[1:] = order.values[1:] != order.values[:-1]
+    once = in_order[order.indices[first]].sort().values
 
     def see(seen: Seen) -> None:
         m = seen.key.flatten(0, 1)
@@ -199,22 +197,6 @@ def _run(stack: Stack, state: Pass, rows: Sequence[Row], numbers: Tensor) -> Non
     state.pairs += pair_hash(ids[:, :-1], ids[:, 1:])[inside[:, 1:]].bincount(minlength=PAIRS)
     state.rows += len(rows)
     state.tokens += int(inside.sum())
-
-
-def _hashes(rows: Sequence[Row], ids: Tensor, whole: bool) -> Tensor:
-    """Hash the context of each position of ids [n, t], [n · t]: its prefix, or the `whole` row and the index."""
-    if not whole:
-        return prefix_hashes(ids).view(-1)
-    last = torch.tensor([[len(row) - 1] for row in rows])
-    return mixed(prefix_hashes(pad(rows)).gather(1, last) + torch.arange(ids.shape[1])).view(-1)
-
-
-def _first_occurrences(hashes: Tensor, real: Tensor) -> Tensor:
-    """Return the positions in `real`, which are in text order, whose hash occurs for the first time, ascending."""
-    order = hashes[real].sort(stable=True)
-    first = torch.ones(len(real), dtype=torch.bool)
-    first[1:] = order.values[1:] != order.values[:-1]
-    return real[order.indices[first]].sort().values
 
 
 def _sampled(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
@@ -234,9 +216,7 @@ def _sampled(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
 
 
 def merge_passes(stack: Stack, folders: Sequence[Path], out: Path, force: bool = False) -> tuple[Pass, RowStore]:
-    """Write the pass over all texts of `folders`, in order, to the folder `out`.
-
-    The triggers are those of one pass over all the texts.
+    """Write what one pass over all texts of `folders`, in order, would give to the folder `out`.
 
     Raises:
         EditError: a folder holds no finished pass, or one of another model or stack, the settings differ, two are over

@@ -1,7 +1,8 @@
-"""The triggers of a key: the prefixes of a corpus on which its memory coefficient is largest.
+"""What a pass keeps of a text: the triggers of every key, and a random sample of positions.
 
-Geva et al. 2021 (arXiv 2012.14913, section 3.1) take every prefix of every sentence, and for each key the t with the
-largest coefficient. Three properties allow one streaming pass over all keys of all layers at once:
+The triggers of a key are the prefixes of a corpus on which its memory coefficient is largest. Geva et al. 2021 (arXiv
+2012.14913, section 3.1) take every prefix of every sentence, and for each key the t with the largest coefficient. Three
+properties allow one streaming pass over all keys of all layers at once:
 
 - A coefficient that is not above the smallest kept one of its key cannot enter. After the first batches hardly any
   does, and the comparison costs little beside the forward pass.
@@ -12,23 +13,28 @@ largest coefficient. Three properties allow one streaming pass over all keys of 
 
 Only a positive coefficient makes a trigger: under ReLU a memory is zero on all other prefixes. Where a gate makes
 coefficients negative, prefixes with the most negative ones are not triggers either.
+
+The sample is for analyses that are too expensive at every position. Each position has a rank, a hash of its prefix, its
+flat index and the seed; the sample is the positions of the smallest ranks. So it is drawn uniformly from a text of any
+length in one pass, is the same after an interruption, and two samples can be merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ffedit.inspector.corpus_pass.rows import NOTHING, WIDTH, Context, RowStore
+from ffedit.inspector.rows import NOTHING, WIDTH, Context, RowStore
 
 # A batch of which more than this many coefficients per key and kept trigger would enter is reduced to its top t first.
 DENSE = 2
 TINY = torch.finfo(torch.float32).tiny
 MULTIPLIER = 0x5851F42D4C957F2D
+NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
 def prefix_hashes(ids: Tensor) -> Tensor:
@@ -122,28 +128,60 @@ class Triggers:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], name: str) -> Triggers:
-        """Return the triggers that `tensors` holds under `name`; KeyError where it holds none."""
+        """Return the triggers that `tensors` holds under `name`."""
         return cls(*(tensors[f"{name}/{field}"] for field in ("coefficients", "positions", "hashes")))
 
     def _keep(self, rows: Tensor, coefficients: Tensor, positions: Tensor, hashes: Tensor) -> None:
         """Keep, for the keys `rows`, the top t of the present triggers and the candidates, each [rows, n]."""
         top = self.coefficients.shape[1]
-        merged = [
-            torch.cat([mine[rows], theirs], 1)
-            for mine, theirs in ((self.coefficients, coefficients), (self.positions, positions), (self.hashes, hashes))
-        ]
-        merged = _ordered(merged, merged[2].sort(dim=1, stable=True).indices)
-        again = (merged[2][:, 1:] == merged[2][:, :-1]) & (merged[1][:, :-1] != NOTHING) & (merged[1][:, 1:] != NOTHING)
-        first = torch.minimum(merged[1][:, :-1], merged[1][:, 1:])
-        merged[1][:, :-1] = torch.where(again, first, merged[1][:, :-1])
-        merged[0][:, 1:].masked_fill_(again, 0)
+        pairs = ((self.coefficients, coefficients), (self.positions, positions), (self.hashes, hashes))
+        m, ends, names = (torch.cat([kept[rows], new], 1) for kept, new in pairs)
+        by_hash = names.sort(dim=1, stable=True).indices
+        m, ends, names = (column.gather(1, by_hash) for column in (m, ends, names))
+        again = (names[:, 1:] == names[:, :-1]) & (ends[:, :-1] != NOTHING) & (ends[:, 1:] != NOTHING)
+        ends[:, :-1] = torch.where(again, torch.minimum(ends[:, :-1], ends[:, 1:]), ends[:, :-1])
+        m[:, 1:].masked_fill_(again, 0)
         # The sort is stable, so ties stay ordered by hash.
-        merged = _ordered(merged, merged[0].sort(dim=1, descending=True, stable=True).indices[:, :top])
-        empty = merged[0] == 0
-        self.coefficients[rows] = merged[0]
-        self.positions[rows] = merged[1].masked_fill(empty, NOTHING)
-        self.hashes[rows] = merged[2].masked_fill(empty, 0)
+        largest = m.sort(dim=1, descending=True, stable=True).indices[:, :top]
+        m, ends, names = (column.gather(1, largest) for column in (m, ends, names))
+        self.coefficients[rows] = m
+        self.positions[rows] = ends.masked_fill(m == 0, NOTHING)
+        self.hashes[rows] = names.masked_fill(m == 0, 0)
 
 
-def _ordered(columns: list[Tensor], order: Tensor) -> list[Tensor]:
-    return [column.gather(1, order) for column in columns]
+@dataclass(eq=False)
+class Sample:
+    """The `size` positions of the smallest ranks so far; mutable, by `take`."""
+
+    size: int  # largest number of positions
+    ranks: Tensor = NO_INDICES  # ranks of the positions, ascending, [n] int64
+    positions: Tensor = NO_INDICES  # their flat indices, [n] int64
+    values: dict[str, Tensor] = field(default_factory=dict)  # by name, the values stored for each of them, [n, ..]
+
+    def entering(self, ranks: Tensor) -> Tensor:
+        """Return which of a batch's positions, with `ranks` [n], enter the sample: indices by rank, int64."""
+        best = ranks.sort().indices[: self.size]
+        full = self.size and len(self.ranks) == self.size
+        return best[ranks[best] < self.ranks[-1]] if full else best
+
+    def take(self, ranks: Tensor, positions: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Add the positions that enter, with their values, and drop those beyond `size`."""
+        order = torch.cat([self.ranks, ranks]).sort(stable=True).indices[: self.size]
+        self.values = {
+            name: torch.cat([self.values[name], new])[order] if name in self.values else new[order]
+            for name, new in values.items()
+        }
+        self.positions = torch.cat([self.positions, positions])[order]
+        self.ranks = torch.cat([self.ranks, ranks])[order]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sample as tensors by name, for a file; `of` is the inverse."""
+        values = {f"sample/values/{name}": tensor for name, tensor in self.values.items()}
+        return {"sample/ranks": self.ranks, "sample/positions": self.positions, **values}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], size: int) -> Sample:
+        """Return the sample that `tensors` holds."""
+        start = "sample/values/"
+        values = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        return cls(size, tensors["sample/ranks"], tensors["sample/positions"], values)

@@ -1,0 +1,405 @@
+"""What memories hold as tables in a terminal: those that a prompt activates, one memory, and those that an edit adds.
+
+Bars stand beside the shares; they read the same without colour and through a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
+from rich.text import Text
+
+from ffedit.display.terminal.tables import named_values, plain_table
+from ffedit.facts.text import counted, number, quoted, token
+from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
+from ffedit.inspector.memory_view import MemoryView
+from ffedit.inspector.prompt_view import OFF, UP, Promotion, PromptView
+from ffedit.inspector.values import ACTIVE
+from ffedit.inspector.views import Distribution, Prefix, TokenProbability
+from ffedit.model.memory import Address
+
+MOST_CELLS, BAR_CELLS = 14, 10
+# Note on the coefficient m of an expert's memory.
+ROUTED = "m has the router's weight inside"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A share of 0 to 1 as a bar."""
+
+    share: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the filled cells; at least one where the share rounds to 1% or more."""
+        filled = min(BAR_CELLS, max(round(self.share * BAR_CELLS), int(self.share >= 0.005)))
+        yield Text(("#" if options.ascii_only else "█") * filled, style="cyan", no_wrap=True)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the full width of the bar, whatever the share."""
+        return Measurement(BAR_CELLS, BAR_CELLS)
+
+
+def left(*headings: str) -> list[Column]:
+    """Return columns of text that does not wrap."""
+    return [Column(heading, no_wrap=True) for heading in headings]
+
+
+def right(*headings: str) -> list[Column]:
+    """Return columns of numbers, or of numbered layers."""
+    return [Column(heading, justify="right", no_wrap=True) for heading in headings]
+
+
+def spaced(*sections: RenderableType) -> Group:
+    """Render sections with an empty line between two."""
+    return Group(*[line for section in sections for line in (section, Text(""))][:-1])
+
+
+def predictions(distributions: dict[str, Distribution]) -> Table:
+    """Render the top tokens of several distributions with their probabilities, one line per distribution."""
+    table = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for name, distribution in distributions.items():
+        line = Text("   ").join(
+            Text(named(entry), style="" if i else "bold").append(f" {share(entry.probability)}", style="not bold")
+            for i, entry in enumerate(distribution.top)
+        )
+        table.add_row(Text(name), line)
+    return table
+
+
+def ends(distribution: Distribution) -> Table:
+    """Render the most and the least probable tokens of a distribution."""
+    table = plain_table(*left("says most"), *right(""), *left("", "says least"))
+    for most, least in zip(distribution.top, distribution.bottom, strict=True):
+        bar = Bar(most.probability / distribution.max_probability)
+        table.add_row(Text(named(most)), Text(share(most.probability)), bar, Text(named(least)))
+    return table
+
+
+def final_norm(path: str | None) -> str:
+    """Name the final norm of a model, or say that it has none."""
+    return f"the final norm ({path})" if path else "no final norm, which this model does not have,"
+
+
+def named(entry: TokenProbability) -> str:
+    """Shorten a token to at most `MOST_CELLS` terminal cells."""
+    shown = token(entry.token)
+    while cell_len(shown) > MOST_CELLS:
+        shown = shown.removesuffix("…")[:-1] + "…"
+    return shown
+
+
+def said(entry: TokenProbability, bold: bool = False) -> Text:
+    """Render a token with its probability."""
+    return Text(named(entry), style="bold" if bold else "").append(f" {share(entry.probability)}", style="dim not bold")
+
+
+def share(value: float) -> str:
+    """Format a probability in percent; "0%" and "100%" are shown only for exactly 0 and 1."""
+    if value == 0 or value == 1 or 0.0995 <= value < 0.995:
+        return f"{value:.0%}"
+    if value >= 0.0005:
+        return f"{value:.1%}" if value < 0.9995 else "> 99.9%"
+    return f"{100 * value:.1g}%" if value >= 1e-6 else f"{value:.0e}"
+
+
+def prefixed(prefix: Prefix, most: int) -> Text:
+    """Render a text on one line, the position read marked «so»; a long text is cut at its beginning and its end."""
+    last = f"«{token(prefix.last)}»"
+    before, after = ("".join(c if c.isprintable() else " " for c in text) for text in (prefix.text, prefix.after))
+    before, after = before.lstrip(), after.rstrip()
+    gap = " " if prefix.last[:1].isspace() else ""
+    room = max(0, most - cell_len(last) - len(gap))
+    if after:
+        behind = max(room // 2, room - cell_len(before))
+        if cell_len(after) > behind:
+            while cell_len(after) > behind - 1:
+                after = after[:-1]
+            after = f"{after}…"
+        room -= cell_len(after)
+    if cell_len(before) > room:
+        while cell_len(before) > room - 1:
+            before = before[1:]
+        before = f"…{before}"
+    return Text(before + gap).append(last, style="bold").append(after)
+
+
+def tenths(value: float) -> str:
+    """Format a share, which may be negative or above 1, in percent with one decimal."""
+    return f"{value:.1%}".replace("-", "−")
+
+
+def percent(change: float) -> str:
+    """Format a relative change as a signed percentage."""
+    return f"{change:+.0%}".replace("-", "−") if abs(change) >= 0.005 else "0%"
+
+
+def placed(at: Address) -> str:
+    """Name a layer, or one expert of a layer."""
+    return f"layer {at.layer}" if at.expert is None else f"expert {at.expert} of layer {at.layer}"
+
+
+def title(text: str) -> Text:
+    """Render the heading of a section."""
+    return Text(text, style="bold")
+
+
+def notes(lines: Iterable[str]) -> Text:
+    """Render the explanations of a table's columns."""
+    return Text("\n".join(lines), style="dim")
+
+
+# A prompt ------------------------------------------------------------------------------------------
+
+
+def prompt_view(view: PromptView) -> Group:
+    """Render a prompt: its prediction, the layers where it is made, the active memories, and what to scale."""
+    if view.untouched is None:
+        says = predictions({"predicts": view.prediction})
+    else:
+        says = predictions({"as it is": view.untouched, "turned": view.prediction})
+    sections: list[RenderableType] = [_heading(view), says, readings(view), at_work(view)]
+    if any(layer.experts for layer in view.layers):
+        sections.append(experts(view))
+    sections.append(firing(view))
+    if view.promotion is not None:
+        sections.append(promotion(view.promotion))
+    return spaced(*sections)
+
+
+def compared(before: PromptView, after: PromptView) -> Group:
+    """Render a prompt before and after an edit: by layer, the readings and the probability of each run's prediction."""
+    columns = right("layer")
+    for view in (before, after):
+        columns += [*left("it adds", "stream says"), *right(f"P({named(view.prediction.top[0])})")]
+    table = plain_table(*columns)
+    for old, new in zip(before.layers, after.layers, strict=True):
+        cells = [Text(str(old.address))]
+        for layer in (old, new):
+            differs = layer is new and old.after.says.id != new.after.says.id
+            cells += [Text(named(layer.output.says)), Text(named(layer.after.says), style="bold" if differs else "")]
+            cells.append(Text(share(layer.after.final)))
+        table.add_row(*cells)
+    sides = predictions({"before": before.prediction, "after": after.prediction})
+    by_layer = Group(Text("Before the edit, and after it:", style="dim"), table)
+    return spaced(_heading(before), sides, by_layer)
+
+
+def _heading(view: PromptView) -> Text:
+    line = Text("Prompt: ", style="bold").append(" ".join(view.prompt.split()), style="not bold")
+    lines = [f"read at its last token, «{token(view.tokens[-1])}» (of {len(view.tokens)})"]
+    if view.turned:
+        lines.append(f"turned: {', '.join(f'{slot} × {factor:g}' for slot, factor in view.turned.items())}")
+    return line.append("".join(f"\n{text}" for text in lines), style="dim not bold")
+
+
+def readings(view: PromptView) -> Group:
+    """Render each layer's top tokens: of the stream without it, of what it adds, and of the stream with it."""
+    final, depth = view.prediction.top[0], len(view.layers)
+    table = plain_table(
+        *right("layer"), *left("without it", "it adds", "with it"), *right(f"P({named(final)})"), *left("")
+    )
+    for layer in view.layers:
+        cells = [said(out.says, out.says.id == final.id) for out in (layer.before, layer.output, layer.after)]
+        table.add_row(Text(str(layer.address)), *cells, Text(share(layer.after.final)), Bar(layer.after.final))
+    first = f"layer {view.appears} and stays from layer {view.settles} on"
+    if view.appears == view.settles == depth - 1:
+        first = "the last layer only"
+    lines = [
+        f"{quoted(final.token)} comes first after {first}",
+        f"each read through {final_norm(view.norm)} and the unembedding; P: of the stream with the layer",
+        "without it: what the block leaves behind without its feed-forward layer, attention included",
+    ]
+    return Group(title("Where the prediction is made"), table, notes(lines))
+
+
+def at_work(view: PromptView) -> Group:
+    """Render the number of active memories in each layer."""
+    table = plain_table(*right("layer", "of", "m > 0", f"≥ {ACTIVE:.0%} of ‖o‖", "effective", "bias's share"))
+    for layer in view.layers:
+        active = layer.activity
+        counts = (layer.address, active.memories, active.by_sign, active.by_norm)
+        table.add_row(*map(Text, [*map(str, counts), f"{active.effective:.1f}", tenths(active.bias_share)]))
+    lines = [
+        f"m > 0: with a positive coefficient; ≥ {ACTIVE:.0%} of ‖o‖: |m| ‖v‖ is at least so much of the output's norm",
+        "effective: (Σ s²)² / Σ s⁴ of the strengths s = |m| ‖v‖, n where n are equally strong and the others silent",
+        "behind a gate a coefficient may be negative and strong, so the norm tells more than the sign",
+    ]
+    return Group(title("Memories at work"), table, notes(lines))
+
+
+def experts(view: PromptView) -> Group:
+    """Render the experts that the last token is routed to, one line per mixture layer."""
+    table = plain_table(*right("layer"), Column("experts", overflow="fold"))
+    for layer in view.layers:
+        if layer.experts:
+            shown = (
+                f"{expert.address} × {expert.weight:.2g}{' shared' if expert.shared else ''} ({tenths(expert.share)})"
+                for expert in layer.experts
+            )
+            table.add_row(str(layer.address), Text(", ".join(shown)))
+    lines = [
+        f"×: what the router weighs the expert by; {ROUTED}, and is 0 of experts that the token does not go to",
+        "in brackets: what the expert's memories make up of the layer's output, their shares added",
+    ]
+    return Group(title("Experts that the token goes to"), table, notes(lines))
+
+
+def firing(view: PromptView) -> Group:
+    """Render the strongest memories of each layer."""
+    table = plain_table(*left("memory"), *right("m", "|m| ‖v‖", "share"), *left("", "promotes"))
+    largest = max((abs(memory.share) for layer in view.layers for memory in layer.firing), default=0) or 1.0
+    for layer in view.layers:
+        for memory in layer.firing:
+            numbers = (number(memory.coefficient), number(memory.strength), tenths(memory.share))
+            table.add_row(
+                Text(str(memory.slot)), *map(Text, numbers), Bar(memory.share / largest), said(memory.promotes)
+            )
+        table.add_section()
+    lines = [
+        "share: m v·o / ‖o‖² of the layer's output o; all memories and the bias make 100%",
+        "promotes: the top token of what it adds, v where m > 0, −v where m < 0",
+    ]
+    return Group(title("Strongest memories"), table, notes(lines))
+
+
+def promotion(found: Promotion) -> Group:
+    """Render the memories to scale in order to promote a token, and the measured effect of scaling them."""
+    table = plain_table(*left("turn"), *right("expected", "alone", "so far"), *left("", "then says"))
+    for turn in found.turns:
+        table.add_row(
+            Text(f"{turn.slot} × {turn.factor:g}"),
+            *(Text(f"{'+' if gain > 0 else ''}{number(gain)}") for gain in (turn.predicted, turn.gain)),
+            Text(share(turn.together)),
+            Bar(turn.together),
+            Text(named(turn.says), style="bold" if turn.says.id == found.token.id else ""),
+        )
+    what, words = f"P({named(found.token)})", quoted(found.token.token)
+    if found.enough == 0:
+        verdict = f"{words} is the prediction already."
+    elif found.enough is None:
+        verdict = f"Even all {found.tried:,} of the ranking, turned together, do not make {words} the prediction."
+    else:
+        first, s = ("The first memory", "s") if found.enough == 1 else (f"The first {found.enough:,} memories", "")
+        verdict = f"{first} of the ranking, turned together, make{s} {words} the prediction."
+    lines = [
+        f"× {OFF:g} suppresses a memory, × {UP:g} amplifies it, at every token of the prompt",
+        f"expected: gain of log {what} in nats to first order; alone: measured; so far: {what}, all down to it turned",
+    ]
+    now = Text(f"{what} is {share(found.token.probability)} now, place {found.rank:,}.")
+    return Group(title(f"What to turn for {words}"), now, table, Text(verdict), notes(lines))
+
+
+# One memory ----------------------------------------------------------------------------------------
+
+
+def memory_view(view: MemoryView) -> Group:
+    """Render a memory: its value's distribution, its key's triggers, and the findings on both."""
+    where = f"  memory {view.slot.index} of 0–{view.memories - 1} in {placed(view.slot.address)} of 0–{view.layers - 1}"
+    where += f" of the {view.stack}" if view.note else ""
+    heading = title(f"Memory {view.slot}").append(where, style="not bold")
+    path = f"{final_norm(view.norm)} and the unembedding"
+    if view.note and not view.norm:
+        path = "what the model has behind its last layer"
+    value = Group(
+        title("Its value: what it says"),
+        ends(view.value),
+        notes([f"‖v‖ {number(view.value_norm)}, entropy {number(view.value.entropy)} nats; read through {path}"]),
+    )
+    return spaced(heading, value, Group(*_key(view)), named_values(*_findings(view)))
+
+
+def _key(view: MemoryView) -> Iterator[RenderableType]:
+    """Yield the table of triggers, with the tokens that follow them."""
+    yield title("Its key: what fires it").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold")
+    if not view.triggers:
+        yield Text("Nothing: the coefficient is positive at no token of this text.")
+        return
+    follows = view.triggers[0].next is not None
+    table = plain_table(*right("m"), *left("", "text"), *([*left("next"), *right("place")] if follows else []))
+    for trigger in view.triggers:
+        bar = Bar(trigger.coefficient / view.triggers[0].coefficient)
+        cells: tuple[Text, ...] = ()
+        if trigger.next is not None:
+            cells = Text(named(trigger.next), style="bold" if trigger.rank == 1 else ""), Text(f"{trigger.rank:,}")
+        table.add_row(Text(number(trigger.coefficient)), bar, prefixed(trigger.prefix, 40), *cells)
+    yield table
+    if follows:
+        place = "place: where the value's distribution has it, 1 the first"
+        yield notes([f"next: the token that follows in the text; {place}"])
+
+
+def _findings(view: MemoryView) -> Iterator[tuple[str, str]]:
+    """Yield pairs of name and finding."""
+    yield "active", f"at {share(view.active)} of the tokens (m > 0)"
+    if view.sent is not None:
+        yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
+    if view.shallow is not None and view.endings is not None:
+        shallow, (last, pair) = view.shallow, view.endings
+        end = "are at" if view.note else "end in"
+        lines = f"{share(shallow.last_share)} of the triggers {end} {quoted(last)}, "
+        lines += f"{share(shallow.last_chance)} of the text"
+        if pair is not None:
+            lines += f"; {share(shallow.pair_share)} in {quoted(pair)}, {share(shallow.pair_chance)} of the text"
+        verdict = "shallow" if shallow.is_shallow else "not shallow"
+        yield "pattern", f"{verdict}: {lines}. Patterns beyond chance cover {share(shallow.covered)}"
+    if view.agrees is not None and view.agreeing is not None and view.chance is not None:
+        does = "the value's top token follows" if view.agrees else "another token than the value's top one follows"
+        often = f"it follows {share(view.agreeing)} of the triggers, {share(view.chance)} of all tokens"
+        yield "agreement", f"{does} the top trigger; {often}"
+    if (removal := view.removal) is not None:
+        changes = {"the first": removal.first, "the last": removal.last, "a random": removal.random}
+        shown = ", ".join(f"{percent(change)} without {which}" for which, change in changes.items())
+        yield "removal", f"the coefficient changes by {shown} token (mean of {removal.triggers})"
+    if view.note is not None:
+        yield "note", view.note
+
+
+# An edit -------------------------------------------------------------------------------------------
+
+
+def edited_view(view: EditView) -> Group:
+    """Render an edit: the memories that Δ amounts to, changed predictions, prompts before and after."""
+    more = f", and {counted(len(view.facts) - 1, 'more fact')}" if len(view.facts) > 1 else ""
+    heading = [Text(f"{fact}{more}", style="bold") for fact in view.facts[:1]]
+    heading.append(Text(f"Edit {view.edit} of {view.model}", style="dim" if heading else "bold"))
+    changed = Group(
+        title("What reads differently").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold"),
+        Text(f"The model predicts another token after {share(view.changed)} of them. Where it took back most:"),
+        passages(view.passages),
+    )
+    added = [added_memory(layer, memory, part) for layer in view.layers for part, memory in enumerate(layer.added, 1)]
+    return spaced(Group(*heading), *added, changed, *(compared(*prompt) for prompt in view.prompts))
+
+
+def added_memory(layer: LayerChange, memory: AddedMemory, part: int) -> Group:
+    """Render one memory that the change amounts to: its value's distribution and its key's triggers."""
+    size = f"  ‖Δ‖ {number(layer.norm)}, {layer.relative:.2%} of ‖W‖"
+    which = f"The memory that {placed(layer.address)} gets"
+    if len(layer.added) > 1:
+        which, size = f"{which}, part {part}", f"{size}; {share(memory.share)} of ‖Δ‖²"
+    unit = "1 is the fact's own" if memory.written else "its key has norm 1"
+    return Group(
+        title(which).append(size, style="not bold"),
+        ends(memory.value),
+        Text(""),
+        Text(f"What fires it (coefficient; {unit}), and what the model says there", style="dim"),
+        passages(memory.triggers),
+    )
+
+
+def passages(shown: Sequence[Passage]) -> Table | Text:
+    """Render prefixes of a text and the model's prediction after each, before and after the edit."""
+    if not shown:
+        return Text("nothing in this text")
+    coefficient = right("w·m") if shown[0].coefficient is not None else []
+    table = plain_table(*coefficient, Column("text", no_wrap=True, ratio=1), *left("before", "after"))
+    for passage in shown:
+        cells: list[RenderableType] = [Text(number(passage.coefficient or 0.0))] if coefficient else []
+        new = passage.after.id != passage.before.id
+        table.add_row(*cells, prefixed(passage.prefix, 36), said(passage.before), said(passage.after, new))
+    return table

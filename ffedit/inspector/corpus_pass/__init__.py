@@ -1,1 +1,0 @@
-"""One pass over a text that records every memory."""
