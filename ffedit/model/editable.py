@@ -147,8 +147,8 @@ class Stack(Displayed):
         ids = ids.to(self.device)
         mask = mask if mask is None else mask.to(ids.device)
         if not self.model.config.is_encoder_decoder:
-            cache = {"use_cache": False} if self.kind == "decoder" else {}
-            return self.run(input_ids=ids, attention_mask=mask, **cache)
+            caching: dict[str, Any] = {"use_cache": False} if self.kind == "decoder" else {}
+            return self.run(input_ids=ids, attention_mask=mask, **caching)
         if self.kind == "encoder":
             with eval_mode(self.model):
                 return self.model.get_encoder()(input_ids=ids, attention_mask=mask)
