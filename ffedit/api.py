@@ -16,6 +16,7 @@ from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, check_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import layer_for
+from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.loading.load import DeviceMap, Source
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
@@ -93,6 +94,7 @@ def edit(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     after: Edit | Iterable[Edit] = (),
     progress: Progress = silent,
+    process_group: ProcessGroup = ALONE,
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
@@ -106,6 +108,7 @@ def edit(
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
         after: earlier edits, in the model already, that are to be kept, oldest first.
         progress: called with the progress.
+        process_group: processes that share statistics, keys and values; all call this alike and return the edit.
 
     Raises:
         FactError: a fact cannot be used with this model.
@@ -119,8 +122,9 @@ def edit(
     facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
-    layers = [layer_for(editable, facts, method, config, progress)] if layers is None else as_layers(layers)
-    return write(editable, facts, method, layers, config, stats, after, progress)
+    if layers is None:
+        layers = process_group.by_first(lambda: layer_for(editable, facts, method, config, progress))
+    return write(editable, facts, method, as_layers(layers), config, stats, after, progress, process_group)
 
 
 def stats(
@@ -129,6 +133,7 @@ def stats(
     corpus: Corpus | None = None,
     tolerance: float | None = None,
     progress: Progress = silent,
+    process_group: ProcessGroup = ALONE,
 ) -> dict[Address, KeyMoments]:
     """Collect the second moment of the keys of several layers in one pass; `ffedit.save_stats` writes them as a folder.
 
@@ -139,9 +144,10 @@ def stats(
         tolerance: stop early when the solved updates of two halves of the text differ by no more than this share in
             every layer.
         progress: called with the progress.
+        process_group: processes that share the batches; all of them call this alike and return the statistics.
 
     Raises:
-        EditError: a layer that is not there, or a text that cannot be used.
+        EditError: a layer that is not there, a text that cannot be used, or a tolerance and several processes.
     """
     check_model(editable, Editable)
     depth = len(editable.layers)
@@ -149,4 +155,4 @@ def stats(
     if not layers or not set(layers) <= set(range(depth)):
         raise EditError(f"layers {layers} were asked for, but {editable.name} has layers 0 to {depth - 1}")
     memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in layers]
-    return collect(editable, memories, corpus, progress, tolerance)
+    return collect(editable, memories, corpus, progress, tolerance, process_group)

@@ -26,6 +26,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.text import own_text
+from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
@@ -139,31 +140,34 @@ class LayerKeys:
         return updates.add_context_moment(C, zip(self.K.T, self.same, strict=True), weight) if weight else C
 
 
-def read_keys(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> LayerKeys:
-    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches."""
-    sets = [prompt_set.texts for prompt_set in prompt_sets]
+def read_keys(
+    editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], group: ProcessGroup = ALONE
+) -> LayerKeys:
+    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches.
+
+    Each process of `group` reads its share of the sets, and receives the keys of all.
+    """
+    sets = [prompt_set.texts for prompt_set in group.share(prompt_sets)]
+    keys, streams = _read(editable, ff, [text for texts in sets for text in texts])
     counts = [len(texts) for texts in sets]
-    keys, streams = (read.split(counts) for read in _read(editable, ff, [text for texts in sets for text in texts]))
     # The keys of the essence prompts belong to the spread, but not to the mean.
     stated = [torch.tensor([bool(text.target_ids) for text in texts]) for texts in sets]
     K, means = (
-        torch.stack([double(rows[mask]).mean(0) for rows, mask in zip(read, stated, strict=True)], 1)
-        for read in (keys, streams)
+        torch.stack(group.exchange([double(rows[mask]).mean(0) for rows, mask in zip(of, stated, strict=True)]), 1)
+        for of in (keys.split(counts), streams.split(counts))
     )
-    return LayerKeys(K.to(ff.solve_device), means, keys)
+    return LayerKeys(K.to(ff.solve_device), means, group.exchange(keys.split(counts)))
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:
     """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain."""
     kept = list(prompt_sets)
-    for i, prompt_set in enumerate(prompt_sets):
-        texts = prompt_set.texts
-        first = torch.tensor([text.site == 0 for text in texts])
-        if not first.any() or first[: len(prompt_set.prompts)].all():
-            continue
-        keys = double(_read(editable, ff, texts)[0])
-        alike = torch.cosine_similarity(keys, keys[~first].mean(0, keepdim=True))
-        kept[i] = prompt_set.without([row for row in first.nonzero()[:, 0].tolist() if float(alike[row]) < SINK])
+    first = [torch.tensor([text.site == 0 for text in prompt_set.texts]) for prompt_set in kept]
+    doubtful = [i for i, at in enumerate(first) if at.any() and not at[: len(kept[i].prompts)].all()]
+    keys = double(_read(editable, ff, [text for i in doubtful for text in kept[i].texts])[0])
+    for i, own in zip(doubtful, keys.split([len(first[i]) for i in doubtful]), strict=True):
+        alike = torch.cosine_similarity(own, own[~first[i]].mean(0, keepdim=True))
+        kept[i] = kept[i].without([row for row in first[i].nonzero()[:, 0].tolist() if float(alike[row]) < SINK])
     return kept
 
 
@@ -174,6 +178,8 @@ def zero_moment(ff: FeedForward) -> Moment:
 
 def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token."""
+    if not texts:
+        return torch.zeros(0, sum(ff.sizes)), torch.zeros(0, editable.d_model)
     refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
     order = list(batches([len(text.ids) for text in texts], TOKENS))
     run = partial(_read_batch, editable, ff)

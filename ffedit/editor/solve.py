@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,10 +31,12 @@ from ffedit.editor.value import choose_values
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact, FactToken, by_subject, check_facts
 from ffedit.facts.text import counted
+from ffedit.files import cache
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.routing import mixtures
+from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model import hooks
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -59,6 +63,7 @@ class Job:
     stats: Mapping[Address, KeyMoments]  # second moments of the keys of these layers, for methods that use them
     after: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
     progress: Progress = silent  # called with the progress
+    process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
 
     @property
     def memories(self) -> list[KeyValueMemory]:
@@ -101,6 +106,7 @@ def write(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     after: Sequence[Edit] = (),
     progress: Progress = silent,
+    process_group: ProcessGroup = ALONE,
 ) -> Edit:
     """Compute an edit that writes `facts` into `layers`; arguments and errors are those of `ffedit.edit`."""
     chosen = check_method(method)
@@ -123,13 +129,13 @@ def write(
         _check_quantised(editable, chosen, ff_layers)
     moments: Mapping[Address, KeyMoments] = {}
     if chosen.statistics:
-        moments = moments_for(editable, memories, stats, len(groups), config.seed, progress)
+        moments = moments_for(editable, memories, stats, len(groups), config.seed, progress, process_group)
     refusal = EditError(
         f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"
     )
     with refuse_out_of_memory(refusal):
-        job = Job(editable, facts, ff_layers, config, moments, after, progress)
+        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group)
         edit = write_batch(chosen, job) if chosen.compute is None else chosen.compute(job)
         if prompt_sets:
             edit = edit.noted(routing=routing(job, edit, prompt_sets))
@@ -144,19 +150,22 @@ def write_batch(method: Method, job: Job) -> Edit:
     record, subjects = Record(method.name, job), [group[0].subject for group in groups]
     last, spread = ff_layers[-1], len(ff_layers) > 1
     prompt_sets = without_sinks(editable, last, build_prompts(editable, groups, config))
-    keys = before = read_keys(editable, last, prompt_sets)
+    keys = before = read_keys(editable, last, prompt_sets, job.process_group)
     gain = _gain(editable, last, prompt_sets[0], last.matrix @ keys.K[:, 0]) if spread else 1.0
     for ff in ff_layers if method.exact else ():
         K = keys.K if ff is last else read_keys(editable, ff, prompt_sets).K
         check_exact(K, record.kept[ff.layer].to(K.device))
-    values = choose_values(editable, last, prompt_sets, keys.K, keys.lengths, config.value, job.progress)
+    unfinished = _unfinished(job, prompt_sets)
+    values = choose_values(
+        editable, last, prompt_sets, keys.K, keys.lengths, config.value, job.progress, job.process_group, unfinished
+    )
     V, deltas = (torch.stack(columns, 1) for columns in ([v.v for v in values], [v.delta for v in values]))
     with restored(job.memories):
         for i, ff in enumerate(ff_layers):
             if spread:  # a single layer keeps its keys, since nothing below it changes
                 check_routes(editable, ff, subjects, prompt_sets)
-                keys = read_keys(editable, ff, prompt_sets)
-                now = keys if ff is last else read_keys(editable, last, prompt_sets)
+                keys = read_keys(editable, ff, prompt_sets, job.process_group)
+                now = keys if ff is last else read_keys(editable, last, prompt_sets, job.process_group)
                 reached = (now.streams - before.streams) / gain
                 kept = ff.matrix @ keys.K
                 V = kept + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(kept)
@@ -167,7 +176,15 @@ def write_batch(method: Method, job: Job) -> Edit:
             if ff is not last:
                 write_(ff, delta)
             job.progress("solving", i + 1, len(ff_layers))
+    unfinished.unlink(missing_ok=True)
     return record.edit(how_solved(groups, prompt_sets, values))
+
+
+def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
+    """Return the path that keeps an interrupted choice of values, by all that they depend on."""
+    texts = [[(text.ids, text.answer, text.site) for text in prompt_set.texts] for prompt_set in prompt_sets]
+    about = [fingerprint(job.editable), job.ff_layers[-1].layer, job.config.value, texts, job.process_group]
+    return cache.path("values", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
 
 
 def problem_of(record: Record, ff: FeedForward, read: LayerKeys, K: Tensor, V: Tensor) -> Problem:

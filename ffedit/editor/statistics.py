@@ -39,6 +39,7 @@ from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.inference.text import NEUTRAL_NAME, given, identity, neutral, row_length, sampled
+from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint
@@ -60,15 +61,20 @@ def collect(
     corpus: Corpus | None = None,
     progress: Progress = silent,
     tolerance: float | None = None,
+    group: ProcessGroup = ALONE,
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
     With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
     each time the text has doubled. Tokens are still weighted by their frequencies in all of the text.
 
+    Each process of `group` runs its share of the batches, and all receive the moments.
+
     Raises:
-        EditError: the corpus, or the model's keys on it, cannot be used.
+        EditError: the corpus, or the model's keys on it, cannot be used, or a tolerance is asked of several processes.
     """
+    if tolerance is not None and group.size > 1:
+        raise EditError("a tolerance stops one pass early, and several processes share this one; leave it out")
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) < 2:
@@ -82,13 +88,17 @@ def collect(
     # Moments of the whole text also satisfy a tolerance.
     kept = {at: whole[at] if tolerance is None or whole[at].exists() else partial_text[at] for at in marks}
     collected = {at: moments for at, path in kept.items() if (moments := _cached(path, marks[at]))}
+    # Processes on several machines have caches of their own: what one lacks, all collect.
+    lacking = {name for names in group.gather([str(at) for at in marks if at not in collected]) for name in names}
+    collected = {at: moments for at, moments in collected.items() if str(at) not in lacking}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begun(editable, ids)
         now = [marks[memory.address] for memory in missing]
-        unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{now}")
-        fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance)
+        share = f":{group}" if group.size > 1 else ""
+        unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{now}{share}")
+        fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
@@ -139,12 +149,13 @@ def moments_for(
     subjects: int,
     seed: int,
     progress: Progress = silent,
+    group: ProcessGroup = ALONE,
 ) -> Mapping[Address, KeyMoments]:
     """Return the second moments of `memories` for an edit: `stats`, or those of the text `stats` or a default one."""
     if stats is None:
         stats = Corpus(tokens=tokens_for(subjects), seed=seed)
     if isinstance(stats, Corpus):
-        stats = collect(editable, memories, stats, progress)
+        stats = collect(editable, memories, stats, progress, group=group)
     else:
         check_stats(editable, memories, stats)
     for memory in memories:
@@ -208,6 +219,7 @@ def _pass(
     unfinished: Path,
     progress: Progress,
     tolerance: float | None,
+    group: ProcessGroup,
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
     """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
     length = row_length(editable)
@@ -218,22 +230,33 @@ def _pass(
     started = time.perf_counter() - _resume(unfinished, fitters)
     first = fitters[memories[0].address]
     try:
-        while first.count < len(ids) and not _converged(fitters.values(), tolerance):
-            now = slice(first.batches * size, (first.batches + 1) * size)
+        while first.batches * size < len(ids) and not _converged(fitters.values(), tolerance):
+            batch = first.batches
+            if batch and batch % group.size != group.rank:  # another process's
+                for fitter in fitters.values():
+                    fitter.batches += 1
+                continue
+            now = slice(batch * size, (batch + 1) * size)
             with delay_interrupt():
                 _batch(editable, memories, fitters, ids[now], weights[now], length)
+                if not batch and not group.first:  # it tells all processes how long a key is, and the first counts it
+                    for fitter in fitters.values():
+                        fitter.forget_counts()
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
                         f"the keys of layer {address} over {corpus} are not finite (tokens {now.start} to "
-                        f"{first.count}): the model overflows on this text; use another, or --dtype float32"
+                        f"{min(now.stop, len(ids))}): the model overflows on this text; use another, or --dtype float32"
                     )
-            progress("collecting key statistics", first.count, len(ids))
+            progress("collecting key statistics", min(now.stop, len(ids)), len(ids))
             if first.batches % SAVED_EVERY == 0:
                 _save(unfinished, fitters, time.perf_counter() - started)
     except KeyboardInterrupt:
         _save(unfinished, fitters, time.perf_counter() - started)
         raise
+    if group.size > 1:
+        for fitter in fitters.values():
+            fitter.add_up_(group.add_up_)
     return fitters, time.perf_counter() - started
 
 

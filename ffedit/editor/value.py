@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil, exp, log
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,9 +35,11 @@ from ffedit.algebra.linalg import double
 from ffedit.editor.config import ValueConfig
 from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
+from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import batch_budget, grouped, split_on_oom
 from ffedit.inference.generation import log_softmax
+from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import frozen, replace_output
@@ -63,8 +66,8 @@ ACTIVATIONS = 16
 class Value:
     """Value of one subject, found by `choose_values`."""
 
-    v: Tensor  # v* = W k* + δ, [d_model], float64
-    delta: Tensor  # δ, [d_model], float64
+    v: Tensor  # v* = W k* + δ, [d_model], float64, on the CPU
+    delta: Tensor  # δ, [d_model], float64, on the CPU
     losses: tuple[float, ...]  # the whole loss before each step, and after the last, nats
     probabilities: tuple[float, ...]  # of each fact's new object in its bare prompt with δ in place
 
@@ -77,31 +80,68 @@ def choose_values(
     lengths: Tensor,
     config: ValueConfig,
     progress: Progress = silent,
+    group: ProcessGroup = ALONE,
+    unfinished: Path | None = None,
 ) -> list[Value]:
     """Choose v* for each of n `prompt_sets`, of one subject each; EditError where the loss is not finite.
 
-    `keys` [d_ff, n] are the k* in the layer `ff`; `lengths` [n] the norms of the residual stream behind it, the unit in
-    which δ is measured.
+    Args:
+        editable: the model.
+        ff: the layer that the values are of.
+        prompt_sets: the texts of each value.
+        keys: k* of each in this layer, [d_ff, n].
+        lengths: norm of the residual stream behind the layer, [n]: the unit in which δ is measured.
+        config: how a value is chosen.
+        progress: told how far it is.
+        group: processes of which each chooses its share; all receive all values.
+        unfinished: file that keeps the values so far, and from which an interrupted choice goes on with the same bits;
+            the caller deletes it.
     """
     refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     W = ff.matrix
-    current = (W @ keys.to(W.device)).T
-    units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
-    values: list[Value] = []
+    own = slice(group.rank, None, group.size)
+    current = (W @ keys.to(W.device)).T[own]
+    units = lengths[own].to(current) if config.optimizer == "gradient" else current.norm(dim=1)
+    prompt_sets = group.share(prompt_sets)
+    values = [] if unfinished is None else _read_values(unfinished)
     with frozen(editable.model):
         sizes = [size(editable, ff, prompt_set) for prompt_set in prompt_sets]
+        missing = range(len(values), len(prompt_sets))
         budget = batch_budget(editable, ROOM, SHARES)
-        for group in grouped(range(len(prompt_sets)), lambda members: sum(sizes[i] for i in members), budget):
+        for members in grouped(missing, lambda members: sum(sizes[i] for i in members), budget):
 
-            def advance(stage: str, done: int, total: int, first: int = group[0], count: int = len(group)) -> None:
+            def advance(stage: str, done: int, total: int, first: int = members[0], count: int = len(members)) -> None:
                 progress(stage, first * total + done * count, len(prompt_sets) * total)
 
             def choose(batch: Sequence[int], advance: Progress = advance) -> list[Value]:
                 objective = Objective(editable, ff, [prompt_sets[i] for i in batch], config.kl_weight)
                 return _optimise(objective, current[list(batch)], units[list(batch)], config, advance)
 
-            values += [value for chosen in split_on_oom(choose, group, refusal) for value in chosen]
-    return values
+            values += [value for chosen in split_on_oom(choose, members, refusal) for value in chosen]
+            if unfinished is not None and len(members) < len(prompt_sets):
+                _save_values(unfinished, values)
+    v, delta = (group.exchange(side) for side in ([value.v for value in values], [value.delta for value in values]))
+    curves = interleaved(group.gather([[value.losses, value.probabilities] for value in values]))
+    return [Value(v, d, tuple(losses), tuple(said)) for v, d, (losses, said) in zip(v, delta, curves, strict=True)]
+
+
+def _save_values(path: Path, values: Sequence[Value]) -> None:
+    """Keep the values so far, if the cache can be written."""
+    tensors = {"v": torch.stack([value.v for value in values]), "delta": torch.stack([each.delta for each in values])}
+    try:
+        save_state(path, tensors, [[value.losses, value.probabilities] for value in values])
+    except EditError:  # a full disk costs an interrupted choice its time, and this one nothing
+        return
+
+
+def _read_values(path: Path) -> list[Value]:
+    """Return what `_save_values` kept; nothing where there is no such file, or a damaged one."""
+    try:
+        tensors, told = load_state(path, "no values are kept there")
+    except EditError:
+        return []
+    sides = zip(tensors["v"], tensors["delta"], told, strict=True)
+    return [Value(v, delta, tuple(losses), tuple(said)) for v, delta, (losses, said) in sides]
 
 
 def _optimise(
@@ -139,7 +179,7 @@ def _optimise(
         z = torch.where(going.to(device)[:, None], moved, z)
         progress("choosing the value", step + 1, config.steps)
     progress("choosing the value", config.steps, config.steps)
-    deltas = double(z * unit)
+    deltas = double(z * unit).cpu()
     if not torch.isfinite(deltas).all():
         raise EditError("the loss is not finite: the model overflows; compute in a wider dtype")
     return [

@@ -24,6 +24,7 @@ from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.responses import BUDGET, Context, ask
 from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts
+from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable, check_model
 from ffedit.progress import Progress, silent
 
@@ -130,6 +131,7 @@ def evaluate(
     edited: Editable | None = None,
     text: str | Path | None = None,
     full: bool = False,
+    process_group: ProcessGroup = ALONE,
 ) -> Report:
     """Score `facts` on the model as it is, and again on the edited one; the model is left unchanged.
 
@@ -141,6 +143,7 @@ def evaluate(
         edited: in place of `edit`, another model: a checkpoint that was edited by any tool.
         text: a file for drift and perplexity; None for text that the model samples.
         full: also measure what takes longest, as in `Evaluation`.
+        process_group: processes of which each scores its share of the facts; all return the whole report.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -160,16 +163,25 @@ def evaluate(
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     measured = edit is not None or edited is not None
     generic = GenericText(editable, text) if measured or text is not None else None
-    evaluation = Evaluation(editable, as_facts(facts), progress, full)
-    before = evaluation.before
+    facts = as_facts(facts)
+    own = process_group.share(range(len(facts)))
+    evaluation = Evaluation(editable, facts, progress, full, own) if own or not facts else None
+    before = _of_all(evaluation.before if evaluation else (), process_group)
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)
     if generic is None or not measured:
         return Report(means, None, before, None, left_out(before))
     with edit.applied(editable) if edit is not None else nullcontext():
-        after = evaluation.scores(edited)
+        after = _of_all(evaluation.scores(edited) if evaluation else (), process_group)
         drift, perplexity = generic.measure(edited)
     changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
     return Report(means, changed, before, after, left_out(before, generic.drift_rows))
+
+
+def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:
+    """Return the scores of all facts, of which each process has its share."""
+    if group.size == 1:
+        return own
+    return tuple(map(FactScores.from_dict, interleaved(group.gather([scores.to_dict() for scores in own]))))
 
 
 def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:

@@ -105,7 +105,7 @@ def _brief(value: Any) -> str:
     return shown if len(shown) <= 40 else f"{shown[:37]}…"
 
 
-def save_state(path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+def save_state(path: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
     """Replace the state of unfinished work: tensors, and `values`, which is plain JSON."""
     with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -55,13 +57,36 @@ class ProcessGroup:
         text = json.dumps(value).encode()
         if self.size == 1:
             return [json.loads(text)]
-        device = _state().device
-        own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-        lengths = _all(torch.tensor([len(own)], device=device), self.size)
-        padded = own.new_zeros(max(int(length) for length in lengths))
-        padded[: len(own)] = own
-        texts = zip(_all(padded, self.size), lengths, strict=True)
-        return [json.loads(bytes(row[: int(length)].tolist())) for row, length in texts]
+        texts = _all(torch.frombuffer(bytearray(text), dtype=torch.uint8), self.size)
+        return [json.loads(bytes(text.tolist())) for text in texts]
+
+    def exchange(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors of all items, in their order, where each process has those `own` of its `share`.
+
+        They are on the CPU where there are several processes, and of one dtype.
+        """
+        if self.size == 1:
+            return list(own)
+        shapes = self.gather([[str(tensor.dtype).removeprefix("torch."), *tensor.shape] for tensor in own])
+        dtype = getattr(torch, next(name for of_one in shapes for name, *_ in of_one))
+        flat = torch.cat([torch.zeros(0, dtype=dtype), *(tensor.detach().cpu().flatten() for tensor in own)])
+        shares = [
+            [
+                part.view(shape)
+                for part, (_, *shape) in zip(row.split([prod(s) for _, *s in of_one]), of_one, strict=True)
+            ]
+            for row, of_one in zip(_all(flat, self.size), shapes, strict=True)
+        ]
+        return interleaved(shares)
+
+    def add_up_(self, tensor: Tensor) -> None:
+        """Replace a tensor on the CPU by its sum over all processes, in place."""
+        if self.size > 1:
+            device = _state().device
+            total = tensor.to(device)
+            with _together():
+                torch.distributed.all_reduce(total)
+            tensor.copy_(total)
 
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.
@@ -82,7 +107,8 @@ class ProcessGroup:
     def wait(self) -> None:
         """Wait until every process has reached this call."""
         if self.size > 1:
-            _state().wait_for_everyone()
+            with _together():
+                _state().wait_for_everyone()
 
     def disband(self) -> None:
         """End the group when its work is done: all processes call this once, and exchange nothing afterwards.
@@ -92,6 +118,15 @@ class ProcessGroup:
         """
         if self.size > 1:
             _state().destroy_process_group()
+
+
+ALONE = ProcessGroup()
+
+
+def interleaved(shares: Sequence[Sequence[Item]]) -> list[Item]:
+    """Return the items of all processes in their order, from the share of each (`ProcessGroup.share`)."""
+    size = len(shares)
+    return [shares[i % size][i // size] for i in range(sum(map(len, shares)))]
 
 
 def launched() -> bool:
@@ -130,7 +165,25 @@ def _state() -> PartialState:
 
 
 def _all(own: Tensor, size: int) -> list[Tensor]:
-    """Return the tensors of one shape of all processes, by rank."""
-    gathered = [torch.empty_like(own) for _ in range(size)]
-    torch.distributed.all_gather(gathered, own)
-    return gathered
+    """Return the tensors [n] of all processes, by rank, on the CPU; they may differ in length."""
+    device = _state().device
+    with _together():
+        lengths = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(size)]
+        torch.distributed.all_gather(lengths, torch.tensor([len(own)], device=device))
+        padded = own.new_zeros(max(int(length) for length in lengths), device=device)
+        padded[: len(own)] = own.to(device)
+        gathered = [torch.empty_like(padded) for _ in range(size)]
+        torch.distributed.all_gather(gathered, padded)
+    return [numbers[: int(length)].cpu() for numbers, length in zip(gathered, lengths, strict=True)]
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Say in one line that another process is gone, where an exchange with it fails."""
+    try:
+        yield
+    except RuntimeError as error:  # Gloo's and NCCL's words for a closed connection differ by system and version
+        raise EditError(
+            "another process of this run has ended; the same command goes on where saved work allows "
+            f"({str(error).splitlines()[0][:120]})"
+        ) from error
