@@ -12,6 +12,7 @@ import ffedit
 from ffedit.cli.options import (
     COUNT,
     FILE,
+    Solving,
     Surface,
     asking_options,
     html_option,
@@ -19,12 +20,10 @@ from ffedit.cli.options import (
     parse_layers,
     solving_options,
 )
-from ffedit.editor.methods import METHODS, check_method, preset
-from ffedit.editor.set_numbers import set_numbers
+from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import write_text
-from ffedit.inference.corpus import Corpus, tokens_for
 
 if TYPE_CHECKING:
     from ffedit.model.editable import Editable
@@ -59,11 +58,7 @@ def bench(
     where: str | None,
     layers: str,
     spread: int,
-    numbers: str,
-    settings: tuple[str, ...],
-    corpus: str | None,
-    stats_from: Path | None,
-    seed: int,
+    solving: Solving,
     load_model: Callable[[], Editable],
     html: Path | None,
     surface: Surface,
@@ -71,9 +66,7 @@ def bench(
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
     names = [name.strip() for name in methods.split(",")]
-    configs = {
-        name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names
-    }
+    configs = {name: solving.config(name) for name in names}
 
     from ffedit.benchmark import Mode
     from ffedit.benchmark.settings import most_subjects
@@ -90,8 +83,7 @@ def bench(
     surface = surface if workers.first else Surface(quiet=True)
     editable = load_model()
     facts = sifted.facts[:limit]
-    text = Corpus(corpus, tokens_for(most_subjects(facts, parsed)), seed)
-    text.check()
+    text = solving.text(most_subjects(facts, parsed))
     surface.show(model_line(editable), *sifted.noted())
     try:
         with surface.progress() as progress:
@@ -104,7 +96,7 @@ def bench(
                 layers=named_layers(layers, spread, len(editable.layers)),
                 spread=spread,
                 config=configs,
-                stats=ffedit.load_stats(stats_from, editable) if stats_from is not None else text,
+                stats=solving.stats(text, editable),
                 process_group=workers,
                 progress=progress,
                 unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],

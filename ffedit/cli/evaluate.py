@@ -45,8 +45,7 @@ def evaluate(
 
     from ffedit.cli import result
     from ffedit.display.terminal.model_table import model_line
-    from ffedit.display.terminal.scores import all_scores, what_it_says
-    from ffedit.display.terminal.verdict import verdict_view
+    from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)

@@ -1,8 +1,7 @@
 """Options that several commands share, and the values that the commands receive for them.
 
 Commands are declared without torch and transformers, which take seconds to import: `--help`, a wrong option and a
-wrong path are answered at once. A command imports what computes in its body, behind its checks; meanwhile `Surface`
-shows what is loading.
+wrong path are answered at once. A command imports what computes in its body, behind its checks.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,18 +27,24 @@ from rich.text import Text
 import ffedit
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.editor.config import EditConfig
 from ffedit.editor.edit_files import check_edit
-from ffedit.editor.methods import preset_names
+from ffedit.editor.methods import preset, preset_names
+from ffedit.editor.set_numbers import set_numbers
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import check_file, finite, text_ready
+from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.loading.names import NAMED, check_name
 from ffedit.progress import Progress
 from ffedit.version import __version__
 
 if TYPE_CHECKING:
+    from ffedit.algebra.key_moments import KeyMoments
     from ffedit.editor import Edit
+    from ffedit.model.editable import Editable
+    from ffedit.model.memory import Address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -215,26 +221,79 @@ def fact_options(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
-solving_options = all_of(
-    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
-    click.option(
+@dataclass(frozen=True)
+class Solving:
+    """The numbers of an edit, and the text or the folder that its key statistics come from."""
+
+    preset_name: str
+    settings: tuple[str, ...]
+    seed: int
+    corpus: str | None = None
+    stats_from: Path | None = None
+
+    def config(self, method: str) -> EditConfig:
+        """Return the numbers of a method. Raises EditError for one that is not known."""
+        return replace(set_numbers(preset(self.preset_name, method), self.settings), seed=self.seed)
+
+    def text(self, subjects: int) -> Corpus:
+        """Return the text for an edit of so many subjects. Raises EditError where there is none."""
+        text = Corpus(self.corpus, tokens_for(subjects), self.seed)
+        text.check()
+        return text
+
+    def stats(self, text: Corpus, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
+        """Return the statistics of `--stats`, or else the text to collect them on."""
+        return text if self.stats_from is None else ffedit.load_stats(self.stats_from, editable)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The paths named, for the provenance."""
+        paths = {"corpus": self.corpus, "stats": self.stats_from}
+        return {name: str(path) for name, path in paths.items() if path is not None}
+
+
+NUMBERS = {
+    "preset_name": click.option(
         "--preset",
-        "numbers",
+        "preset_name",
         default="default",
         type=click.Choice(preset_names()),
         help="paper: the numbers for v* that were published with the method.",
     ),
-    click.option(
+    "settings": click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
         help="Another number: value.steps=20, memit.ridge=0.01.",
     ),
-    click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
-    click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
-    click.option("--seed", default=0, type=SEED),
-)
+    "seed": click.option("--seed", default=0, type=SEED),
+}
+STATISTICS = {
+    "corpus": click.option(
+        "--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"
+    ),
+    "stats_from": click.option(
+        "--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."
+    ),
+}
+
+
+def number_options(command: Command, options: Mapping[str, Callable[[Any], Any]] = NUMBERS) -> Command:
+    """Add `--preset`, `--set` and `--seed`; the command receives them as `solving`."""
+
+    @all_of(*options.values())
+    @functools.wraps(command)
+    def wrapped(**kwargs: Any) -> Any:
+        return command(solving=Solving(**{name: kwargs.pop(name) for name in options}), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def solving_options(command: Command) -> Command:
+    """Add `--spread` and, as `solving`, the number options, `--corpus` and `--stats`."""
+    spread = click.option("--spread", default=1, type=COUNT, help="Layers that share the work.")
+    return spread(number_options(command, {**NUMBERS, **STATISTICS}))
 
 
 def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:

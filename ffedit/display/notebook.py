@@ -26,10 +26,9 @@ from ffedit.display.terminal.messages import shipped
 from ffedit.display.terminal.model_table import memory_table, model_line
 from ffedit.display.terminal.model_view import model_view
 from ffedit.display.terminal.prompt_view import prompt_view
-from ffedit.display.terminal.scores import before_after, headline_table, what_it_says
+from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.tables import named_values
-from ffedit.display.terminal.verdict import verdict_view
 from ffedit.editor import Edit
 from ffedit.evaluator import Report
 from ffedit.exporter import Exported

@@ -6,9 +6,13 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ffedit.errors import FFEditError, RequirementError
-from ffedit.evaluator import METRICS, Scores, Verdict
+from ffedit.evaluator.metrics import METRICS
+
+if TYPE_CHECKING:
+    from ffedit.evaluator import Scores, Verdict
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
