@@ -166,7 +166,8 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
         "before": report.before.to_dict(),
         "after": report.after and report.after.to_dict(),
         "intervals": {
-            side: {name: asdict(interval) for name, interval in of.items()} for side, of in intervals.items()
+            side: {name: asdict(interval) for name, interval in of.items() if not interval.is_point}
+            for side, of in intervals.items()
         },
         "left_out": [omission.to_dict() for omission in report.left_out],
         "command": command_line(),
