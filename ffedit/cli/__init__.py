@@ -1,7 +1,8 @@
 """The command line: parse, call the public API, render.
 
-Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take, or a `--require`
-or a guardrail of `--strict` that it misses; 4 an internal check of ffedit failed; 130 interrupted.
+Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take (saved with
+`--force` it is 0), or a `--require` or a guardrail of `--strict` that it misses; 4 an internal check of ffedit failed;
+130 interrupted.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def apply(
     failure = unmet(require, report.after or report.before) or (refusal(broken) if strict else None)
     failure = failure or (None if destinations.force else not_taken(report.verdict))
     saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
-    applied = result.applied(editable, edit, choice, report, ends, layers, saved)
+    applied = result.applied(editable, edit, choice, report, ends, saved, layers)
     with surface.json_ready(applied), destinations.pictures_ready(applied, choice):
         if failure is None:
             destinations.save(editable, edit)

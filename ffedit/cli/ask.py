@@ -20,16 +20,10 @@ if TYPE_CHECKING:
 @output_options
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @asking_options
-@click.option(
-    "--edit", "edit_from", type=edit_folder, metavar="PATH", help="Show completions before and after this edit."
-)
+@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Show the answers before and after it.")
 @click.option("--tokens", default=12, type=COUNT, help="Length of a completion.")
 def ask(
-    prompts: tuple[str, ...],
-    load_model: Callable[..., Editable],
-    edit_from: Path | None,
-    tokens: int,
-    surface: Surface,
+    prompts: tuple[str, ...], load_model: Callable[..., Editable], edit_from: Path | None, tokens: int, surface: Surface
 ) -> None:
     """Complete PROMPTs greedily."""
     from ffedit.display.terminal.scores import sayings
@@ -39,11 +33,10 @@ def ask(
     editable = load_model(edit)
     if tokens >= editable.max_tokens:
         raise ModelError(f"--tokens {tokens} was asked for, but {editable.name} takes {editable.max_tokens} in all")
-    answers = [completions(editable, prompts, tokens)]
+    answers = {"before": completions(editable, prompts, tokens)}
     if edit is not None:
         with edit.applied(editable):
-            answers.append(completions(editable, prompts, tokens))
-    surface.show(sayings(prompts, *answers))
-    sides = [dict(zip(("before", "after"), said, strict=False)) for said in zip(*answers, strict=True)]
-    rows = [{"prompt": prompt, **said} for prompt, said in zip(prompts, sides, strict=True)]
+            answers["after"] = completions(editable, prompts, tokens)
+    surface.show(sayings(prompts, *answers.values()))
+    rows = [{"prompt": prompt, **{side: said[i] for side, said in answers.items()}} for i, prompt in enumerate(prompts)]
     surface.write_json({"model": editable.name, "prompts": rows})

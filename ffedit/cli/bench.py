@@ -80,10 +80,10 @@ def bench(
         surface.note(ALONE)
     field, _, value = (where or "").partition("=")
     sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
-    surface = surface if workers.first else Surface(quiet=True)
-    editable = load_model()
     facts = sifted.facts[:limit]
     text = solving.text(most_subjects(facts, parsed))
+    surface = surface if workers.first else Surface(quiet=True)
+    editable = load_model()
     surface.show(model_line(editable), *sifted.noted())
     try:
         with surface.progress() as progress:
@@ -93,7 +93,7 @@ def bench(
                 names,
                 mode,
                 out,
-                layers=named_layers(layers, spread, len(editable.layers)),
+                layers=_highest_and_below(layers, spread, len(editable.layers)),
                 spread=spread,
                 config=configs,
                 stats=solving.stats(text, editable),
@@ -116,7 +116,7 @@ def bench(
     workers.disband()
 
 
-def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
+def _highest_and_below(text: str, spread: int, depth: int) -> range | None:
     """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
     if text == "auto":
         return None
@@ -124,4 +124,4 @@ def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
     from ffedit.layer_choice.choose import spread_below
 
-    return list(spread_below(layers[0], spread))
+    return spread_below(layers[0], spread)

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 @click.command()
 @output_options
 @asking_options
-@click.option(
-    "--edit",
-    "edit_from",
-    type=edit_folder,
-    metavar="PATH",
-    help="The edit.  [default: those in the checkpoint]",
-)
+@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="[default: those in the checkpoint]")
 @click.option("--tokens", default=24, type=COUNT, help="Length of an answer.")
 def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: int, surface: Surface) -> None:
     """Type prompts, and read what the model says before and after an edit, side by side.
@@ -65,13 +59,10 @@ def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: in
 def _prompts(console: Console) -> Iterator[str]:
     """Yield lines until an empty one or the end; those that are piped in are shown as if they were typed."""
     typed = sys.stdin.isatty()
-    while True:
-        try:
-            line = console.input("> " if typed else "")
-        except EOFError:
-            return
-        if not line.strip():
-            return
-        if not typed:
-            console.print(f"> {line}", markup=False)
-        yield line
+    try:
+        while (line := console.input("> " if typed else "")).strip():
+            if not typed:
+                console.print(f"> {line}", markup=False)
+            yield line
+    except EOFError:
+        return

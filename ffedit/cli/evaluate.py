@@ -49,8 +49,7 @@ def evaluate(
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    unlike = edit is not None and edit.in_chat and not editable.chat
-    surface.show(model_line(editable), UNLIKE if unlike else None)
+    surface.show(model_line(editable), UNLIKE if edit is not None and edit.in_chat and not editable.chat else None)
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)

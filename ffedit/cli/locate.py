@@ -31,10 +31,18 @@ if TYPE_CHECKING:
     from ffedit.locator import Kind, Part
     from ffedit.model.editable import Editable
 
-KINDS: dict[str, list[Kind]] = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
-KINDS["all"] = ["state", "feed_forward", "attention"]
-SEVERS: dict[str, list[Part | None]] = {"none": [None], "feed-forward": ["feed_forward"], "attention": ["attention"]}
-SEVERS["all"] = [None, "feed_forward", "attention"]
+KINDS: dict[str, list[Kind]] = {
+    "feed-forward": ["feed_forward"],
+    "state": ["state"],
+    "attention": ["attention"],
+    "all": ["state", "feed_forward", "attention"],
+}
+SEVERS: dict[str, list[Part | None]] = {
+    "none": [None],
+    "feed-forward": ["feed_forward"],
+    "attention": ["attention"],
+    "all": [None, "feed_forward", "attention"],
+}
 
 
 @click.command()
@@ -94,11 +102,11 @@ def locate(
         raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
     if layers != "all" and (averaged or sweep or settings["approximate"]):
         raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
-    config = solving.config(method)
+    config, seed = solving.config(method), solving.seed
     if not sweep and (solving.settings or solving.preset_name != "default"):
         raise EditError("--set and --preset are of the edits of a sweep; add --sweep, or leave them out")
     settings["corruption"] = f"{corruption}:{noise}:{noise_scale}"
-    settings |= {"metric": metric.replace("-", "_"), "resume": averaged, "seed": solving.seed}
+    settings |= {"metric": metric.replace("-", "_"), "resume": averaged, "seed": seed}
 
     from ffedit.cli import result
     from ffedit.display.figures.trace import average_lines, heat_maps
@@ -133,17 +141,13 @@ def locate(
         choosing = decisive(measured, averaged)
         if sweep:
             of_feed_forward = choosing.traces[0].kind == "feed_forward"
-            traced = (
-                choosing
-                if of_feed_forward
-                else ffedit.locate_all(editable, facts, seed=solving.seed, progress=progress)
-            )
+            traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
             swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
             model = ffedit.choose_layer(editable, method, progress=progress)
         if settings["approximate"]:
             pairs = [estimated_and_exact(editable, facts, each, settings, progress) for each in KINDS[kind]]
             estimates = [agreement(*pair) for pair in pairs]
-        routes = subject_routes(editable, facts, solving.seed)
+        routes = subject_routes(editable, facts, seed)
     layer = choosing.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, layer) for traces in measured)
     agreements = Text("\n".join(estimates)) if estimates else None
@@ -153,7 +157,7 @@ def locate(
     if swept is not None and model is not None:
         surface.show(compare_layers(swept), model_choice(model), candidates_table(model) if model.rows else None)
     chosen = layer if swept is None else swept.layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, swept, chosen, routes, model))
+    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, model))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None:
@@ -161,11 +165,7 @@ def locate(
 
 
 def _check_files(plot: Path | None, save: Path | None, measurements: int, single: bool) -> None:
-    """Check before the long computation that its results can be written.
-
-    Raises:
-        EditError: a file cannot be written, or would have to hold several measurements.
-    """
+    """Check that the files can be written, and that what is saved is one measurement. Raises EditError otherwise."""
     if plot is not None:
         check_plot(plot)
     if save is None:

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -88,7 +88,6 @@ LOADING = {
     ),
     "max_memory": click.option("--max-memory", callback=_sizes, help="What may be filled, by device: 0=20GB,cpu=64GB."),
 }
-CHAT = click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn.")
 
 
 def model_options(command: Command) -> Command:
@@ -130,16 +129,16 @@ def model_options(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
-def asking_options(command: Command) -> Command:
-    """Add `model_options` and `--chat`, for commands that prompt the model."""
-    return model_options(CHAT(command))
+asking_options = all_of(
+    model_options,
+    click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn."),
+)
 
 
 @contextmanager
 def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
     """Yield the name of the model to load: `model`, or else the base of `edit`; an error says how to name the base."""
-    default = "atlas" if edit is None else edit.provenance["model"]
-    name = default if model is None else model
+    name = model or ("atlas" if edit is None else edit.provenance["model"])
     try:
         yield name
     except ModelError as error:
@@ -159,8 +158,6 @@ writing_options = all_of(
     ),
     click.option("--force", is_flag=True, help="Replace the folder if it is there."),
 )
-
-
 PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload it as this repository of the hub.")
 
 
@@ -177,11 +174,7 @@ def pushed(path: Path | None, hub: str | None) -> str | None:
 
 
 def edit_folder(text: str) -> Path:
-    """Return the folder of an edit, of which only the names of its files are looked at.
-
-    Raises:
-        EditError: it holds no edit.
-    """
+    """Return the folder of an edit, of which only the files' names are read. Raises EditError for any other."""
     check_edit(Path(text))
     return Path(text)
 
@@ -252,56 +245,47 @@ class Solving:
         return {name: str(path) for name, path in paths.items() if path is not None}
 
 
-NUMBERS = {
-    "preset_name": click.option(
+NUMBERS = all_of(
+    click.option(
         "--preset",
         "preset_name",
         default="default",
         type=click.Choice(preset_names()),
         help="paper: the numbers for v* that were published with the method.",
     ),
-    "settings": click.option(
+    click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
         help="Another number: value.steps=20, memit.ridge=0.01.",
     ),
-    "seed": click.option("--seed", default=0, type=SEED),
-}
-STATISTICS = {
-    "corpus": click.option(
-        "--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"
-    ),
-    "stats_from": click.option(
-        "--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."
-    ),
-}
+    click.option("--seed", default=0, type=SEED),
+)
 
 
-def number_options(command: Command, options: Mapping[str, Callable[[Any], Any]] = NUMBERS) -> Command:
-    """Add `--preset`, `--set` and `--seed`; the command receives them as `solving`."""
+def number_options(command: Command) -> Command:
+    """Add `--preset`, `--set` and `--seed`; the command receives them, and those of `solving_options`, as `solving`."""
 
-    @all_of(*options.values())
+    @NUMBERS
     @functools.wraps(command)
     def wrapped(**kwargs: Any) -> Any:
-        return command(solving=Solving(**{name: kwargs.pop(name) for name in options}), **kwargs)
+        solving = Solving(**{field.name: kwargs.pop(field.name) for field in fields(Solving) if field.name in kwargs})
+        return command(solving=solving, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
-def solving_options(command: Command) -> Command:
-    """Add `--spread` and, as `solving`, the number options, `--corpus` and `--stats`."""
-    spread = click.option("--spread", default=1, type=COUNT, help="Layers that share the work.")
-    return spread(number_options(command, {**NUMBERS, **STATISTICS}))
+solving_options = all_of(
+    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
+    click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
+    click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
+    number_options,
+)
 
 
 def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
-    """Parse the layers that `--layers` allows: N, A-B, or one of the words for all of them.
-
-    Raises:
-        EditError: it is none of these, or the model lacks such layers.
-    """
+    """Parse `--layers`: N, A-B, or one of the words for all. Raises EditError for others, and layers not there."""
     if text in all_layers:
         return range(depth)
     first, dash, last = text.partition("-")
@@ -316,6 +300,16 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "tr
 
 
 # Output --------------------------------------------------------------------------------------------
+
+
+def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+    """Check that a file can be written."""
+    if target is not None:
+        check_file(target)
+    return target
+
+
+html_option = click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")
 
 
 def output_options(command: Command) -> Command:
@@ -358,25 +352,8 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def html_option(command: Command) -> Command:
-    """Add `--html`; the command receives `html`, a file that can be written, or None."""
-    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
-        command
-    )
-
-
-def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
-    if target is not None:
-        check_file(target)
-    return target
-
-
 class Surface:
-    """The output of a command: a terminal, and optionally one JSON object.
-
-    Raises:
-        EditError: the file for the JSON object cannot be written.
-    """
+    """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
     def __init__(self, json_to: str | None = None, quiet: bool = False) -> None:
         if json_to is not None and json_to != "-":
@@ -420,11 +397,7 @@ class Surface:
         return progress_bars(self.quiet)
 
     def write_json(self, result: dict[str, Any]) -> None:
-        """Write the result to the file of `--json`, or to standard output for `-`.
-
-        Raises:
-            EditError: the file cannot be written.
-        """
+        """Write the result to the file of `--json`, or to standard output for `-`. Raises EditError if it cannot."""
         with self.json_ready(result):
             pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,11 +82,11 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
     """Yield the dotted name of each value below a node, and its line from 1."""
-    items: Iterable[tuple[Any, yaml.Node, yaml.Node]] = ()
+    items: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        items = ((key.value, key, value) for key, value in node.value)
+        items = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        items = ((i, value, value) for i, value in enumerate(node.value))
+        items = [(i, value, value) for i, value in enumerate(node.value)]
     for name, start, value in items:
         yield f"{prefix}{name}", start.start_mark.line + 1
         yield from _lines(value, f"{prefix}{name}.")
@@ -130,8 +130,7 @@ def arguments(
 
 def _name(option: click.Option) -> str:
     """Return the name of an option in a recipe: its first long form, `fact_token` for `--fact-token`."""
-    long = next(form for form in option.opts if form.startswith("--"))
-    return long[2:].replace("-", "_")
+    return next(form for form in option.opts if form.startswith("--"))[2:].replace("-", "_")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,33 +64,28 @@ def stats(
         corpus.check()
         editable = load_model()
         surface.show(model_line(editable))
-        wanted, why = _layers(editable, layers)
+        chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
-            collected = ffedit.stats(editable, wanted, corpus, tolerance, progress)
+            collected = ffedit.stats(editable, chosen, corpus, tolerance, progress)
         short = shortage(collected, corpus, tolerance)
     if out is not None:
         ffedit.save_stats(collected, out, force)
     surface.show(moments_table(collected, why, out), short)
-    surface.write_json({"layers": [_row(moments) for moments in collected.values()]})
+    names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
+    rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
+    surface.write_json({"layers": rows})
 
 
-def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
+def _layers(editable: Editable, asked: str) -> tuple[Sequence[int], str]:
     """Return the layers to collect and the reason: `auto` takes the one chosen for the model, or else all."""
-    depth = len(editable.layers)
     if asked in ("sweep", "trace"):
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
-        return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
+        return parse_layers(asked, len(editable.layers)), f"Layers {asked}, as asked"
 
     from ffedit.layer_choice import calibrate
 
     choice = calibrate.remembered(editable)
     if choice is None or choice.layer is None:
-        return list(range(depth)), "All layers: none was chosen for this model yet"
+        return range(len(editable.layers)), "All layers: none was chosen for this model yet"
     return [choice.layer], f"Layer {choice.layer}: chosen for this model on {choice.made}"
-
-
-def _row(moments: ffedit.KeyMoments) -> dict[str, Any]:
-    """Return the plain fields of a layer's statistics."""
-    names = [field.name for field in fields(moments) if field.init and field.name not in ("sum", "probes")]
-    return {**{name: getattr(moments, name) for name in names}, "texts": list(moments.texts)}

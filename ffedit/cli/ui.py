@@ -96,7 +96,7 @@ class Session:
         edit = edit.scored(report)
         path = Path(self._folder.name) / f"{edit.fingerprint()}.html"
         with click.Context(ui, obj=["ui", "--model", editable.name]):  # of which the record says the command
-            record = result.applied(editable, edit, choice, report, ends, saved={"edit": None, "checkpoint": None})
+            record = result.applied(editable, edit, choice, report, ends, {"edit": None, "checkpoint": None})
         path.write_text(result_page(record), encoding="utf-8")
         edit.apply_(editable)
         self.edits.append(edit)
@@ -123,16 +123,16 @@ class Session:
 def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: str, neighbors: str) -> Fact:
     """Build the fact of the page's fields: one paraphrase a line, one neighbor a line as `prompt = answer`."""
     pairs = [line.rpartition("=") for line in neighbors.splitlines() if line.strip()]
-    asked = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
+    probes = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
     wordings = [line for line in paraphrases.splitlines() if line.strip()]
-    return Fact(subject, prompt, target or None, previous or None, wordings, asked)
+    return Fact(subject, prompt, target or None, previous or None, wordings, probes)
 
 
 def page(session: Session) -> Any:
     """Build the page."""
     import gradio as gr
 
-    def told(call: Callable[..., Any], *values: Any) -> Any:
+    def call_safely(call: Callable[..., Any], *values: Any) -> Any:
         """Call, and show a mistake of the user as one line on the page."""
         try:
             return call(*values)
@@ -143,7 +143,8 @@ def page(session: Session) -> Any:
         """Return a function of the fact's fields that shows how far it is; gradio passes the bar for the default."""
 
         def called(a: str, b: str, c: str, d: str, e: str, f: str, bar: Any = gr.Progress()) -> Any:  # noqa: B008
-            return told(functools.partial(call, progress=lambda step, i, n: bar((i, n), desc=step)), a, b, c, d, e, f)
+            with_progress = functools.partial(call, progress=lambda stage, i, n: bar((i, n), desc=stage))
+            return call_safely(with_progress, a, b, c, d, e, f)
 
         return called
 
@@ -171,9 +172,9 @@ def page(session: Session) -> Any:
             before, now = gr.Textbox(label="Before the edits"), gr.Textbox(label="Now")
 
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model"}  # one model, one call at a time
-        load.click(functools.partial(told, session.load), model, state, api_name="load", **options)
+        load.click(functools.partial(call_safely, session.load), model, state, api_name="load", **options)
         trace.click(with_bar(session.trace), fields, heat_map, api_name="trace", **options)
         write.click(with_bar(session.write), fields, [heat_map, scores, report, state], api_name="edit", **options)
-        undo.click(functools.partial(told, session.undo), None, state, api_name="undo", **options)
-        prompt.submit(functools.partial(told, session.ask), prompt, [before, now], api_name="ask", **options)
+        undo.click(functools.partial(call_safely, session.undo), None, state, api_name="undo", **options)
+        prompt.submit(functools.partial(call_safely, session.ask), prompt, [before, now], api_name="ask", **options)
     return blocks

@@ -68,7 +68,8 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     assert f"| Paris | Rome | {said[0]} | {said[1]} |" in card and "verdict: THE EDIT DID NOT TAKE" in card
     shown = run("show", "e").out
     assert "THE EDIT DID NOT TAKE" in shown and shown.count(said[0].split()[0]) >= 3
-    assert loads(run("show", "x", "--json", "-").out)["edits"][0]["facts"][0]["says"]["after"] == said[1]
+    (kept,) = loads(run("show", "x", "--json", "-").out)["edits"]
+    assert kept["facts"][0]["says"]["after"] == said[1] and kept["provenance"]["verdict"]["outcome"] == "did not take"
 
 
 def test_a_layer_that_nothing_comes_after_is_refused_before_anything_is_computed(
