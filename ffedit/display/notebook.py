@@ -56,15 +56,8 @@ def html(result: object) -> str:
     """Render a result as a fragment of HTML: the terminal's text, escaped."""
     view = next(VIEWS[kind] for kind in type(result).__mro__ if kind in VIEWS)
     # force_jupyter: otherwise rich would also show it in the notebook by itself.
-    console = Console(
-        record=True,
-        file=io.StringIO(),
-        width=WIDTH,
-        force_terminal=True,
-        force_jupyter=False,
-        color_system="truecolor",
-        no_color=False,
-    )
+    look: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
+    console = Console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, **look)
     console.print(view(result))
     return console.export_html(theme=THEME, code_format=FORMAT, inline_styles=True)
 
@@ -105,17 +98,9 @@ def _report(report: Report) -> RenderableType:
     return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict_view(report))
 
 
-def _choice(choice: Choice) -> RenderableType:
-    return Group(model_choice(choice), *([candidates_table(choice)] if choice.rows else []))
-
-
-def _bench(report: BenchReport) -> RenderableType:
-    return headline_table(headline(report))
-
-
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
-    BenchReport: _bench,
-    Choice: _choice,
+    BenchReport: lambda report: headline_table(headline(report)),
+    Choice: lambda choice: Group(model_choice(choice), *([candidates_table(choice)] if choice.rows else [])),
     Diff: diff_view,
     Edit: edit_view,
     EditView: edited_view,

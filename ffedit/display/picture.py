@@ -39,10 +39,10 @@ class Row:
     """A row of the heat map: a token, a role, or a run of tokens.
 
     Attributes:
-        label: the row's label.
+        label: beside the row.
         effects: indirect effects, [layers], in units of the picture's metric; NaN where nothing was restored.
-        subject: whether the row belongs to the subject.
-        run: whether the row stands for several tokens, each effect being the largest among them.
+        subject: True if the row belongs to the subject.
+        run: True if the row stands for several tokens, each effect being the largest among them.
     """
 
     label: str
@@ -58,14 +58,9 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The rows, titles and marked layer of one heat map.
+    """The rows from top to bottom, the lines of the title, and the marked layer of one heat map.
 
-    Attributes:
-        rows: from top to bottom.
-        title: lines; what was restored, then what was measured.
-        layer: the layer to mark.
-        depth: number of layers.
-        metric: the quantity that the effects are differences of.
+    `depth` is the number of layers, `metric` the quantity that the effects are differences of.
     """
 
     rows: tuple[Row, ...]
@@ -97,10 +92,8 @@ class Picture:
 def pictures(measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
     """Arrange measurements to be seen together: those of the same tokens keep the same rows.
 
-    Args:
-        measured: of one fact or several; several facts are averaged by the role of a token.
-        layer: the layer to mark, by default each measurement's choice.
-        most_rows: the most tokens of a prompt that have a row of their own.
+    Several facts are averaged by the role of a token. `layer` is marked, by default each measurement's choice; of a
+    prompt, at most `most_rows` tokens have a row of their own.
     """
     averaged = [m.averaged.traces if isinstance(m, TraceSet) else (m,) for m in measured]
     arranged = []

@@ -20,15 +20,10 @@ from ffedit.files.atomic import finite
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure of one method.
+    """A figure of one method, or of "before": the mean and its interval as text, and the length of its bar.
 
-    Attributes:
-        name: the method, or "before".
-        figure: the mean and its interval as text.
-        share: length of the bar.
-        low: lower end of the interval, as a share of the longest bar; None where there is none.
-        high: upper end.
-        harm: whether a score that should stay is clearly lower than before.
+    `low` and `high` are the ends of the interval as shares of the longest bar, None where there is none; `harm` is True
+    where a score that should stay is clearly lower than before.
     """
 
     name: str
@@ -41,7 +36,9 @@ class Bar:
 
 def bench_page(report: BenchReport, command: str) -> str:
     """Render a report; `command` is the command line that made it."""
-    scores = {name: list(_bars(report, name)) for name in NAMES if _measured(report, name)}
+    rows = [method.last for method in report.methods.values()]
+    measured = [name for name in NAMES if any(getattr(row.scores, name) is not None for row in rows)]
+    scores = {name: list(_bars(report, name)) for name in measured}
     directions = {name: METRICS[name].direction for name in scores}
     run = report.run
     return render(
@@ -86,10 +83,6 @@ def _longest(report: BenchReport, name: str) -> float:
     return max(*highs, *(getattr(row.scores, name) or 0.0 for row in rows), 0.0) or 1.0
 
 
-def _measured(report: BenchReport, name: str) -> bool:
-    return any(getattr(method.last.scores, name) is not None for method in report.methods.values())
-
-
 def _curve(report: BenchReport, name: str) -> Chart | None:
     """Draw a score over the number of facts edited so far, a line for each method; None unless in a sequence."""
     labels = sorted({int(row.name) for method in report.methods.values() for row in method.curve})
@@ -100,9 +93,7 @@ def _curve(report: BenchReport, name: str) -> Chart | None:
         rows = {int(row.name): row for row in of.curve}
         values = [getattr(rows[label].scores, name) if label in rows else None for label in labels]
         bounds = [rows[label].intervals.get(name) if label in rows else None for label in labels]
-        if all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None):
-            low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
-            series.append(Line(method, values, low, high))
-        else:
-            series.append(Line(method, values))
+        low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
+        whole = all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None)
+        series.append(Line(method, values, low, high) if whole else Line(method, values))
     return lines(name, series, list(map(str, labels)), "share", "facts edited")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html.rendering import render
@@ -45,8 +45,8 @@ def result_page(record: Record) -> str:
         scores=list(score_rows(record)),
         asked=_asked,
         changed=changed,
-        guarded=any(one["score"] in STAY for fact in facts for one in fact["asked"]),
-        moved=list({one["prompt"]: one for fact in facts for one in changed(fact)}.values()),
+        guarded=any(probe["score"] in STAY for fact in facts for probe in fact["asked"]),
+        moved=list({probe["prompt"]: probe for fact in facts for probe in changed(fact)}.values()),
         text=lambda fact: fill(fact["prompt"], fact["subject"]),
         heat_map=_heat_map,
         heats=len(traces),
@@ -61,16 +61,10 @@ def result_page(record: Record) -> str:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """A score before and after, as text.
+    """A score, or a kind of it, with the direction that is better and a few words on its meaning.
 
-    Attributes:
-        name: the score, or the kind of it.
-        should: the direction that is better.
-        before: the mean and its interval, "" for what there is not.
-        after: the same after the edit.
-        change: the same of the difference.
-        meaning: a few words.
-        harm: whether the verdict counts it as damage.
+    `before`, `after` and `change` are each the mean and its interval as text, "" where there is none; `harm` is True
+    where the verdict counts it as damage.
     """
 
     name: str
@@ -84,7 +78,8 @@ class ScoreRow:
 
 def score_rows(record: Record) -> Iterator[ScoreRow]:
     """Yield the scores that were measured, without magnitudes, and after them those by kind of probe."""
-    sides = {side: {**(record[side] or {}), **_kinds(record, side)} for side in ("before", "after")}
+    kinds = record.get("kinds") or {}
+    sides = {side: {**(record[side] or {}), **(kinds.get(side) or {})} for side in ("before", "after")}
     for name in sides["before"]:
         old, new = sides["before"][name], sides["after"].get(name)
         if name.endswith("_magnitude") or (old is None and new is None):
@@ -93,8 +88,8 @@ def score_rows(record: Record) -> Iterator[ScoreRow]:
         yield ScoreRow(
             name,
             metric.direction,
-            _figure(record, "before", name, old),
-            _figure(record, "after", name, new),
+            ("", "") if old is None else (figure(name, old), _range(record, "before", name)),
+            ("", "") if new is None else (figure(name, new), _range(record, "after", name)),
             ("", "") if old is None or new is None else (signed(new - old), _range(record, "change", name)),
             metric.meaning if metric.name == name else "",
             name in record["verdict"]["damage"],
@@ -103,15 +98,18 @@ def score_rows(record: Record) -> Iterator[ScoreRow]:
 
 def changed(fact: Record) -> list[Record]:
     """Return the prompts whose answer should have stayed and did not."""
-    asked = [one for one in fact["asked"] if one["score"] in STAY]
-    return [one for one in asked if one["after"] is not None and one["after"] != one["before"]]
+    return [
+        probe
+        for probe in fact["asked"]
+        if probe["score"] in STAY and probe["after"] is not None and probe["after"] != probe["before"]
+    ]
 
 
 def _asked(fact: Record) -> dict[str, list[Record]]:
     """Group a fact's other prompts by what is asked of them, changed answers first."""
     harmed = changed(fact)
     groups = {
-        title: sorted((one for one in fact["asked"] if one["score"] == score), key=lambda one: one not in harmed)
+        title: sorted((probe for probe in fact["asked"] if probe["score"] == score), key=lambda p: p not in harmed)
         for score, title in ASKED.items()
     }
     return {title: prompts for title, prompts in groups.items() if prompts}
@@ -121,9 +119,9 @@ def _heat_map(traces: Sequence[Record]) -> Picture | None:
     """Arrange the traces of the record as one heat map: of one fact, or the average of several."""
     if not traces:
         return None
-    about = ("layer", "token", "axes")
-    read = [Trace.from_dict({name: v for name, v in trace.items() if name not in about}) for trace in traces]
-    return pictures([read[0] if len(read) == 1 else TraceSet(tuple(read))], traces[0]["layer"])[0]
+    fields = [{name: trace[name] for name in trace if name not in ("layer", "token", "axes")} for trace in traces]
+    measured = TraceSet(tuple(map(Trace.from_dict, fields)))
+    return pictures([measured if len(traces) > 1 else measured.traces[0]], traces[0]["layer"])[0]
 
 
 def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
@@ -134,14 +132,6 @@ def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
         return []
     choosing = {"tracing": compared["traced"], "published": compared.get("prior"), "edits": compared["layer"]}
     return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in compared["rows"]]
-
-
-def _kinds(record: Record, side: Literal["before", "after"]) -> Mapping[str, float]:
-    return (record.get("kinds") or {}).get(side) or {}
-
-
-def _figure(record: Record, side: str, name: str, value: float | None) -> tuple[str, str]:
-    return ("", "") if value is None else (figure(name, value), _range(record, side, name))
 
 
 def _range(record: Record, side: str, name: str) -> str:

@@ -38,13 +38,13 @@ def before_after(report: Report) -> Table:
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
     table = _table(report, False, *([] if sure else [Column("", style="dim", overflow="fold")]))
-    for metric in map(METRICS.__getitem__, NAMES):
-        name, should = metric.name, metric.direction
+    for name in NAMES:
         if _measured(report, name):
             cells = [_with_magnitude(scores, name) for scores in both]
             if report.after is not None:
                 cells.append(_change(report, name, report.changes if sure else {}))
-            table.add_row(name, should if report.after else "", *cells, *([] if sure else [metric.meaning]))
+            meaning = [] if sure else [METRICS[name].meaning]
+            table.add_row(name, METRICS[name].direction if report.after else "", *cells, *meaning)
     lines = ["change: mean over facts and its 95 % interval"] if sure else []
     if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in NAMES):
         lines.append("in brackets: mean difference of probability")
@@ -74,9 +74,11 @@ def all_scores(report: Report) -> Table:
                 cells.append(change.append_text(_range(report.changes.get(kind), signed)))
             table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
-    lines = ["in brackets: 95 % intervals over facts"] if report.intervals_before else []
-    lines.append("teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself")
-    lines.append("gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy")
+    lines = [
+        *(["in brackets: 95 % intervals over facts"] if report.intervals_before else []),
+        "teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself",
+        "gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy",
+    ]
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
         lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
@@ -202,10 +204,9 @@ def verdict_view(report: Report, edit: Edit | None = None, editable: Editable | 
 def _missed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
     """List the new objects that failed for want of a value, each with how far the search for it came."""
     failed = {score.fact.text for score in report.facts_after or () if not took(score)}
-    searches = zip(edit.facts, value_searches(edit), strict=True)
     return [
         (fact.new_object, search)
-        for fact, search in searches
+        for fact, search in zip(edit.facts, value_searches(edit), strict=True)
         if fact.text in failed and search is not None and search.probability < (search.wanted or REACHED)
     ]
 
@@ -230,10 +231,10 @@ def _advice(editable: Editable, report: Report, edit: Edit, missed: list[tuple[s
     method = METHODS[about["method"]] if about.get("method") in METHODS else METHODS["memit"]
     token = about.get("config", {}).get("key", {}).get("fact_token", "subject_last")
     reach = in_reach(editable, facts, method, range(depth), token) if depth > 1 else range(0)
-    others, options = [layer for layer in reach if layer not in edit.layers], []
-    if others:
-        which = f"{others[0]})" if len(others) == 1 else f"N, one of {ranges(others)})"
-        options.append(f"another layer (--layers {which}")
+    options = []
+    if others := [layer for layer in reach if layer not in edit.layers]:
+        which = f"{others[0]}" if len(others) == 1 else f"N, one of {ranges(others)}"
+        options.append(f"another layer (--layers {which})")
     if len(edit.layers) > 1:
         options.append("a single layer (--spread 1)")
     if steps := [search.steps for _, search in missed if search.steps == search.most_steps]:
