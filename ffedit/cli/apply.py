@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import rich_click as click
 
 import ffedit
+from ffedit.cli import options
 from ffedit.cli.destinations import Destinations
-from ffedit.cli.options import (
-    FILE,
-    PUSH,
-    Solving,
-    Surface,
-    asking_options,
-    fact_options,
-    html_option,
-    output_options,
-    parse_layers,
-    pushed,
-    solving_options,
-)
 from ffedit.editor.methods import METHODS
 from ffedit.facts.fact import Fact, FactToken, by_subject
 from ffedit.safety.require import Requirement, not_taken, parse_requirements, unmet
 
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
-
 
 @click.command()
-@output_options
-@fact_options
-@asking_options
+@options.output_options
+@options.fact_options
+@options.asking_options
 @click.option("--layers", "--layer", default="auto", help="auto (the model's), trace (the facts'), sweep, N, or A-B.")
 @click.option(
     "--fact-token", default="subject_last", type=click.Choice(get_args(FactToken)), help="Where the key is read."
 )
 @click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="See `methods`.")
-@solving_options
-@click.option("--out", type=FILE, help="Save the edit in this folder.")
-@click.option("--save-recipe", type=FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
-@click.option("--export", "export_to", type=FILE, help="Save the edited model in this folder, or FILE.gguf.")
-@PUSH
+@options.solving_options
+@click.option("--out", type=options.FILE, help="Save the edit in this folder.")
+@click.option("--save-recipe", type=options.FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
+@click.option("--export", "export_to", type=options.FILE, help="Save the edited model in this folder, or FILE.gguf.")
+@options.PUSH
 @click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
-@click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
+@click.option("--plot", type=options.FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @click.option(
     "--require",
     default="",
@@ -58,19 +43,19 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, how long it takes, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
-@html_option
+@options.html_option
 def apply(
     facts: list[Fact],
-    load_model: Callable[[], Editable],
+    load_model: options.LoadModel,
     layers: str,
     fact_token: FactToken,
     method: str,
     spread: int,
-    solving: Solving,
+    solving: options.Solving,
     require: Sequence[Requirement],
     strict: bool,
     dry_run: bool,
-    surface: Surface,
+    surface: options.Surface,
     html: Path | None,
     **paths: Any,
 ) -> None:
@@ -86,7 +71,6 @@ def apply(
     from ffedit.display.terminal.heat_map import heat_map
     from ffedit.display.terminal.layer_choice import why_layer
     from ffedit.display.terminal.messages import packing
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.plan import plan
     from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
     from ffedit.editor import applied_edits
@@ -97,11 +81,10 @@ def apply(
     ends = {"start": perf_counter()}
     editable = load_model()
     destinations.check_model(editable)
-    allowed = parse_layers(layers, len(editable.layers))
+    allowed = options.parse_layers(layers, len(editable.layers))
     questions(editable, facts, facts)  # a fact that cannot be asked should fail now and not after the long computation
     stats = solving.stats(text, editable)
     ends["load"] = perf_counter()
-    surface.show(model_line(editable))
     if dry_run:
         layer = choose.known_layer(editable, facts, layers, allowed, method, config)
         to_read = text if stats is text else None
@@ -133,4 +116,6 @@ def apply(
             destinations.save(editable, edit)
     if failure is not None:
         raise failure
-    surface.show(pushed(destinations.export_to, destinations.hub), destinations.next_step(facts[0], editable.chat))
+    surface.show(
+        options.pushed(destinations.export_to, destinations.hub), destinations.next_step(facts[0], editable.chat)
+    )

@@ -40,12 +40,7 @@ class Destinations:
     hub: str | None = None
 
     def check(self) -> None:
-        """Check that the results can be written.
-
-        Raises:
-            EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
-                figure cannot be written, or nothing is exported that could be pushed.
-        """
+        """Check that the results can be written, none in a folder that is made anew. Raises EditError otherwise."""
         if self.hub is not None and self.export_to is None:
             raise EditError(f"--push-to-hub {self.hub}: uploads what --export writes; add --export DIR")
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
@@ -69,11 +64,9 @@ class Destinations:
 
     def to_measure(self, editable: Editable, edit: Edit) -> Edit:
         """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
-        if not self.is_gguf:
-            return edit
         from ffedit.exporter import packed_edit
 
-        return packed_edit(editable, edit)
+        return packed_edit(editable, edit) if self.is_gguf else edit
 
     def check_model(self, editable: Editable) -> None:
         """Check that a GGUF file can be made, if one was asked for. Raises EditError for a model that is not of one."""
@@ -116,7 +109,7 @@ class Destinations:
     def words(self) -> str:
         """List what would be written."""
         paths = (self.out, self.export_to, self.plot, self.html, self.save_recipe, self.json_to)
-        return ", ".join(str(path) for path in paths if path is not None and path != "-")
+        return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
     def next_step(self, fact: Fact, chat: bool) -> RenderableType:
         """Suggest the commands to type next."""

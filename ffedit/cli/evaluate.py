@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import FILE, Surface, asking_options, edit_folder, fact_options, html_option, output_options
+from ffedit.cli.options import (
+    FILE,
+    LoadModel,
+    Surface,
+    asking_options,
+    edit_folder,
+    fact_options,
+    html_option,
+    output_options,
+)
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import write_text
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
 
 UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
 
@@ -32,7 +37,7 @@ def evaluate(
     facts: list[Fact],
     unusable: Sequence[tuple[int, str]] = (),
     *,
-    load_model: Callable[..., Editable],
+    load_model: LoadModel,
     edit_from: Path | None,
     edited: str | None,
     text: Path | None,
@@ -44,12 +49,11 @@ def evaluate(
         raise click.UsageError("give either --edit or --edited")
 
     from ffedit.cli import result
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    surface.show(model_line(editable), UNLIKE if edit is not None and edit.in_chat and not editable.chat else None)
+    surface.show(UNLIKE if edit is not None and edit.in_chat and not editable.chat else None)
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)

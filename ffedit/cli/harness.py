@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from click import get_current_context
 
 import ffedit
 from ffedit.cli.evaluate import UNLIKE
-from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options
+from ffedit.cli.options import COUNT, FILE, LoadModel, Surface, asking_options, output_options
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def harness(
     edited: str,
     tasks: str,
-    load_model: Callable[..., Editable],
+    load_model: LoadModel,
     out: Path | None,
     force: bool,
     surface: Surface,
@@ -57,7 +57,7 @@ def harness(
     surface.write_json(measured.to_dict())
 
 
-def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable], surface: Surface) -> Measured:
+def _measured(prepared: Harness, edited: str, load_model: LoadModel, surface: Surface) -> Measured:
     """Run the tasks on the base and on the edited model; of two checkpoints, one is in memory at a time."""
     from ffedit.benchmark.lm_harness import Measured
     from ffedit.exporter import history
@@ -65,13 +65,13 @@ def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable
 
     if (Path(edited) / "edit.safetensors").is_file():
         edit = ffedit.Edit.load(Path(edited))
-        base = load_model(edit)
+        base = load_model(edit, show=False)
         _warn_of_chat([edit], base, surface)
         return prepared.compare(base, edit)
     edits = history(local_folder(edited))
     if not edits and get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
-    base = load_model(edits[0] if edits else None)
+    base = load_model(edits[0] if edits else None, show=False)
     _warn_of_chat(edits, base, surface)
     load_model(other=edited, by=partial(_check, base))
     name, before = base.name, prepared.measure(base)

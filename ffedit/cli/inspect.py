@@ -13,51 +13,40 @@ from rich.console import RenderableType
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import (
-    COUNT,
-    FILE,
-    SEED,
-    Command,
-    Surface,
-    asking_options,
-    edit_folder,
-    html_option,
-    model_options,
-    output_options,
-)
+from ffedit.cli import options
 from ffedit.inference.corpus import Corpus
 
 if TYPE_CHECKING:
     from ffedit.inspector import PromptView
     from ffedit.inspector.slots import View
-    from ffedit.model.editable import Editable, Stack
+    from ffedit.model.editable import Stack
 
 
-def stack_options(command: Command) -> Command:
+def stack_options(command: options.Command) -> options.Command:
     """Add `model_options` and `--stack`; the command receives `load_stack`."""
 
     @click.option(
         "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Of an encoder–decoder: which half of it."
     )
-    @model_options
+    @options.model_options
     @functools.wraps(command)
     def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
-        def load_stack() -> Any:
+        def load_half(name: str, **how: Any) -> Stack:
             from ffedit.loading.load import choose_stack
 
-            return choose_stack(load_model(by=ffedit.load_stacks), half)
+            return choose_stack(ffedit.load_stacks(name, **how), half)
 
-        return command(load_stack=load_stack, **kwargs)
+        return command(load_stack=lambda: load_model(by=load_half), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
-def corpus_options(command: Command) -> Command:
+def corpus_options(command: options.Command) -> options.Command:
     """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
     @click.option("--tokens", default=8192, type=click.IntRange(2), help="How much of it, at most.")
-    @click.option("--seed", default=0, type=SEED, help="Of the sampled text.")
+    @click.option("--seed", default=0, type=options.SEED, help="Of the sampled text.")
     @functools.wraps(command)
     def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
         text = Corpus(corpus, tokens, seed)
@@ -73,57 +62,53 @@ def inspect() -> None:
 
 
 @inspect.command(short_help="One memory: what its value says, what fires its key.")
-@output_options
+@options.output_options
 @click.argument("name", metavar="L[.E].I")
-@click.option("--top", default=10, type=COUNT, help="Tokens and triggers to show.")
+@click.option("--top", default=10, type=options.COUNT, help="Tokens and triggers to show.")
 @corpus_options
 @stack_options
-@html_option
+@options.html_option
 def memory(
-    name: str, top: int, corpus: Corpus, load_stack: Callable[[], Stack], html: Path | None, surface: Surface
+    name: str, top: int, corpus: Corpus, load_stack: Callable[[], Stack], html: Path | None, surface: options.Surface
 ) -> None:
     """Show memory I of layer L (L.E.I in expert E): what its value says, and which texts fire its key."""
     from ffedit.display.terminal.memory_view import memory_view
-    from ffedit.display.terminal.model_table import model_line
 
     slot = ffedit.Slot.parse(name)
     stack = load_stack()
-    surface.show(model_line(stack))
     with surface.progress() as progress:
         view = ffedit.inspect_memory(stack, slot, corpus, top, progress)
     _show(surface, html, view, memory_view(view))
 
 
 @inspect.command(short_help="The memories that a prompt fires, and where its answer is made; turn some of them.")
-@output_options
+@options.output_options
 @click.argument("text", metavar="PROMPT")
-@click.option("--edit", "edit_from", type=edit_folder, help="Show the prompt before and after this edit.")
+@click.option("--edit", "edit_from", type=options.edit_folder, help="Show the prompt before and after this edit.")
 @click.option(
     "--set", "turns", multiple=True, metavar="L.I=FACTOR", help="Turn a memory (or L.E.I): 0 suppresses, 3 amplifies."
 )
 @click.option("--promote", metavar="TOKEN", help="Which memories would one have to turn to get TOKEN?")
-@click.option("--top", default=3, type=COUNT, help="Memories of each layer to show.")
-@asking_options
-@html_option
+@click.option("--top", default=3, type=options.COUNT, help="Memories of each layer to show.")
+@options.asking_options
+@options.html_option
 def prompt(
     text: str,
     edit_from: Path | None,
     turns: tuple[str, ...],
     promote: str | None,
     top: int,
-    load_model: Callable[..., Editable],
+    load_model: options.LoadModel,
     html: Path | None,
-    surface: Surface,
+    surface: options.Surface,
 ) -> None:
     """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.prompt_view import compared, prompt_view
     from ffedit.inspector.coefficient_scaling import parse_scalings
 
     scalings = parse_scalings(turns)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    surface.show(model_line(editable))
     before = ffedit.inspect_prompt(editable, text, scalings, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), surface.progress() as progress:
         view = ffedit.inspect_prompt(editable, text, scalings, promote, top, progress)
@@ -132,44 +117,44 @@ def prompt(
 
 
 @inspect.command(short_help="The memory that an edit amounts to, and what a text reads differently.")
-@output_options
-@click.argument("edit_from", type=edit_folder, metavar="EDIT_DIR")
-@click.option("--top", default=5, type=COUNT, help="How many of each kind to show.")
+@options.output_options
+@click.argument("edit_from", type=options.edit_folder, metavar="EDIT_DIR")
+@click.option("--top", default=5, type=options.COUNT, help="How many of each kind to show.")
 @corpus_options
-@model_options
-@html_option
+@options.model_options
+@options.html_option
 def edit(
     edit_from: Path,
     top: int,
     corpus: Corpus,
-    load_model: Callable[..., Editable],
+    load_model: options.LoadModel,
     html: Path | None,
-    surface: Surface,
+    surface: options.Surface,
 ) -> None:
     """Show the memories that EDIT_DIR adds, and which texts read them."""
     from ffedit.display.terminal.edit_view import edited_view
-    from ffedit.display.terminal.model_table import model_line
 
     edit = ffedit.Edit.load(edit_from)
     editable = load_model(edit)
-    surface.show(model_line(editable))
     with surface.progress() as progress:
         view = ffedit.inspect_edit(editable, edit, corpus, top, progress)
     _show(surface, html, view, edited_view(view))
 
 
 @inspect.command(short_help="All memories of a model, as the paper of Geva et al. measures them.")
-@output_options
-@click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
-@click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Triggers and report; a pass there goes on.")
-@click.option("--top", default=50, type=COUNT, help="Triggers of each key.")
-@click.option("--positions", default=1000, type=COUNT, help="Positions looked at closely.")
-@click.option("--removing", nargs=2, default=(20, 10), type=COUNT, help="Keys, triggers of each.")
+@options.output_options
+@click.argument("folders", nargs=-1, type=options.FILE, metavar="[FOLDER...]")
+@click.option(
+    "--out", type=options.FILE, required=True, metavar="FOLDER", help="Triggers and report; a pass there goes on."
+)
+@click.option("--top", default=50, type=options.COUNT, help="Triggers of each key.")
+@click.option("--positions", default=1000, type=options.COUNT, help="Positions looked at closely.")
+@click.option("--removing", nargs=2, default=(20, 10), type=options.COUNT, help="Keys, triggers of each.")
 @click.option("--merge", is_flag=True, help="Report on what FOLDERs hold together, passes over different texts.")
 @click.option("--force", is_flag=True, help="Begin anew, whatever FOLDER holds.")
 @corpus_options
 @stack_options
-@html_option
+@options.html_option
 def model(
     folders: tuple[Path, ...],
     out: Path,
@@ -181,14 +166,13 @@ def model(
     corpus: Corpus,
     load_stack: Callable[[], Stack],
     html: Path | None,
-    surface: Surface,
+    surface: options.Surface,
 ) -> None:
     """Inspect all memories: triggers of every key, what values say, and how layers compose them."""
     if merge != bool(folders):
         raise click.UsageError("--merge and the FOLDERs to merge belong together")
 
     from ffedit.display.model_folder import prepare, write_report
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.model_view import model_view
     from ffedit.inspector.corpus_pass.memory_pass import Settings, merge_passes
     from ffedit.inspector.views.model_view import Removing, analyse, inspect_model
@@ -196,7 +180,6 @@ def model(
     if not merge:
         prepare(out, force)
     stack, keys = load_stack(), Removing(*removing)
-    surface.show(model_line(stack))
     with surface.progress() as progress:
         if merge:
             report = analyse(stack, *merge_passes(stack, folders, out, force), keys, progress)
@@ -212,7 +195,7 @@ def model(
 
 
 def _show(
-    surface: Surface, html: Path | None, view: View, table: RenderableType, before: PromptView | None = None
+    surface: options.Surface, html: Path | None, view: View, table: RenderableType, before: PromptView | None = None
 ) -> None:
     """Show a view, and write it as a page and as JSON where these were asked for."""
     from ffedit.display.html import save_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +9,7 @@ import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import (
-    COUNT,
-    FILE,
-    Solving,
-    Surface,
-    asking_options,
-    fact_options,
-    number_options,
-    output_options,
-    parse_layers,
-)
+from ffedit.cli import options
 from ffedit.display.figures.saving import check_plot, save_figure
 from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError
@@ -29,7 +18,6 @@ from ffedit.files.atomic import check_file
 
 if TYPE_CHECKING:
     from ffedit.locator import Kind, Part
-    from ffedit.model.editable import Editable
 
 KINDS: dict[str, list[Kind]] = {
     "feed-forward": ["feed_forward"],
@@ -46,12 +34,14 @@ SEVERS: dict[str, list[Part | None]] = {
 
 
 @click.command()
-@output_options
-@fact_options
-@asking_options
+@options.output_options
+@options.fact_options
+@options.asking_options
 @click.option("--layers", default="all", help="Where something is restored: all, N, or A-B.")
 @click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)))
-@click.option("--window", type=COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]")
+@click.option(
+    "--window", type=options.COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]"
+)
 @click.option("--sever", default="none", type=click.Choice(list(SEVERS)), help="Hold corrupted.")
 @click.option(
     "--corruption", default="gaussian", type=click.Choice(["gaussian", "covariance", "uniform", "replacement"])
@@ -65,7 +55,7 @@ SEVERS: dict[str, list[Part | None]] = {
     type=click.Choice(["vocabulary", "subjects"]),
     help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
 )
-@click.option("--samples", default=10, type=COUNT, help="Corrupted runs.")
+@click.option("--samples", default=10, type=options.COUNT, help="Corrupted runs.")
 @click.option(
     "--metric", default="probability", type=click.Choice(["probability", "log-probability", "logit-difference"])
 )
@@ -73,12 +63,12 @@ SEVERS: dict[str, list[Part | None]] = {
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
 @click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace and the model's layer.")
 @click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="Of these edits.")
-@number_options
-@click.option("--plot", type=FILE, help="Draw what was traced as PNG, SVG or PDF.")
-@click.option("--save", type=FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
+@options.number_options
+@click.option("--plot", type=options.FILE, help="Draw what was traced as PNG, SVG or PDF.")
+@click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
 def locate(
     facts: list[Fact],
-    load_model: Callable[[], Editable],
+    load_model: options.LoadModel,
     layers: str,
     kind: str,
     sever: str,
@@ -89,10 +79,10 @@ def locate(
     averaged: bool,
     sweep: bool,
     method: str,
-    solving: Solving,
+    solving: options.Solving,
     plot: Path | None,
     save: Path | None,
-    surface: Surface,
+    surface: options.Surface,
     **settings: Any,
 ) -> None:
     """Trace where a model recalls the facts of FACTS (a file in any known format, a data set, or -)."""
@@ -118,7 +108,6 @@ def locate(
         layer_choice,
         model_choice,
     )
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.routing import routing_table
     from ffedit.inference.routing import subject_routes
     from ffedit.layer_choice import choose
@@ -127,10 +116,9 @@ def locate(
 
     editable = load_model()
     if layers != "all":
-        settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
+        settings["layers"] = options.parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])
-    surface.show(model_line(editable))
     swept, model, estimates = None, None, []
     with surface.progress() as progress:
         measured = [

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import rich_click as click
 from click import get_current_context
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ffedit.model.memory import Address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# Loads a model, with the options of `model_options`: the base of an edit if one is passed.
+LoadModel: TypeAlias = "Callable[..., Editable]"
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(1)
 SEED = click.IntRange(0, 2**32 - 1)
@@ -93,8 +95,8 @@ LOADING = {
 def model_options(command: Command) -> Command:
     """Add `--model` and the loading options; the command receives `load_model`, a function of the edit to apply.
 
-    Without `--model` it loads the model that the edit was computed on, or the default. It can also load an `other`
-    model with the same options, and use another function `by` than `load`.
+    Without `--model` it loads the model that the edit was computed on, or the default, and shows it in a line unless
+    `show` is False. It can also load an `other` model with the same options, and use another function `by` than `load`.
     """
 
     @click.option(
@@ -111,8 +113,15 @@ def model_options(command: Command) -> Command:
             check_name(model)
         surface.announce(f"loading {model or 'the model'}")
 
-        def load_model(edit: Edit | None = None, other: str | None = None, by: Callable[..., Any] | None = None) -> Any:
+        def load_model(
+            edit: Edit | None = None,
+            other: str | None = None,
+            by: Callable[..., Any] | None = None,
+            show: bool = True,
+        ) -> Any:
             import transformers
+
+            from ffedit.display.terminal.model_table import model_line
 
             transformers.utils.logging.disable_progress_bar()
             transformers.utils.logging.set_verbosity_error()
@@ -122,7 +131,10 @@ def model_options(command: Command) -> Command:
                 if other is not None:
                     return load(other, **{**loading, "revision": None}, progress=progress)
                 with base_of(edit, model) as name:
-                    return load(name, **loading, progress=progress)
+                    loaded = load(name, **loading, progress=progress)
+            if show:
+                surface.show(model_line(loaded))
+            return loaded
 
         return command(load_model=load_model, surface=surface, **kwargs)
 

@@ -177,7 +177,8 @@ def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]
     rows = []
     for old, new in zip_longest(before.asked, after.asked if after else ()):
         row = asdict(old)
-        rows.append({**row, "before": row.pop("says"), "after": new and new.says})
+        said = row.pop("says")
+        rows.append({**row, "before": said, "after": new and new.says})
     return rows
 
 

@@ -57,11 +57,7 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
 
 
 def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Read a recipe: its values, and by dotted name ("set.value.steps", "export.0.out") the line of each, from 1.
-
-    Raises:
-        EditError: it cannot be read, is no YAML or no mapping, or names a key twice.
-    """
+    """Read a recipe: its values, and by dotted name ("set.value.steps", "export.0.out") the line of each, from 1."""
     try:
         text = path.read_text(encoding="utf-8")
         values, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
@@ -95,11 +91,7 @@ def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]
 def arguments(
     command: click.Command, values: Mapping[str, Any], recipe: Path, lines: Mapping[str, int], prefix: str = ""
 ) -> list[str]:
-    """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`.
-
-    Raises:
-        EditError: there is no such option, or its value has not its form; the line says where.
-    """
+    """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`."""
     options = {_name(option): option for option in command.params if isinstance(option, click.Option)}
     words = []
     for name, value in values.items():

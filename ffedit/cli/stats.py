@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
+from ffedit.cli.options import FILE, SEED, LoadModel, Surface, model_options, output_options, parse_layers
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
 from ffedit.inference.corpus import Corpus
@@ -44,7 +44,7 @@ def stats(
     tolerance: float | None,
     out: Path | None,
     force: bool,
-    load_model: Callable[[], Editable],
+    load_model: LoadModel,
     surface: Surface,
     **text: Any,
 ) -> None:
@@ -54,7 +54,6 @@ def stats(
     if out is not None:
         check_free(out, force)
 
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.statistics import moments_table, shortage
 
     if merge:
@@ -63,7 +62,6 @@ def stats(
         corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model()
-        surface.show(model_line(editable))
         chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
             collected = ffedit.stats(editable, chosen, corpus, tolerance, progress)

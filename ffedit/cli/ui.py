@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import Surface, asking_options, output_options
+from ffedit.cli.options import LoadModel, Surface, asking_options, output_options
 from ffedit.errors import EditError, FFEditError
 from ffedit.facts.fact import Fact
 from ffedit.progress import Progress, silent
@@ -32,7 +32,7 @@ NEIGHBORS = "Victory Column is located in the city of = Berlin"
 @output_options
 @asking_options
 @click.option("--port", default=7860, type=click.IntRange(1, 65535), help="Port on this machine (127.0.0.1).")
-def ui(load_model: Callable[..., Editable], port: int, surface: Surface) -> None:
+def ui(load_model: LoadModel, port: int, surface: Surface) -> None:
     """Serve a page to edit a model by hand; no other machine can reach it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,7 +44,7 @@ def ui(load_model: Callable[..., Editable], port: int, surface: Surface) -> None
         import gradio as gr
     except ImportError as error:
         raise EditError("the page is made with gradio; install it with: pip install 'ffedit[ui]'") from error
-    session = Session(load_model(), lambda name: load_model(other=name))
+    session = Session(load_model(show=False), lambda name: load_model(other=name))
     surface.show(f"http://{HOST}:{port} has {session.editable.name}; Ctrl-C ends it")
     theme = gr.themes.Default(font=["sans-serif"], font_mono=["monospace"])  # none is fetched
     page(session).launch(server_name=HOST, server_port=port, quiet=True, theme=theme)

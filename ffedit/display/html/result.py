@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from shlex import quote
 from typing import Any, TypeAlias
 
@@ -59,41 +59,36 @@ def result_page(record: Record) -> str:
     )
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """A score, or a kind of it, with the direction that is better and a few words on its meaning.
+def score_rows(record: Record) -> Iterator[Record]:
+    """Yield the scores that were measured, without magnitudes, and after them those by kind of probe.
 
     `before`, `after` and `change` are each the mean and its interval as text, "" where there is none; `harm` is True
-    where the verdict counts it as damage.
+    where the verdict counts the score as damaged.
     """
-
-    name: str
-    should: str
-    before: tuple[str, str]
-    after: tuple[str, str]
-    change: tuple[str, str]
-    meaning: str
-    harm: bool
-
-
-def score_rows(record: Record) -> Iterator[ScoreRow]:
-    """Yield the scores that were measured, without magnitudes, and after them those by kind of probe."""
     kinds = record.get("kinds") or {}
     sides = {side: {**(record[side] or {}), **(kinds.get(side) or {})} for side in ("before", "after")}
     for name in sides["before"]:
         old, new = sides["before"][name], sides["after"].get(name)
         if name.endswith("_magnitude") or (old is None and new is None):
             continue
-        metric = METRICS[name.partition("/")[0]]
-        yield ScoreRow(
-            name,
-            metric.direction,
-            ("", "") if old is None else (figure(name, old), _range(record, "before", name)),
-            ("", "") if new is None else (figure(name, new), _range(record, "after", name)),
-            ("", "") if old is None or new is None else (signed(new - old), _range(record, "change", name)),
-            metric.meaning if metric.name == name else "",
-            name in record["verdict"]["damage"],
-        )
+        change = None if old is None or new is None else new - old
+        metric, words = METRICS[name.partition("/")[0]], partial(figure, name)
+        yield {
+            "name": name,
+            "should": metric.direction,
+            "before": _with_interval(record["intervals"]["before"].get(name), old, words),
+            "after": _with_interval(record["intervals"]["after"].get(name), new, words),
+            "change": _with_interval(record["intervals"]["change"].get(name), change, signed),
+            "meaning": metric.meaning if metric.name == name else "",
+            "harm": name in record["verdict"]["damage"],
+        }
+
+
+def _with_interval(bounds: Record | None, value: float | None, words: Callable[[float], str]) -> tuple[str, str]:
+    """Format a mean and its interval; "" for what there is not."""
+    if value is None:
+        return "", ""
+    return words(value), "" if bounds is None else Interval(**bounds).ends(words)
 
 
 def changed(fact: Record) -> list[Record]:
@@ -132,10 +127,3 @@ def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
         return []
     choosing = {"tracing": compared["traced"], "published": compared.get("prior"), "edits": compared["layer"]}
     return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in compared["rows"]]
-
-
-def _range(record: Record, side: str, name: str) -> str:
-    """Format an interval; "" where there is none."""
-    interval = record["intervals"][side].get(name)
-    words = signed if side == "change" else lambda value: figure(name, value)
-    return "" if interval is None else Interval(**interval).ends(words)

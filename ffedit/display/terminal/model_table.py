@@ -63,10 +63,7 @@ def memory_table(editable: Editable) -> Group:
         ("unembedding", _path(editable)),
         ("reruns", reruns),
         ("probe", f"W k + b is the observed output{within}"),
-        (
-            "memory",
-            f"{_bytes(_parameters(editable)[1])} of weights, {_bytes(moments)} more to edit (moments of the keys)",
-        ),
+        ("memory", f"{_bytes(weights)} of weights, {_bytes(moments)} more to edit (moments of the keys)"),
     )
     return Group(table, Text(""), about)
 
