@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
@@ -57,10 +58,9 @@ class Destinations:
         if self.save_recipe is not None:
             check_file(self.save_recipe)
         files = (self.save_recipe, self.plot, self.html, self.json_to)
-        for file in filter(None, files):
-            for folder in folders:
-                if folder.resolve() in Path(file).resolve().parents:
-                    raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
+        for file, folder in product([Path(file) for file in files if file is not None], folders):
+            if folder.resolve() in file.resolve().parents:
+                raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     def to_measure(self, editable: Editable, edit: Edit) -> Edit:
         """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""

@@ -9,16 +9,7 @@ import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import (
-    FILE,
-    LoadModel,
-    Surface,
-    asking_options,
-    edit_folder,
-    fact_options,
-    html_option,
-    output_options,
-)
+from ffedit.cli import options
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import write_text
 
@@ -26,23 +17,27 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 
 
 @click.command()
-@output_options
-@fact_options
-@asking_options
-@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Measure before and after this edit.")
+@options.output_options
+@options.fact_options
+@options.asking_options
+@click.option(
+    "--edit", "edit_from", type=options.edit_folder, metavar="PATH", help="Measure before and after this edit."
+)
 @click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
-@click.option("--text", type=FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]")
-@html_option
+@click.option(
+    "--text", type=options.FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]"
+)
+@options.html_option
 def evaluate(
     facts: list[Fact],
     unusable: Sequence[tuple[int, str]] = (),
     *,
-    load_model: LoadModel,
+    load_model: options.LoadModel,
     edit_from: Path | None,
     edited: str | None,
     text: Path | None,
     html: Path | None,
-    surface: Surface,
+    surface: options.Surface,
 ) -> None:
     """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
     if edit_from is not None and edited is not None:
@@ -53,7 +48,8 @@ def evaluate(
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    surface.show(UNLIKE if edit is not None and edit.in_chat and not editable.chat else None)
+    if edit is not None and edit.in_chat and not editable.chat:
+        surface.show(UNLIKE)
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from ffedit.files.atomic import check_free
 
 if TYPE_CHECKING:
     from ffedit.benchmark.lm_harness import Harness, Measured
-    from ffedit.editor import Edit
     from ffedit.model.editable import Editable
 
 
@@ -63,29 +61,22 @@ def _measured(prepared: Harness, edited: str, load_model: LoadModel, surface: Su
     from ffedit.exporter import history
     from ffedit.loading.load import local_folder
 
-    if (Path(edited) / "edit.safetensors").is_file():
-        edit = ffedit.Edit.load(Path(edited))
-        base = load_model(edit, show=False)
-        _warn_of_chat([edit], base, surface)
-        return prepared.compare(base, edit)
-    edits = history(local_folder(edited))
+    is_edit = (Path(edited) / "edit.safetensors").is_file()
+    edits = [ffedit.Edit.load(Path(edited))] if is_edit else history(local_folder(edited))
     if not edits and get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
     base = load_model(edits[0] if edits else None, show=False)
-    _warn_of_chat(edits, base, surface)
-    load_model(other=edited, by=partial(_check, base))
+    if any(edit.in_chat for edit in edits) and not base.chat:
+        surface.show(UNLIKE)
+    if is_edit:
+        return prepared.compare(base, edits[0])
+    load_model(other=edited, by=partial(_check_tokenizer, base))
     name, before = base.name, prepared.measure(base)
     del base
     return Measured(name, edited, before, prepared.measure(load_model(other=edited)), prepared.limit)
 
 
-def _warn_of_chat(edits: Sequence[Edit], base: Editable, surface: Surface) -> None:
-    """Warn before the long computation if the edits were made in the chat template and the prompts do not use it."""
-    if any(edit.in_chat for edit in edits) and not base.chat:
-        surface.show(UNLIKE)
-
-
-def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
+def _check_tokenizer(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
     """Check, before either model is run, that a checkpoint has the base's tokenizer."""
     from ffedit.evaluator.evaluate import check_tokenizers
     from ffedit.loading.load import opened, read_tokenizer

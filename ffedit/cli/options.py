@@ -113,12 +113,7 @@ def model_options(command: Command) -> Command:
             check_name(model)
         surface.announce(f"loading {model or 'the model'}")
 
-        def load_model(
-            edit: Edit | None = None,
-            other: str | None = None,
-            by: Callable[..., Any] | None = None,
-            show: bool = True,
-        ) -> Any:
+        def load_model(edit: Edit | None = None, other: str | None = None, by: Any = None, show: bool = True) -> Any:
             import transformers
 
             from ffedit.display.terminal.model_table import model_line
@@ -208,9 +203,8 @@ def fact_options(command: Command) -> Command:
         source: str | None, subject: str, prompt: str, target: str, previous: str, surface: Surface, **kwargs: Any
     ) -> Any:
         if (source is None) == (subject is None and prompt is None):
-            raise click.UsageError(
-                "give either FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
-            )
+            choices = "FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
+            raise click.UsageError(f"give either {choices}")
         if source is None:
             if subject is None or prompt is None or (target is None and needs_target):
                 raise click.UsageError("--subject, --prompt and --target belong together")

@@ -111,8 +111,10 @@ def arguments(
         elif isinstance(value, dict):
             for inner, number in value.items():
                 setting = f"{inner}={number if isinstance(number, str) else json.dumps(number)}"
-                with _at(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}"):
+                try:
                     set_numbers(EditConfig(), [setting])
+                except FFEditError as error:
+                    raise EditError(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}: {error}") from error
                 words += [flag, setting]
         else:
             for word in value if isinstance(value, list) else [value]:
@@ -126,20 +128,12 @@ def _name(option: click.Option) -> str:
 
 
 @contextmanager
-def _at(where: str) -> Iterator[None]:
-    """Name where an error of ffedit stands."""
-    try:
-        yield
-    except FFEditError as error:
-        raise EditError(f"{where}: {error}") from error
-
-
-@contextmanager
 def named(recipe: Path, lines: Mapping[str, int]) -> Iterator[None]:
     """Name the recipe, and the line where one is known, in an error of its options."""
     try:
-        with _at(str(recipe)):
-            yield
+        yield
+    except FFEditError as error:
+        raise EditError(f"{recipe}: {error}") from error
     except click.UsageError as error:
         option = error.param if isinstance(error, click.BadParameter) else None
         line = lines.get(_name(option)) if isinstance(option, click.Option) else None

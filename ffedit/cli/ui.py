@@ -75,11 +75,7 @@ class Session:
         return ffedit.locate(self.editable, fact_of(*fields), progress=progress).plot()
 
     def write(self, *fields: str, progress: Progress = silent) -> tuple[Any, str, str, str]:
-        """Write a fact into the model.
-
-        Returns:
-            The heat map of its trace, the scores before and after (HTML), the path of the report, and the state.
-        """
+        """Write a fact into the model; return the heat map, the scores as HTML, the path of the report, the state."""
         from ffedit.cli import result
         from ffedit.display.html.result import result_page
         from ffedit.editor import applied_edits

@@ -128,12 +128,9 @@ def restored(measured: Trace | Aggregate) -> str:
 
 
 def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
-    """Format the metric of the clean and the corrupted runs and the total effect; `answer` is shown as given."""
-    what = {
-        "probability": f"P({answer})",
-        "log_probability": f"log P({answer})",
-        "logit_difference": "log P(old) − log P(new)",
-    }[metric]
+    """Format the metric of the clean and the corrupted runs and the total effect; `answer` is shown as it is."""
+    what = "log P(old) − log P(new)" if metric == "logit_difference" else f"P({answer})"
+    what = f"log {what}" if metric == "log_probability" else what
     shown = f"{what} {number(clean)} clean → {number(corrupted)} corrupted: total effect {number(clean - corrupted)}"
     return shown if metric == "probability" else f"{shown} {UNITS[metric]}"
 
@@ -144,8 +141,8 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
     if count <= most:
         return set(range(count))
     # As a share of the measurement's own largest effect: attention brings back less than states do.
-    effects = [np.nanmax(trace.effects, 0) for trace in traces]
-    largest = np.max([one / (max(0.0, one.max()) or 1.0) for one in effects], axis=0)
+    tops = [np.nanmax(trace.effects, 0) for trace in traces]
+    largest = np.max([top / (max(0.0, top.max()) or 1.0) for top in tops], axis=0)
     telling = [i for i in np.argsort(-largest, kind="stable").tolist() if largest[i] > TELLING]
     around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
     first = [end - 1, count - 1, start, *telling, *range(start, end), *around]
@@ -165,9 +162,9 @@ def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
     """Average each role over the facts that have a token in it; a fact's several tokens count as their mean."""
     for role, effects in zip(ROLES, np.stack([by_role(trace) for trace in traces], axis=1), strict=True):
-        found = effects[~np.isnan(effects).all(1)]
-        if len(found):
-            yield Row(role, found.mean(0), role.endswith("subject"))
+        measured = effects[~np.isnan(effects).all(1)]
+        if len(measured):
+            yield Row(role, measured.mean(0), role.endswith("subject"))
 
 
 def layer_step(depth: int) -> int:

@@ -97,9 +97,8 @@ def _about(edit: Edit | SavedEdit, path: Path | None) -> Iterator[tuple[str, str
     if not ratios and "norm_ratio" in about:
         yield "‖Δ‖ / ‖W‖", f"{about['norm_ratio']:.2%} at most"
     dtype, computed = about.get("dtype"), about.get("computed_in")
-    precision = "" if dtype is None else f", {dtype}"
-    precision += "" if computed in (None, dtype) else f", computed in {computed}"
-    yield "model", f"{about.get('model', 'unknown')}, fingerprint {edit.base}{precision}"
+    precision = [*([dtype] if dtype else []), *([f"computed in {computed}"] if computed not in (None, dtype) else [])]
+    yield "model", ", ".join([about.get("model", "unknown"), f"fingerprint {edit.base}", *precision])
     if source := about.get("source"):
         yield "converted from", in_words(source)
     if guarantees := about.get("guarantee"):
