@@ -159,9 +159,9 @@ def page(session: Session) -> Any:
             trace, write, undo = gr.Button("Trace"), gr.Button("Edit", variant="primary"), gr.Button("Undo")
             report = gr.DownloadButton("Report of the last edit")
         with gr.Row():
-            with gr.Column(min_width=340):
+            with gr.Column(min_width=300):
                 heat_map = gr.Plot(show_label=False)
-            with gr.Column(scale=2, min_width=830):
+            with gr.Column(scale=2, min_width=870):  # for lines of 100 characters; beside the picture at 1280 pixels
                 scores = gr.HTML()
         with gr.Row(equal_height=True):
             prompt = gr.Textbox("The Eiffel Tower can be found in", label="Ask")
