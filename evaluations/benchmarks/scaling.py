@@ -30,8 +30,7 @@ from transformers import GPT2Config
 
 import ffedit
 from ffedit.editor import EditConfig
-from ffedit.editor.key import read_keys
-from ffedit.editor.prompts import PromptSet, build_prompts
+from ffedit.editor.key import PromptSet, build_prompts, read_keys
 from ffedit.editor.value import Value, choose_values
 from ffedit.evaluator import Evaluation
 from ffedit.facts.fact import Fact, by_subject
@@ -65,7 +64,7 @@ class Needed:
     def keys(self, prompt_sets: Sequence[PromptSet]) -> int:
         """Run every text once, as far as its subject, through the layers up to the edited one."""
         through = self.costs[0]
-        return sum((text.site + 1) * through for texts in map(texts_of, prompt_sets) for text in texts)
+        return sum((text.site + 1) * through for texts in (each.texts for each in prompt_sets) for text in texts)
 
     def values(self, prompt_sets: Sequence[PromptSet], values: Sequence[Value]) -> int:
         """Run every text once, and for each step the layers above from the subject's last token on, there and back.
@@ -76,7 +75,7 @@ class Needed:
         _, above, last, vocabulary, whole = self.costs
         needed = 0
         for prompt_set, value in zip(prompt_sets, values, strict=True):
-            texts, steps = texts_of(prompt_set), len(value.losses) - 1
+            texts, steps = prompt_set.texts, len(value.losses) - 1
             ends = [len(text.ids) - bool(text.target_ids) for text in texts]
             after = sum(end - text.site for end, text in zip(ends, texts, strict=True))
             reads = sum(max(1, len(text.target_ids)) for text in texts)
@@ -91,11 +90,6 @@ class Needed:
         beginnings = {text.ids[:end] for text in texts for end in range(1, len(text.ids))}
         reads = {text.ids[:end] for text in texts for end in range(text.answer, len(text.ids))}
         return len(beginnings) * whole + len(reads) * vocabulary
-
-
-def texts_of(prompt_set: PromptSet) -> list[Any]:
-    """All texts of a prompt set."""
-    return [*prompt_set.prompts, *prompt_set.essence]
 
 
 def random_facts(count: int) -> list[Fact]:

@@ -11,6 +11,7 @@ z² / (n + z²), lay at the end of the range: 30 times 1 gives [.89, 1], as Wils
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,11 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    @property
+    def is_point(self) -> bool:
+        """True if both ends agree up to a rounding: draws of equal values show no spread, so there is no interval."""
+        return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
     def ends(self, words: Callable[[float], str]) -> str:
         """Return "[low, high]" in these words; "" where both read the same: draws of equal values show no spread."""

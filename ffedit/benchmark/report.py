@@ -39,7 +39,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
-        bounds = {name: [bound.low, bound.high] for name, bound in self.intervals.items()}
+        bounds = {name: [bound.low, bound.high] for name, bound in self.intervals.items() if not bound.is_point}
         row = {"name": self.name, "facts": self.facts, "scores": self.scores.to_dict(), "intervals": bounds}
         return {**row, "kinds": dict(self.kinds)} if self.kinds else row
 
@@ -53,8 +53,11 @@ class Change:
     differences: Mapping[str, Interval]  # mean and interval by score and by kind
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON."""
-        differences = {name: [d.mean, d.low, d.high] for name, d in self.differences.items()}
+        """Return the fields as plain JSON; the ends of an interval are null where draws show no spread."""
+        differences = {
+            name: [d.mean, None, None] if d.is_point else [d.mean, d.low, d.high]
+            for name, d in self.differences.items()
+        }
         return {"names": list(self.names), "facts": self.facts, "differences": differences}
 
 

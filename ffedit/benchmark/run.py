@@ -83,6 +83,8 @@ def bench(
     group, path, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
     configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)
     settings.check_facts(facts)
+    if layers:
+        settings.check_reach(editable, facts, layers, configs)
     generic_text = None if text is None else Path(text)
     with ExitStack() as stack:
         group.by_first(lambda: stack.enter_context(claimed(path)))

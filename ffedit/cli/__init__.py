@@ -1,7 +1,8 @@
 """The command line: parse, call the public API, render.
 
-Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take, or a `--require`
-or a guardrail of `--strict` that it misses; 4 an internal check of ffedit failed; 130 interrupted.
+Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take (saved with
+`--force` it is 0), or a `--require` or a guardrail of `--strict` that it misses; 4 an internal check of ffedit failed;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Mapping
 from io import TextIOWrapper
-from typing import Any
 
 import rich_click as click
 from click.exceptions import NoSuchCommand
@@ -22,7 +21,6 @@ from ffedit.display.terminal.messages import error_line
 from ffedit.errors import CheckError, FFEditError, RequirementError
 from ffedit.version import __version__
 
-OTHERS_WAIT = 5.0  # seconds
 COMMANDS = {
     "apply": "Write facts into a model: locate, edit, measure, export.",
     "run": "Make the edit of a recipe, a YAML file.",
@@ -60,32 +58,21 @@ PANELS = {
     ),
 }
 HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}
-SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 class Lazy(click.RichGroup):
-    """A group whose commands are imported when they are called or listed.
-
-    Attributes:
-        summaries: one-line help by command, in workflow order.
-        home: the module of a command, with {} for its name.
-    """
-
-    def __init__(self, summaries: Mapping[str, str], home: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.summaries = summaries
-        self.home = home
+    """The group of `COMMANDS`, each imported from the module of its name when it is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in workflow order."""
-        return list(self.summaries)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import the module of a command and return the command."""
-        if name not in self.summaries:
+        if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(self.home.format(name)), name)
-        command.short_help = self.summaries[name]
+        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{name}"), name)
+        command.short_help = COMMANDS[name]
         return command
 
     def resolve_command(
@@ -95,10 +82,10 @@ class Lazy(click.RichGroup):
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
-            raise NoSuchCommand(error.command_name, possibilities=self.summaries, ctx=ctx) from None
+            raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
 
-@click.command(cls=Lazy, summaries=COMMANDS, home="ffedit.cli.{}", context_settings=SETTINGS)
+@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.rich_config(HELP)
 @click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:
@@ -111,8 +98,8 @@ def main() -> None:
         # torch's threads spin while they wait, and take the processor from whatever else runs. Read when torch loads.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for other characters
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for other characters
     sys.exit(invoke())
 
 
@@ -144,5 +131,5 @@ def invoke(arguments: list[str] | None = None) -> int:
 def _show(message: str) -> None:
     if os.environ.get("RANK", "0") != "0":
         # An error that all processes see is shown by the first: meanwhile the launcher ends the others.
-        time.sleep(OTHERS_WAIT)
+        time.sleep(5)
     Console(stderr=True).print(error_line(message), soft_wrap=True)

@@ -2,121 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import rich_click as click
 
 import ffedit
+from ffedit.cli import options
 from ffedit.cli.destinations import Destinations
-from ffedit.cli.options import (
-    FILE,
-    PUSH,
-    Surface,
-    asking_options,
-    fact_options,
-    html_option,
-    output_options,
-    parse_layers,
-    pushed,
-    solving_options,
-)
-from ffedit.editor.methods import METHODS, preset, set_numbers
+from ffedit.editor.methods import METHODS
 from ffedit.facts.fact import Fact, FactToken, by_subject
-from ffedit.inference.corpus import Corpus, tokens_for
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
+from ffedit.safety.require import Requirement, not_taken, parse_requirements, unmet
 
 
 @click.command()
-@output_options
-@fact_options
-@asking_options
+@options.output_options
+@options.fact_options
+@options.asking_options
 @click.option("--layers", "--layer", default="auto", help="auto (the model's), trace (the facts'), sweep, N, or A-B.")
 @click.option(
     "--fact-token", default="subject_last", type=click.Choice(get_args(FactToken)), help="Where the key is read."
 )
 @click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="See `methods`.")
-@solving_options
-@click.option("--out", type=FILE, help="Save the edit in this folder.")
-@click.option("--save-recipe", type=FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
-@click.option("--export", "export_to", type=FILE, help="Save the edited model in this folder, or FILE.gguf.")
-@PUSH
+@options.solving_options
+@click.option("--out", type=options.FILE, help="Save the edit in this folder.")
+@click.option("--save-recipe", type=options.FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
+@click.option("--export", "export_to", type=options.FILE, help="Save the edited model in this folder, or FILE.gguf.")
+@options.PUSH
 @click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
-@click.option("--plot", type=FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
+@click.option("--plot", type=options.FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
 @click.option(
     "--require",
     default="",
     show_default=False,
+    callback=lambda context, option, text: parse_requirements(text),
     help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, how long it takes, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
-@html_option
+@options.html_option
 def apply(
     facts: list[Fact],
-    load_model: Callable[[], Editable],
+    load_model: options.LoadModel,
     layers: str,
     fact_token: FactToken,
     method: str,
     spread: int,
-    numbers: str,
-    settings: tuple[str, ...],
-    corpus: str | None,
-    stats_from: Path | None,
-    seed: int,
-    require: str,
+    solving: options.Solving,
+    require: Sequence[Requirement],
     strict: bool,
     dry_run: bool,
-    surface: Surface,
+    surface: options.Surface,
     html: Path | None,
     **paths: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
-    config = set_numbers(preset(numbers, method), settings)
-    config = replace(config, seed=seed, key=replace(config.key, fact_token=fact_token))
+    config = solving.config(method)
+    config = replace(config, key=replace(config.key, fact_token=fact_token))
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
-    text = Corpus(corpus, tokens_for(len(by_subject(facts))), seed)
     destinations.check()
-    text.check()
+    text = solving.text(len(by_subject(facts)))
 
     from ffedit.benchmark.estimate import estimate
     from ffedit.cli import result
     from ffedit.display.terminal.heat_map import heat_map
     from ffedit.display.terminal.layer_choice import why_layer
     from ffedit.display.terminal.messages import packing
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.plan import plan
-    from ffedit.display.terminal.scores import before_after, what_it_says
-    from ffedit.display.terminal.verdict import verdict_view
-    from ffedit.editor import applied_edits, in_reach
-    from ffedit.evaluator import METRICS
-    from ffedit.evaluator.prompts import questions
+    from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
+    from ffedit.editor import applied_edits
+    from ffedit.evaluator import METRICS, questions
     from ffedit.layer_choice import choose
-    from ffedit.layer_choice.calibrate import remembered
-    from ffedit.safety.guardrails import breaches, not_taken, parse_requirements, refusal, unmet, warnings
+    from ffedit.safety.guardrails import breaches, refusal, warnings
 
-    requirements = parse_requirements(require)
     ends = {"start": perf_counter()}
     editable = load_model()
     destinations.check_model(editable)
-    allowed = parse_layers(layers, len(editable.layers))
+    allowed = options.parse_layers(layers, len(editable.layers))
     questions(editable, facts, facts)  # a fact that cannot be asked should fail now and not after the long computation
-    stats = ffedit.load_stats(stats_from, editable) if stats_from is not None else text
+    stats = solving.stats(text, editable)
     ends["load"] = perf_counter()
-    surface.show(model_line(editable))
     if dry_run:
-        allowed = in_reach(editable, facts, METHODS[method], allowed, fact_token)
-        kept = remembered(editable, method) if layers == "auto" else None
-        layer = allowed[0] if len(allowed) == 1 else kept.layer if kept is not None else None
-        text_of = text if stats_from is None else None
-        done = estimate(editable, facts, method, layer, layers, spread, config, text_of)
-        surface.show(plan(done, destinations.words()))
-        return surface.write_json({"model": editable.name, "estimate": done.to_dict()})
+        layer = choose.known_layer(editable, facts, layers, allowed, method, config)
+        to_read = text if stats is text else None
+        planned = estimate(editable, facts, method, layer, layers, spread, config, to_read)
+        surface.show(plan(planned, destinations.words()))
+        return surface.write_json({"model": editable.name, "estimate": planned.to_dict()})
     with surface.progress() as progress:
         choice = choose.find_layer(editable, facts, layers, allowed, method, config, stats, progress)
         ends["locate"] = perf_counter()
@@ -124,28 +98,24 @@ def apply(
         written = choose.spread_below(choice.layer, spread)
         edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
         ends["edit"] = perf_counter()
-        full = any(METRICS[requirement.name].full for requirement in requirements)
         measured = destinations.to_measure(editable, edit)
+        full = any(METRICS[requirement.name].full for requirement in require)
         report = ffedit.evaluate(editable, facts, measured, progress, full=full)
         ends["evaluate"] = perf_counter()
     broken = breaches(editable, edit, report)
-    inputs = {"corpus": corpus, "stats": stats_from and str(stats_from)}
-    edit = (
-        replace(measured, updates=edit.updates)
-        .scored(report)
-        .noted(
-            warnings=[breach.words for breach in broken], inputs={name: path for name, path in inputs.items() if path}
-        )
-    )
-    ending = verdict_view(report, edit, editable)
-    surface.show(packing(measured), before_after(report), what_it_says(report), ending, warnings(broken))
-    failure = unmet(requirements, report.after or report.before) or (refusal(broken) if strict else None)
+    edit = replace(measured, updates=edit.updates).scored(report)
+    edit = edit.noted(warnings=[breach.words for breach in broken], inputs=solving.inputs)
+    verdict = verdict_view(report, edit, editable)
+    surface.show(packing(measured), before_after(report), what_it_says(report), verdict, warnings(broken))
+    failure = unmet(require, report.after or report.before) or (refusal(broken) if strict else None)
     failure = failure or (None if destinations.force else not_taken(report.verdict))
     saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
-    applied = result.applied(editable, edit, choice, report, ends, layers, saved)
-    with surface.json_ready(applied), destinations.page_ready(applied), destinations.plot_ready(choice):
+    applied = result.applied(editable, edit, choice, report, ends, saved, layers)
+    with surface.json_ready(applied), destinations.pictures_ready(applied, choice):
         if failure is None:
             destinations.save(editable, edit)
     if failure is not None:
         raise failure
-    surface.show(pushed(destinations.export_to, destinations.hub), destinations.next_step(facts[0], editable.chat))
+    surface.show(
+        options.pushed(destinations.export_to, destinations.hub), destinations.next_step(facts[0], editable.chat)
+    )

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import (
-    COUNT,
-    FILE,
-    Surface,
-    asking_options,
-    html_option,
-    output_options,
-    parse_layers,
-    solving_options,
-)
-from ffedit.editor.methods import METHODS, check_method, preset, set_numbers
+from ffedit.cli import options
+from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import write_text
-from ffedit.inference.corpus import Corpus, tokens_for
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
 
 ALONE = (
     "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
@@ -35,20 +21,20 @@ ALONE = (
 
 
 @click.command()
-@output_options
+@options.output_options
 @click.argument("source", metavar="FACTS")
 @click.option("--methods", default=",".join(METHODS), help="Which, with commas.")
 @click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
-@click.option("--limit", type=COUNT, help="Only so many facts, the first ones.")
+@click.option("--out", type=options.FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
+@click.option("--limit", type=options.COUNT, help="Only so many facts, the first ones.")
 @click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
 @click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
-@solving_options
-@click.option("--text", type=FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
+@options.solving_options
+@click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
 @click.option("--full/--no-full", default=True, help="Also what takes longest: sampled text.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
-@asking_options
-@html_option
+@options.asking_options
+@options.html_option
 def bench(
     source: str,
     methods: str,
@@ -58,21 +44,15 @@ def bench(
     where: str | None,
     layers: str,
     spread: int,
-    numbers: str,
-    settings: tuple[str, ...],
-    corpus: str | None,
-    stats_from: Path | None,
-    seed: int,
-    load_model: Callable[[], Editable],
+    solving: options.Solving,
+    load_model: options.LoadModel,
     html: Path | None,
-    surface: Surface,
+    surface: options.Surface,
     **how: Any,
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
     names = [name.strip() for name in methods.split(",")]
-    configs = {
-        name: set_numbers(preset(numbers, check_method(name).name), [*settings, f"seed={seed}"]) for name in names
-    }
+    configs = {name: solving.config(name) for name in names}
 
     from ffedit.benchmark import Mode
     from ffedit.benchmark.settings import most_subjects
@@ -86,11 +66,10 @@ def bench(
         surface.note(ALONE)
     field, _, value = (where or "").partition("=")
     sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
-    surface = surface if workers.first else Surface(quiet=True)
-    editable = load_model()
     facts = sifted.facts[:limit]
-    text = Corpus(corpus, tokens_for(most_subjects(facts, parsed)), seed)
-    text.check()
+    text = solving.text(most_subjects(facts, parsed))
+    surface = surface if workers.first else options.Surface(quiet=True)
+    editable = load_model(show=False)
     surface.show(model_line(editable), *sifted.noted())
     try:
         with surface.progress() as progress:
@@ -100,10 +79,10 @@ def bench(
                 names,
                 mode,
                 out,
-                layers=named_layers(layers, spread, len(editable.layers)),
+                layers=_highest_and_below(layers, spread, len(editable.layers)),
                 spread=spread,
                 config=configs,
-                stats=ffedit.load_stats(stats_from, editable) if stats_from is not None else text,
+                stats=solving.stats(text, editable),
                 process_group=workers,
                 progress=progress,
                 unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],
@@ -123,12 +102,12 @@ def bench(
     workers.disband()
 
 
-def named_layers(text: str, spread: int, depth: int) -> list[int] | None:
+def _highest_and_below(text: str, spread: int, depth: int) -> range | None:
     """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
     if text == "auto":
         return None
-    if len(layers := parse_layers(text, depth)) > 1 or text in ("sweep", "trace"):
+    if len(layers := options.parse_layers(text, depth)) > 1 or text in ("sweep", "trace"):
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
     from ffedit.layer_choice.choose import spread_below
 
-    return list(spread_below(layers[0], spread))
+    return spread_below(layers[0], spread)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import rich_click as click
 from rich.text import Text
@@ -11,16 +11,16 @@ from ffedit.cli.options import Surface, output_options
 from ffedit.files import cache as store
 
 
-def _parsed(parse: Any) -> Any:
-    """Return a callback that parses the value of an option, and refuses a wrong one as click does."""
+def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """Return an option's type: `parse`, whose ValueError is a wrong use of the option."""
 
-    def callback(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    def convert(text: str) -> float:
         try:
-            return None if text is None else float(parse(text))
+            return parse(text)
         except ValueError as error:
             raise click.BadParameter(str(error)) from error
 
-    return callback
+    return convert
 
 
 @click.group(invoke_without_command=True)
@@ -47,8 +47,8 @@ def list_entries(surface: Surface) -> None:
 
 
 @cache.command()
-@click.option("--max-size", callback=_parsed(store.parse_size), metavar="SIZE", help="Of all entries, such as 2GB.")
-@click.option("--max-age", callback=_parsed(store.parse_days), metavar="DAYS", help="Since an entry was last used.")
+@click.option("--max-size", type=_parsed(store.parse_size), metavar="SIZE", help="Of all entries, such as 2GB.")
+@click.option("--max-age", type=_parsed(store.parse_days), metavar="DAYS", help="Since an entry was last used.")
 @output_options
 def prune(max_size: float | None, max_age: float | None, surface: Surface) -> None:
     """Delete what is beyond the limits, the least recently used first; what was used within a day stays."""

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.console import Console
 
 import ffedit
-from ffedit.cli.options import COUNT, Surface, asking_options, edit_folder, output_options
+from ffedit.cli.options import COUNT, LoadModel, Surface, asking_options, edit_folder, output_options
 from ffedit.display.terminal.messages import error_line
 from ffedit.errors import FFEditError
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
 
 
 @click.command()
 @output_options
 @asking_options
-@click.option(
-    "--edit",
-    "edit_from",
-    type=edit_folder,
-    metavar="PATH",
-    help="The edit.  [default: those in the checkpoint]",
-)
+@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="[default: those in the checkpoint]")
 @click.option("--tokens", default=24, type=COUNT, help="Length of an answer.")
-def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: int, surface: Surface) -> None:
+def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:
     """Type prompts, and read what the model says before and after an edit, side by side.
 
     Each prompt is asked by itself, with --chat in the model's chat template. An empty line or Ctrl-D ends; lines that
@@ -42,7 +32,7 @@ def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: in
     from ffedit.inference.generation import completions
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
-    editable = load_model(edit)
+    editable = load_model(edit, show=False)
     if edit is None and not editable.history.originals:
         raise click.UsageError(f"{editable.name} carries no edit that can be taken out; give --edit PATH")
     console, rows = Console(highlight=False, quiet=surface.quiet), []
@@ -65,13 +55,10 @@ def chat(load_model: Callable[..., Editable], edit_from: Path | None, tokens: in
 def _prompts(console: Console) -> Iterator[str]:
     """Yield lines until an empty one or the end; those that are piped in are shown as if they were typed."""
     typed = sys.stdin.isatty()
-    while True:
-        try:
-            line = console.input("> " if typed else "")
-        except EOFError:
-            return
-        if not line.strip():
-            return
-        if not typed:
-            console.print(f"> {line}", markup=False)
-        yield line
+    try:
+        while (line := console.input("> " if typed else "")).strip():
+            if not typed:
+                console.print(f"> {line}", markup=False)
+            yield line
+    except EOFError:
+        return

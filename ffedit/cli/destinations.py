@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
@@ -28,18 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Destinations:
-    """The paths to write results to; None where a result was not asked for.
-
-    Attributes:
-        out: folder for the edit.
-        save_recipe: file for the recipe.
-        export_to: folder for the edited checkpoint, or GGUF file.
-        plot: file for the figure of the trace.
-        html: file for the page.
-        json_to: file for the JSON, or -.
-        force: replace existing folders.
-        hub: repository of the hub to upload the checkpoint to.
-    """
+    """The values of the options of `apply` that name what is written; None where a result was not asked for."""
 
     out: Path | None
     save_recipe: Path | None
@@ -51,12 +41,7 @@ class Destinations:
     hub: str | None = None
 
     def check(self) -> None:
-        """Check that the results can be written.
-
-        Raises:
-            EditError: a folder exists or cannot be written, one is in the other, a file is in one of them, or the
-                figure cannot be written, or nothing is exported that could be pushed.
-        """
+        """Check that the results can be written, none in a folder that is made anew. Raises EditError otherwise."""
         if self.hub is not None and self.export_to is None:
             raise EditError(f"--push-to-hub {self.hub}: uploads what --export writes; add --export DIR")
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
@@ -73,25 +58,18 @@ class Destinations:
         if self.save_recipe is not None:
             check_file(self.save_recipe)
         files = (self.save_recipe, self.plot, self.html, self.json_to)
-        for file in [Path(file) for file in files if file is not None]:
-            for folder in folders:
-                if folder.resolve() in file.resolve().parents:
-                    raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
+        for file, folder in product([Path(file) for file in files if file is not None], folders):
+            if folder.resolve() in file.resolve().parents:
+                raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     def to_measure(self, editable: Editable, edit: Edit) -> Edit:
         """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
-        if not self.is_gguf:
-            return edit
         from ffedit.exporter import packed_edit
 
-        return packed_edit(editable, edit)
+        return packed_edit(editable, edit) if self.is_gguf else edit
 
     def check_model(self, editable: Editable) -> None:
-        """Check that a GGUF file can be made, if one was asked for: the model is loaded from one.
-
-        Raises:
-            EditError: it is not.
-        """
+        """Check that a GGUF file can be made, if one was asked for. Raises EditError for a model that is not of one."""
         if self.is_gguf:
             from ffedit.exporter.gguf import source_file
             from ffedit.loading.load import cached_folder
@@ -103,21 +81,19 @@ class Destinations:
         """True if a GGUF file is exported."""
         return self.export_to is not None and self.export_to.suffix == ".gguf"
 
-    def plot_ready(self, choice: Found) -> AbstractContextManager[None]:
-        """Draw the figure, if one was asked for; it is moved to its path when the block ends without an error."""
-        if self.plot is None:
-            return nullcontext()
-        from ffedit.display.figures.plots import heat_maps
+    @contextmanager
+    def pictures_ready(self, applied: Mapping[str, Any], choice: Found) -> Iterator[None]:
+        """Draw the page of a result and the figure of its trace; write them if the block ends without an error."""
+        with ExitStack() as stack:
+            if self.html is not None:
+                from ffedit.display.html.result import result_page
 
-        return figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer))
+                stack.enter_context(text_ready(self.html, result_page(applied)))
+            if self.plot is not None:
+                from ffedit.display.figures.plots import heat_maps
 
-    def page_ready(self, applied: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Render the page of a result, if one was asked for; it is moved to its path as the figure is."""
-        if self.html is None:
-            return nullcontext()
-        from ffedit.display.html.result import result_page
-
-        return text_ready(self.html, result_page(applied))
+                stack.enter_context(figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer)))
+            yield
 
     def save(self, editable: Editable, edit: Edit) -> None:
         """Write the folders: first the checkpoint, because its export may be refused."""
@@ -126,17 +102,14 @@ class Destinations:
         if self.out is not None:
             edit.save(self.out, self.force)
         if self.save_recipe is not None:
-            write_text(self.save_recipe, self._recipe(edit))
-
-    def _recipe(self, edit: Edit) -> str:
-        """Write what makes the edit again, and where it goes."""
-        folders = {"out": self.out, "export": self.export_to}
-        return to_yaml(recipe_of(edit) | {name: str(path) for name, path in folders.items() if path is not None}, edit)
+            folders = {"out": self.out, "export": self.export_to}
+            goes_to = {name: str(path) for name, path in folders.items() if path is not None}
+            write_text(self.save_recipe, to_yaml(recipe_of(edit) | goes_to, edit))
 
     def words(self) -> str:
         """List what would be written."""
         paths = (self.out, self.export_to, self.plot, self.html, self.save_recipe, self.json_to)
-        return ", ".join(str(path) for path in paths if path is not None and path != "-")
+        return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
     def next_step(self, fact: Fact, chat: bool) -> RenderableType:
         """Suggest the commands to type next."""

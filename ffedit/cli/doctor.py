@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import rich_click as click
 from click import get_current_context
 
-from ffedit.cli.options import Surface, model_options, output_options
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
+from ffedit.cli.options import LoadModel, Surface, model_options, output_options
 
 
 @click.command()
 @output_options
 @click.argument("name", required=False, metavar="[MODEL]")
 @model_options
-def doctor(name: str | None, load_model: Callable[..., Editable], surface: Surface) -> None:
+def doctor(name: str | None, load_model: LoadModel, surface: Surface) -> None:
     """Show versions, devices, the cache, and the anatomy of MODEL."""
     context = get_current_context()
     if name is not None:  # an alternative to --model
@@ -28,9 +22,9 @@ def doctor(name: str | None, load_model: Callable[..., Editable], surface: Surfa
         return
 
     from ffedit.cli import result
-    from ffedit.display.terminal.model_table import environment, memory_table, model_line
+    from ffedit.display.terminal.model_table import environment, memory_table
 
     surface.show(environment())
     editable = load_model()
-    surface.show(model_line(editable), memory_table(editable))
+    surface.show(memory_table(editable))
     surface.write_json(result.examined(editable))

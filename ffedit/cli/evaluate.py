@@ -2,56 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import FILE, Surface, asking_options, edit_folder, fact_options, html_option, output_options
+from ffedit.cli import options
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import write_text
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
 
 UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
 
 
 @click.command()
-@output_options
-@fact_options
-@asking_options
-@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Measure before and after this edit.")
+@options.output_options
+@options.fact_options
+@options.asking_options
+@click.option(
+    "--edit", "edit_from", type=options.edit_folder, metavar="PATH", help="Measure before and after this edit."
+)
 @click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
-@click.option("--text", type=FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]")
-@html_option
+@click.option(
+    "--text", type=options.FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]"
+)
+@options.html_option
 def evaluate(
     facts: list[Fact],
     unusable: Sequence[tuple[int, str]] = (),
     *,
-    load_model: Callable[..., Editable],
+    load_model: options.LoadModel,
     edit_from: Path | None,
     edited: str | None,
     text: Path | None,
     html: Path | None,
-    surface: Surface,
+    surface: options.Surface,
 ) -> None:
     """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
     if edit_from is not None and edited is not None:
         raise click.UsageError("give either --edit or --edited")
 
     from ffedit.cli import result
-    from ffedit.display.terminal.model_table import model_line
-    from ffedit.display.terminal.scores import all_scores, what_it_says
-    from ffedit.display.terminal.verdict import verdict_view
+    from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    unlike = edit is not None and edit.in_chat and not editable.chat
-    surface.show(model_line(editable), UNLIKE if unlike else None)
+    if edit is not None and edit.in_chat and not editable.chat:
+        surface.show(UNLIKE)
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)

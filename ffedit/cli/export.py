@@ -45,8 +45,8 @@ def export(
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
         done = ffedit.export(base, edit, out, originals=not no_originals, **how)
-    prompts = [fact.text for fact in edit.facts[:1]] if how["format"] not in ("adapter", "delta") else []
-    steps = [join(["ffedit", "ask", prompt, "--model", str(out)]) for prompt in prompts]
-    surface.show(shipped(done), Commands(steps) if steps else None)
+    can_ask = edit.facts and how["format"] not in ("adapter", "delta")
+    ask = Commands([join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])]) if can_ask else None
+    surface.show(shipped(done), ask)
     surface.show(pushed(out, hub))
     surface.write_json(result.written(done))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,12 @@ from click import get_current_context
 
 import ffedit
 from ffedit.cli.evaluate import UNLIKE
-from ffedit.cli.options import COUNT, FILE, Surface, asking_options, output_options
+from ffedit.cli.options import COUNT, FILE, LoadModel, Surface, asking_options, output_options
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
 
 if TYPE_CHECKING:
     from ffedit.benchmark.lm_harness import Harness, Measured
-    from ffedit.editor import Edit
     from ffedit.model.editable import Editable
 
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 def harness(
     edited: str,
     tasks: str,
-    load_model: Callable[..., Editable],
+    load_model: LoadModel,
     out: Path | None,
     force: bool,
     surface: Surface,
@@ -57,35 +55,28 @@ def harness(
     surface.write_json(measured.to_dict())
 
 
-def _measured(prepared: Harness, edited: str, load_model: Callable[..., Editable], surface: Surface) -> Measured:
+def _measured(prepared: Harness, edited: str, load_model: LoadModel, surface: Surface) -> Measured:
     """Run the tasks on the base and on the edited model; of two checkpoints, one is in memory at a time."""
     from ffedit.benchmark.lm_harness import Measured
     from ffedit.exporter import history
     from ffedit.loading.load import local_folder
 
-    if (Path(edited) / "edit.safetensors").is_file():
-        edit = ffedit.Edit.load(Path(edited))
-        base = load_model(edit)
-        _warn_of_chat([edit], base, surface)
-        return prepared.compare(base, edit)
-    edits = history(local_folder(edited))
+    is_edit = (Path(edited) / "edit.safetensors").is_file()
+    edits = [ffedit.Edit.load(Path(edited))] if is_edit else history(local_folder(edited))
     if not edits and get_current_context().params["model"] is None:
         raise EditError(f"{edited}: holds no edit that names its base; give the base with --model")
-    base = load_model(edits[0] if edits else None)
-    _warn_of_chat(edits, base, surface)
-    load_model(other=edited, by=partial(_check, base))
+    base = load_model(edits[0] if edits else None, show=False)
+    if any(edit.in_chat for edit in edits) and not base.chat:
+        surface.show(UNLIKE)
+    if is_edit:
+        return prepared.compare(base, edits[0])
+    load_model(other=edited, by=partial(_check_tokenizer, base))
     name, before = base.name, prepared.measure(base)
     del base
     return Measured(name, edited, before, prepared.measure(load_model(other=edited)), prepared.limit)
 
 
-def _warn_of_chat(edits: Sequence[Edit], base: Editable, surface: Surface) -> None:
-    """Warn before the long computation if the edits were made in the chat template and the prompts do not use it."""
-    if any(edit.in_chat for edit in edits) and not base.chat:
-        surface.show(UNLIKE)
-
-
-def _check(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
+def _check_tokenizer(base: Editable, edited: str, revision: str | None, trust_remote_code: bool, **_: Any) -> None:
     """Check, before either model is run, that a checkpoint has the base's tokenizer."""
     from ffedit.evaluator.evaluate import check_tokenizers
     from ffedit.loading.load import opened, read_tokenizer

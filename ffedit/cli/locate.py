@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,59 +9,66 @@ import rich_click as click
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.options import COUNT, FILE, SEED, Surface, asking_options, fact_options, output_options, parse_layers
+from ffedit.cli import options
 from ffedit.display.figures.saving import check_plot, save_figure
-from ffedit.editor.methods import METHODS, preset
+from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file
-from ffedit.progress import Progress
 
 if TYPE_CHECKING:
-    from ffedit.locator import Kind, Part, TraceSet
-    from ffedit.model.editable import Editable
+    from ffedit.locator import Kind, Part
 
-KINDS: dict[str, list[Kind]] = {"feed-forward": ["feed_forward"], "state": ["state"], "attention": ["attention"]}
-KINDS["all"] = ["state", "feed_forward", "attention"]
-SEVERS: dict[str, list[Part | None]] = {"none": [None], "feed-forward": ["feed_forward"], "attention": ["attention"]}
-SEVERS["all"] = [None, "feed_forward", "attention"]
-METRICS = ("probability", "log-probability", "logit-difference")
-SIGMAS = ("vocabulary", "subjects")
-CORRUPTIONS = ("gaussian", "covariance", "uniform", "replacement")
-# Number of facts on which an estimate is compared with exact effects.
-COMPARED = 8
+KINDS: dict[str, list[Kind]] = {
+    "feed-forward": ["feed_forward"],
+    "state": ["state"],
+    "attention": ["attention"],
+    "all": ["state", "feed_forward", "attention"],
+}
+SEVERS: dict[str, list[Part | None]] = {
+    "none": [None],
+    "feed-forward": ["feed_forward"],
+    "attention": ["attention"],
+    "all": [None, "feed_forward", "attention"],
+}
 
 
 @click.command()
-@output_options
-@fact_options
-@asking_options
+@options.output_options
+@options.fact_options
+@options.asking_options
 @click.option("--layers", default="all", help="Where something is restored: all, N, or A-B.")
 @click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)))
-@click.option("--window", type=COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]")
+@click.option(
+    "--window", type=options.COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]"
+)
 @click.option("--sever", default="none", type=click.Choice(list(SEVERS)), help="Hold corrupted.")
-@click.option("--corruption", default="gaussian", type=click.Choice(CORRUPTIONS))
+@click.option(
+    "--corruption", default="gaussian", type=click.Choice(["gaussian", "covariance", "uniform", "replacement"])
+)
 @click.option(
     "--noise", default=3.0, type=click.FloatRange(0, min_open=True), help="Size of the noise, in σ of the embeddings."
 )
 @click.option(
     "--noise-scale",
     default="vocabulary",
-    type=click.Choice(SIGMAS),
+    type=click.Choice(["vocabulary", "subjects"]),
     help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
 )
-@click.option("--samples", default=10, type=COUNT, help="Corrupted runs.")
-@click.option("--metric", default="probability", type=click.Choice(METRICS))
+@click.option("--samples", default=10, type=options.COUNT, help="Corrupted runs.")
+@click.option(
+    "--metric", default="probability", type=click.Choice(["probability", "log-probability", "logit-difference"])
+)
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
 @click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace and the model's layer.")
 @click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="Of these edits.")
-@click.option("--seed", default=0, type=SEED)
-@click.option("--plot", type=FILE, help="Draw what was traced as PNG, SVG or PDF.")
-@click.option("--save", type=FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
+@options.number_options
+@click.option("--plot", type=options.FILE, help="Draw what was traced as PNG, SVG or PDF.")
+@click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
 def locate(
     facts: list[Fact],
-    load_model: Callable[[], Editable],
+    load_model: options.LoadModel,
     layers: str,
     kind: str,
     sever: str,
@@ -74,9 +79,10 @@ def locate(
     averaged: bool,
     sweep: bool,
     method: str,
+    solving: options.Solving,
     plot: Path | None,
     save: Path | None,
-    surface: Surface,
+    surface: options.Surface,
     **settings: Any,
 ) -> None:
     """Trace where a model recalls the facts of FACTS (a file in any known format, a data set, or -)."""
@@ -86,56 +92,60 @@ def locate(
         raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
     if layers != "all" and (averaged or sweep or settings["approximate"]):
         raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
+    config, seed = solving.config(method), solving.seed
+    if not sweep and (solving.settings or solving.preset_name != "default"):
+        raise EditError("--set and --preset are of the edits of a sweep; add --sweep, or leave them out")
     settings["corruption"] = f"{corruption}:{noise}:{noise_scale}"
-    settings |= {"metric": metric.replace("-", "_"), "resume": averaged}
+    settings |= {"metric": metric.replace("-", "_"), "resume": averaged, "seed": seed}
 
     from ffedit.cli import result
     from ffedit.display.figures.plots import average_lines, heat_maps
     from ffedit.display.terminal.heat_map import averages_table, heat_map
-    from ffedit.display.terminal.layer_choice import candidates_table, compare_layers, layer_choice, model_choice
-    from ffedit.display.terminal.model_table import model_line
+    from ffedit.display.terminal.layer_choice import (
+        agreement,
+        candidates_table,
+        compare_layers,
+        layer_choice,
+        model_choice,
+    )
     from ffedit.display.terminal.routing import routing_table
     from ffedit.inference.routing import subject_routes
     from ffedit.layer_choice import choose
     from ffedit.locator import aggregate
-    from ffedit.locator.trace import resolve_window
+    from ffedit.locator.trace import decisive, estimated_and_exact, resolve_window
 
     editable = load_model()
     if layers != "all":
-        settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
+        settings["layers"] = options.parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])
-    surface.show(model_line(editable))
-    swept = model = agreements = None
+    swept, model, estimates = None, None, []
     with surface.progress() as progress:
         measured = [
             ffedit.locate_all(editable, facts, each, sever=cut, progress=progress, **settings)
             for each, cut in combinations
         ]
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
-        decisive = chooser(measured, averaged)
+        choosing = decisive(measured, averaged)
         if sweep:
-            of_feed_forward = decisive.traces[0].kind == "feed_forward"
-            traced = (
-                decisive
-                if of_feed_forward
-                else ffedit.locate_all(editable, facts, seed=settings["seed"], progress=progress)
-            )
-            config = replace(preset("default", method), seed=settings["seed"])
+            of_feed_forward = choosing.traces[0].kind == "feed_forward"
+            traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
             swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
             model = ffedit.choose_layer(editable, method, progress=progress)
         if settings["approximate"]:
-            agreements = _agreements(editable, facts, measured, settings, progress)
-        routes = subject_routes(editable, facts, settings["seed"])
-    layer = decisive.layer
+            pairs = [estimated_and_exact(editable, facts, each, settings, progress) for each in KINDS[kind]]
+            estimates = [agreement(*pair) for pair in pairs]
+        routes = subject_routes(editable, facts, seed)
+    layer = choosing.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, layer) for traces in measured)
-    surface.show(*maps, layer_choice(decisive, layer), agreements, routing_table(facts, routes, layer))
+    agreements = Text("\n".join(estimates)) if estimates else None
+    surface.show(*maps, layer_choice(choosing, layer), agreements, routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
     if swept is not None and model is not None:
         surface.show(compare_layers(swept), model_choice(model), candidates_table(model) if model.rows else None)
     chosen = layer if swept is None else swept.layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, swept, chosen, routes, model))
+    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, model))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None:
@@ -143,11 +153,7 @@ def locate(
 
 
 def _check_files(plot: Path | None, save: Path | None, measurements: int, single: bool) -> None:
-    """Check before the long computation that its results can be written.
-
-    Raises:
-        EditError: a file cannot be written, or would have to hold several measurements.
-    """
+    """Check that the files can be written, and that what is saved is one measurement. Raises EditError otherwise."""
     if plot is not None:
         check_plot(plot)
     if save is None:
@@ -159,37 +165,3 @@ def _check_files(plot: Path | None, save: Path | None, measurements: int, single
         raise EditError(
             f"{save}: holds one measurement of one fact, or one average (--aggregate); use --json for several"
         )
-
-
-def chooser(measured: Sequence[TraceSet], averaged: bool) -> TraceSet:
-    """Select the traces that choose the layer: those of unsevered feed-forward outputs, or else the first measurement.
-
-    If an average was asked for, only the facts that the model knows are used.
-    """
-    from ffedit.locator import TraceSet
-
-    first = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
-    decisive = first.get(("feed_forward", None), measured[0])
-    return TraceSet(decisive.known) if averaged else decisive
-
-
-def _agreements(
-    editable: Editable, facts: list[Fact], measured: Sequence[TraceSet], settings: dict[str, Any], progress: Progress
-) -> Text:
-    """Compare the estimates with exact effects on the first few facts, in words."""
-    from ffedit.display.terminal.layer_choice import agreement
-    from ffedit.locator.corruption import Corruption
-
-    # A corruption that takes other facts' subjects would be a different one with fewer facts.
-    sample = facts if Corruption.parse(settings["corruption"]).depends_on_others else facts[:COMPARED]
-    lines = []
-    for traces in measured:
-        exact, guess = (
-            ffedit.locate_all(
-                editable, sample, traces.traces[0].kind, progress=progress,
-                **{**settings, "approximate": approximate, "resume": False}
-            )
-            for approximate in (False, True)
-        )  # fmt: skip
-        lines.append(agreement(guess, exact))
-    return Text("\n".join(lines))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 import rich_click as click
 from rich.table import Column, Table
 
 from ffedit.cli.options import Surface, output_options
 from ffedit.editor.methods import METHODS
+from ffedit.evaluator.metrics import METRICS
 
 
 @click.command()
@@ -20,11 +19,7 @@ def methods(surface: Surface) -> None:
     for method in METHODS.values():
         table.add_row(method.name, method.solves, method.choose, method.source, method.package)
     surface.show(table)
-    broken = dict(METHODS.broken)
-    if entry_points(group="ffedit.metrics"):  # ffedit's own metrics need torch, and cannot be broken
-        from ffedit.evaluator.metrics import METRICS
-
-        broken |= METRICS.broken
+    broken = {**METHODS.broken, **METRICS.broken}
     for point, why in broken.items():
         surface.note(f"{point} could not be loaded: {why}")
     fields = ("name", "solves", "choose", "source", "package")

@@ -1,8 +1,7 @@
 """Options that several commands share, and the values that the commands receive for them.
 
 Commands are declared without torch and transformers, which take seconds to import: `--help`, a wrong option and a
-wrong path are answered at once. A command imports what computes in its body, behind its checks; meanwhile `Surface`
-shows what is loading.
+wrong path are answered at once. A command imports what computes in its body, behind its checks.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import rich_click as click
 from click import get_current_context
@@ -27,20 +27,27 @@ from rich.text import Text
 import ffedit
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.editor.config import EditConfig
 from ffedit.editor.edit_files import check_edit
-from ffedit.editor.methods import preset_names
+from ffedit.editor.methods import preset, preset_names, set_numbers
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import check_file, finite, text_ready
+from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.loading.names import NAMED, check_name
 from ffedit.progress import Progress
 from ffedit.version import __version__
 
 if TYPE_CHECKING:
+    from ffedit.algebra.key_moments import KeyMoments
     from ffedit.editor import Edit
+    from ffedit.model.editable import Editable
+    from ffedit.model.memory import Address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# Loads a model, with the options of `model_options`: the base of an edit if one is passed.
+LoadModel: TypeAlias = "Callable[..., Editable]"
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(1)
 SEED = click.IntRange(0, 2**32 - 1)
@@ -82,14 +89,13 @@ LOADING = {
     ),
     "max_memory": click.option("--max-memory", callback=_sizes, help="What may be filled, by device: 0=20GB,cpu=64GB."),
 }
-CHAT = click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn.")
 
 
 def model_options(command: Command) -> Command:
     """Add `--model` and the loading options; the command receives `load_model`, a function of the edit to apply.
 
-    Without `--model` it loads the model that the edit was computed on, or the default. It can also load an `other`
-    model with the same options, and use another function `by` than `load`.
+    Without `--model` it loads the model that the edit was computed on, or the default, and shows it in a line unless
+    `show` is False. It can also load an `other` model with the same options, and use another function `by` than `load`.
     """
 
     @click.option(
@@ -106,8 +112,10 @@ def model_options(command: Command) -> Command:
             check_name(model)
         surface.announce(f"loading {model or 'the model'}")
 
-        def load_model(edit: Edit | None = None, other: str | None = None, by: Callable[..., Any] | None = None) -> Any:
+        def load_model(edit: Edit | None = None, other: str | None = None, by: Any = None, show: bool = True) -> Any:
             import transformers
+
+            from ffedit.display.terminal.model_table import model_line
 
             transformers.utils.logging.disable_progress_bar()
             transformers.utils.logging.set_verbosity_error()
@@ -117,23 +125,26 @@ def model_options(command: Command) -> Command:
                 if other is not None:
                     return load(other, **{**loading, "revision": None}, progress=progress)
                 with base_of(edit, model) as name:
-                    return load(name, **loading, progress=progress)
+                    loaded = load(name, **loading, progress=progress)
+            if show:
+                surface.show(model_line(loaded))
+            return loaded
 
         return command(load_model=load_model, surface=surface, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
-def asking_options(command: Command) -> Command:
-    """Add `model_options` and `--chat`, for commands that prompt the model."""
-    return model_options(CHAT(command))
+asking_options = all_of(
+    model_options,
+    click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn."),
+)
 
 
 @contextmanager
 def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
     """Yield the name of the model to load: `model`, or else the base of `edit`; an error says how to name the base."""
-    default = "atlas" if edit is None else edit.provenance["model"]
-    name = default if model is None else model
+    name = model or ("atlas" if edit is None else edit.provenance["model"])
     try:
         yield name
     except ModelError as error:
@@ -153,8 +164,6 @@ writing_options = all_of(
     ),
     click.option("--force", is_flag=True, help="Replace the folder if it is there."),
 )
-
-
 PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload it as this repository of the hub.")
 
 
@@ -171,11 +180,7 @@ def pushed(path: Path | None, hub: str | None) -> str | None:
 
 
 def edit_folder(text: str) -> Path:
-    """Return the folder of an edit, of which only the names of its files are looked at.
-
-    Raises:
-        EditError: it holds no edit.
-    """
+    """Return the folder of an edit, of which only the files' names are read. Raises EditError for any other."""
     check_edit(Path(text))
     return Path(text)
 
@@ -197,9 +202,8 @@ def fact_options(command: Command) -> Command:
         source: str | None, subject: str, prompt: str, target: str, previous: str, surface: Surface, **kwargs: Any
     ) -> Any:
         if (source is None) == (subject is None and prompt is None):
-            raise click.UsageError(
-                "give either FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
-            )
+            choices = "FACTS (a file, a data set, or - for standard input) or --subject and --prompt"
+            raise click.UsageError(f"give either {choices}")
         if source is None:
             if subject is None or prompt is None or (target is None and needs_target):
                 raise click.UsageError("--subject, --prompt and --target belong together")
@@ -215,11 +219,41 @@ def fact_options(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
-solving_options = all_of(
-    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
+@dataclass(frozen=True)
+class Solving:
+    """The numbers of an edit, and the text or the folder that its key statistics come from."""
+
+    preset_name: str
+    settings: tuple[str, ...]
+    seed: int
+    corpus: str | None = None
+    stats_from: Path | None = None
+
+    def config(self, method: str) -> EditConfig:
+        """Return the numbers of a method. Raises EditError for one that is not known."""
+        return replace(set_numbers(preset(self.preset_name, method), self.settings), seed=self.seed)
+
+    def text(self, subjects: int) -> Corpus:
+        """Return the text for an edit of so many subjects. Raises EditError where there is none."""
+        text = Corpus(self.corpus, tokens_for(subjects), self.seed)
+        text.check()
+        return text
+
+    def stats(self, text: Corpus, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
+        """Return the statistics of `--stats`, or else the text to collect them on."""
+        return text if self.stats_from is None else ffedit.load_stats(self.stats_from, editable)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The paths named, for the provenance."""
+        paths = {"corpus": self.corpus, "stats": self.stats_from}
+        return {name: str(path) for name, path in paths.items() if path is not None}
+
+
+NUMBERS = all_of(
     click.option(
         "--preset",
-        "numbers",
+        "preset_name",
         default="default",
         type=click.Choice(preset_names()),
         help="paper: the numbers for v* that were published with the method.",
@@ -231,18 +265,32 @@ solving_options = all_of(
         metavar="NAME=VALUE",
         help="Another number: value.steps=20, memit.ridge=0.01.",
     ),
-    click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
-    click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
     click.option("--seed", default=0, type=SEED),
 )
 
 
-def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
-    """Parse the layers that `--layers` allows: N, A-B, or one of the words for all of them.
+def number_options(command: Command) -> Command:
+    """Add `--preset`, `--set` and `--seed`; the command receives them, and those of `solving_options`, as `solving`."""
 
-    Raises:
-        EditError: it is none of these, or the model lacks such layers.
-    """
+    @NUMBERS
+    @functools.wraps(command)
+    def wrapped(**kwargs: Any) -> Any:
+        solving = Solving(**{field.name: kwargs.pop(field.name) for field in fields(Solving) if field.name in kwargs})
+        return command(solving=solving, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+solving_options = all_of(
+    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
+    click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
+    click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
+    number_options,
+)
+
+
+def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
+    """Parse `--layers`: N, A-B, or one of the words for all. Raises EditError for others, and layers not there."""
     if text in all_layers:
         return range(depth)
     first, dash, last = text.partition("-")
@@ -257,6 +305,16 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "tr
 
 
 # Output --------------------------------------------------------------------------------------------
+
+
+def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+    """Check that a file can be written."""
+    if target is not None:
+        check_file(target)
+    return target
+
+
+html_option = click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")
 
 
 def output_options(command: Command) -> Command:
@@ -299,25 +357,8 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def html_option(command: Command) -> Command:
-    """Add `--html`; the command receives `html`, a file that can be written, or None."""
-    return click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")(
-        command
-    )
-
-
-def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
-    if target is not None:
-        check_file(target)
-    return target
-
-
 class Surface:
-    """The output of a command: a terminal, and optionally one JSON object.
-
-    Raises:
-        EditError: the file for the JSON object cannot be written.
-    """
+    """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
     def __init__(self, json_to: str | None = None, quiet: bool = False) -> None:
         if json_to is not None and json_to != "-":
@@ -361,11 +402,7 @@ class Surface:
         return progress_bars(self.quiet)
 
     def write_json(self, result: dict[str, Any]) -> None:
-        """Write the result to the file of `--json`, or to standard output for `-`.
-
-        Raises:
-            EditError: the file cannot be written.
-        """
+        """Write the result to the file of `--json`, or to standard output for `-`. Raises EditError if it cannot."""
         with self.json_ready(result):
             pass
 

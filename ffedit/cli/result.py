@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from click import get_current_context
@@ -40,10 +39,10 @@ def located(
     facts: list[Fact],
     measured: Sequence[TraceSet],
     aggregates: Sequence[Aggregate],
-    sweep: Sweep | None,
     layer: int,
-    routes: Sequence[Mapping[int, Routes]] = (),
-    choice: Choice | None = None,
+    routes: Sequence[Mapping[int, Routes]],
+    sweep: Sweep | None,
+    choice: Choice | None,
 ) -> dict[str, Any]:
     """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
 
@@ -56,14 +55,13 @@ def located(
         if i < len(routes) and routes[i]:
             rows[-1]["routing"] = _rounded(plain(routes[i]))
     averages = [{"axes": ["role", "layer"], **aggregate.to_dict()} for aggregate in aggregates]
+    more = {"aggregates": averages, "sweep": sweep and sweep.to_dict(), "choice": choice and choice.to_dict()}
     return {
         **_model(editable),
         "fingerprint": fingerprint(editable),
         "layer": layer,
         "facts": rows,
-        **({"aggregates": _rounded(averages)} if averages else {}),
-        **({"sweep": _rounded(sweep.to_dict())} if sweep is not None else {}),
-        **({"choice": _rounded(choice.to_dict())} if choice is not None else {}),
+        **{name: _rounded(measurement) for name, measurement in more.items() if measurement},
         "versions": versions(),
     }
 
@@ -74,13 +72,13 @@ def applied(
     choice: Found,
     report: Report,
     ends: Mapping[str, float],
+    saved: Mapping[str, Path | None],
     asked: str = "auto",
-    saved: Mapping[str, Path | None] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the result of `ffedit apply`.
 
     `choice` is the layer and the grounds for it, `ends` the seconds at which the start and then each stage ended,
-    `asked` the value of `--layers`, `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept.
+    `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept, `asked` the value of `--layers`.
     """
     measured, about = _measured(editable, report), edit.provenance
     for row, trace, search in zip_longest(measured["facts"], choice.traces.traces, value_searches(edit)):
@@ -155,8 +153,7 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
     for before, after in zip_longest(report.facts_before, report.facts_after or ()):
         sides = {"before": before, "after": after}
         scores = {side: fact and {**fact.scores.to_dict(), "says": fact.says} for side, fact in sides.items()}
-        done = {"took": took(after or before), "asked": _asked(before, after)}
-        rows.append({**_prompt(before.fact), **scores, **done})
+        rows.append({**_prompt(before.fact), **scores, "took": took(after or before), "asked": _asked(before, after)})
     intervals = {"before": report.intervals_before, "after": report.intervals_after, "change": report.changes}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -166,7 +163,8 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
         "before": report.before.to_dict(),
         "after": report.after and report.after.to_dict(),
         "intervals": {
-            side: {name: asdict(interval) for name, interval in of.items()} for side, of in intervals.items()
+            side: {name: asdict(interval) for name, interval in of.items() if not interval.is_point}
+            for side, of in intervals.items()
         },
         "left_out": [omission.to_dict() for omission in report.left_out],
         "command": command_line(),
@@ -176,14 +174,12 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
 
 def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]:
     """Return a fact's other prompts with the model's continuations before and after, None where it was not edited."""
-    return [
-        {
-            **{name: value for name, value in asdict(old).items() if name != "says"},
-            "before": old.says,
-            "after": new and new.says,
-        }
-        for old, new in zip_longest(before.asked, after.asked if after else ())
-    ]
+    rows = []
+    for old, new in zip_longest(before.asked, after.asked if after else ()):
+        row = asdict(old)
+        said = row.pop("says")
+        rows.append({**row, "before": said, "after": new and new.says})
+    return rows
 
 
 def command_line() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,7 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
 
 
 def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Read a recipe: its values, and by dotted name ("set.value.steps", "export.0.out") the line of each, from 1.
-
-    Raises:
-        EditError: it cannot be read, is no YAML or no mapping, or names a key twice.
-    """
+    """Read a recipe: its values, and by dotted name ("set.value.steps", "export.0.out") the line of each, from 1."""
     try:
         text = path.read_text(encoding="utf-8")
         values, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
@@ -82,11 +78,11 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
     """Yield the dotted name of each value below a node, and its line from 1."""
-    items: Iterable[tuple[Any, yaml.Node, yaml.Node]] = ()
+    items: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        items = ((key.value, key, value) for key, value in node.value)
+        items = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        items = ((i, value, value) for i, value in enumerate(node.value))
+        items = [(i, value, value) for i, value in enumerate(node.value)]
     for name, start, value in items:
         yield f"{prefix}{name}", start.start_mark.line + 1
         yield from _lines(value, f"{prefix}{name}.")
@@ -95,11 +91,7 @@ def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]
 def arguments(
     command: click.Command, values: Mapping[str, Any], recipe: Path, lines: Mapping[str, int], prefix: str = ""
 ) -> list[str]:
-    """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`.
-
-    Raises:
-        EditError: there is no such option, or its value has not its form; the line says where.
-    """
+    """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`."""
     options = {_name(option): option for option in command.params if isinstance(option, click.Option)}
     words = []
     for name, value in values.items():
@@ -119,8 +111,10 @@ def arguments(
         elif isinstance(value, dict):
             for inner, number in value.items():
                 setting = f"{inner}={number if isinstance(number, str) else json.dumps(number)}"
-                with _at(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}"):
+                try:
                     set_numbers(EditConfig(), [setting])
+                except FFEditError as error:
+                    raise EditError(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}: {error}") from error
                 words += [flag, setting]
         else:
             for word in value if isinstance(value, list) else [value]:
@@ -130,25 +124,16 @@ def arguments(
 
 def _name(option: click.Option) -> str:
     """Return the name of an option in a recipe: its first long form, `fact_token` for `--fact-token`."""
-    long = next(form for form in option.opts if form.startswith("--"))
-    return long[2:].replace("-", "_")
-
-
-@contextmanager
-def _at(where: str) -> Iterator[None]:
-    """Name where an error of ffedit stands."""
-    try:
-        yield
-    except FFEditError as error:
-        raise EditError(f"{where}: {error}") from error
+    return next(form for form in option.opts if form.startswith("--"))[2:].replace("-", "_")
 
 
 @contextmanager
 def named(recipe: Path, lines: Mapping[str, int]) -> Iterator[None]:
     """Name the recipe, and the line where one is known, in an error of its options."""
     try:
-        with _at(str(recipe)):
-            yield
+        yield
+    except FFEditError as error:
+        raise EditError(f"{recipe}: {error}") from error
     except click.UsageError as error:
         option = error.param if isinstance(error, click.BadParameter) else None
         line = lines.get(_name(option)) if isinstance(option, click.Option) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, SEED, Surface, model_options, output_options, parse_layers
+from ffedit.cli.options import FILE, SEED, LoadModel, Surface, model_options, output_options, parse_layers
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
 from ffedit.inference.corpus import Corpus
@@ -44,7 +44,7 @@ def stats(
     tolerance: float | None,
     out: Path | None,
     force: bool,
-    load_model: Callable[[], Editable],
+    load_model: LoadModel,
     surface: Surface,
     **text: Any,
 ) -> None:
@@ -54,7 +54,6 @@ def stats(
     if out is not None:
         check_free(out, force)
 
-    from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.statistics import moments_table, shortage
 
     if merge:
@@ -63,34 +62,28 @@ def stats(
         corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model()
-        surface.show(model_line(editable))
-        wanted, why = _layers(editable, layers)
+        chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
-            collected = ffedit.stats(editable, wanted, corpus, tolerance, progress)
+            collected = ffedit.stats(editable, chosen, corpus, tolerance, progress)
         short = shortage(collected, corpus, tolerance)
     if out is not None:
         ffedit.save_stats(collected, out, force)
     surface.show(moments_table(collected, why, out), short)
-    surface.write_json({"layers": [_row(moments) for moments in collected.values()]})
+    names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
+    rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
+    surface.write_json({"layers": rows})
 
 
-def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
+def _layers(editable: Editable, asked: str) -> tuple[Sequence[int], str]:
     """Return the layers to collect and the reason: `auto` takes the one chosen for the model, or else all."""
-    depth = len(editable.layers)
     if asked in ("sweep", "trace"):
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
-        return list(parse_layers(asked, depth)), f"Layers {asked}, as asked"
+        return parse_layers(asked, len(editable.layers)), f"Layers {asked}, as asked"
 
     from ffedit.layer_choice import calibrate
 
     choice = calibrate.remembered(editable)
     if choice is None or choice.layer is None:
-        return list(range(depth)), "All layers: none was chosen for this model yet"
+        return range(len(editable.layers)), "All layers: none was chosen for this model yet"
     return [choice.layer], f"Layer {choice.layer}: chosen for this model on {choice.made}"
-
-
-def _row(moments: ffedit.KeyMoments) -> dict[str, Any]:
-    """Return the plain fields of a layer's statistics."""
-    names = [field.name for field in fields(moments) if field.init and field.name not in ("sum", "probes")]
-    return {**{name: getattr(moments, name) for name in names}, "texts": list(moments.texts)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import Surface, asking_options, output_options
+from ffedit.cli.options import LoadModel, Surface, asking_options, output_options
 from ffedit.errors import EditError, FFEditError
 from ffedit.facts.fact import Fact
 from ffedit.progress import Progress, silent
@@ -32,7 +32,7 @@ NEIGHBORS = "Victory Column is located in the city of = Berlin"
 @output_options
 @asking_options
 @click.option("--port", default=7860, type=click.IntRange(1, 65535), help="Port on this machine (127.0.0.1).")
-def ui(load_model: Callable[..., Editable], port: int, surface: Surface) -> None:
+def ui(load_model: LoadModel, port: int, surface: Surface) -> None:
     """Serve a page to edit a model by hand; no other machine can reach it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,7 +44,7 @@ def ui(load_model: Callable[..., Editable], port: int, surface: Surface) -> None
         import gradio as gr
     except ImportError as error:
         raise EditError("the page is made with gradio; install it with: pip install 'ffedit[ui]'") from error
-    session = Session(load_model(), lambda name: load_model(other=name))
+    session = Session(load_model(show=False), lambda name: load_model(other=name))
     surface.show(f"http://{HOST}:{port} has {session.editable.name}; Ctrl-C ends it")
     theme = gr.themes.Default(font=["sans-serif"], font_mono=["monospace"])  # none is fetched
     page(session).launch(server_name=HOST, server_port=port, quiet=True, theme=theme)
@@ -75,11 +75,7 @@ class Session:
         return ffedit.locate(self.editable, fact_of(*fields), progress=progress).plot()
 
     def write(self, *fields: str, progress: Progress = silent) -> tuple[Any, str, str, str]:
-        """Write a fact into the model.
-
-        Returns:
-            The heat map of its trace, the scores before and after (HTML), the path of the report, and the state.
-        """
+        """Write a fact into the model; return the heat map, the scores as HTML, the path of the report, the state."""
         from ffedit.cli import result
         from ffedit.display.html.result import result_page
         from ffedit.editor import applied_edits
@@ -96,7 +92,7 @@ class Session:
         edit = edit.scored(report)
         path = Path(self._folder.name) / f"{edit.fingerprint()}.html"
         with click.Context(ui, obj=["ui", "--model", editable.name]):  # of which the record says the command
-            record = result.applied(editable, edit, choice, report, ends, saved={"edit": None, "checkpoint": None})
+            record = result.applied(editable, edit, choice, report, ends, {"edit": None, "checkpoint": None})
         path.write_text(result_page(record), encoding="utf-8")
         edit.apply_(editable)
         self.edits.append(edit)
@@ -123,16 +119,16 @@ class Session:
 def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: str, neighbors: str) -> Fact:
     """Build the fact of the page's fields: one paraphrase a line, one neighbor a line as `prompt = answer`."""
     pairs = [line.rpartition("=") for line in neighbors.splitlines() if line.strip()]
-    asked = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
+    probes = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
     wordings = [line for line in paraphrases.splitlines() if line.strip()]
-    return Fact(subject, prompt, target or None, previous or None, wordings, asked)
+    return Fact(subject, prompt, target or None, previous or None, wordings, probes)
 
 
 def page(session: Session) -> Any:
     """Build the page."""
     import gradio as gr
 
-    def told(call: Callable[..., Any], *values: Any) -> Any:
+    def call_safely(call: Callable[..., Any], *values: Any) -> Any:
         """Call, and show a mistake of the user as one line on the page."""
         try:
             return call(*values)
@@ -143,7 +139,8 @@ def page(session: Session) -> Any:
         """Return a function of the fact's fields that shows how far it is; gradio passes the bar for the default."""
 
         def called(a: str, b: str, c: str, d: str, e: str, f: str, bar: Any = gr.Progress()) -> Any:  # noqa: B008
-            return told(functools.partial(call, progress=lambda step, i, n: bar((i, n), desc=step)), a, b, c, d, e, f)
+            with_progress = functools.partial(call, progress=lambda stage, i, n: bar((i, n), desc=stage))
+            return call_safely(with_progress, a, b, c, d, e, f)
 
         return called
 
@@ -162,18 +159,18 @@ def page(session: Session) -> Any:
             trace, write, undo = gr.Button("Trace"), gr.Button("Edit", variant="primary"), gr.Button("Undo")
             report = gr.DownloadButton("Report of the last edit")
         with gr.Row():
-            with gr.Column(min_width=340):
+            with gr.Column(min_width=300):
                 heat_map = gr.Plot(show_label=False)
-            with gr.Column(scale=2, min_width=830):
+            with gr.Column(scale=2, min_width=870):  # for lines of 100 characters; beside the picture at 1280 pixels
                 scores = gr.HTML()
         with gr.Row(equal_height=True):
             prompt = gr.Textbox("The Eiffel Tower can be found in", label="Ask")
             before, now = gr.Textbox(label="Before the edits"), gr.Textbox(label="Now")
 
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model"}  # one model, one call at a time
-        load.click(functools.partial(told, session.load), model, state, api_name="load", **options)
+        load.click(functools.partial(call_safely, session.load), model, state, api_name="load", **options)
         trace.click(with_bar(session.trace), fields, heat_map, api_name="trace", **options)
         write.click(with_bar(session.write), fields, [heat_map, scores, report, state], api_name="edit", **options)
-        undo.click(functools.partial(told, session.undo), None, state, api_name="undo", **options)
-        prompt.submit(functools.partial(told, session.ask), prompt, [before, now], api_name="ask", **options)
+        undo.click(functools.partial(call_safely, session.undo), None, state, api_name="undo", **options)
+        prompt.submit(functools.partial(call_safely, session.ask), prompt, [before, now], api_name="ask", **options)
     return blocks

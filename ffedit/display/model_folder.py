@@ -39,11 +39,7 @@ def prepare(folder: Path, force: bool) -> None:
 
 
 def write_report(folder: Path, report: ModelReport) -> list[Path]:
-    """Write the report as JSON, as Markdown, and as a figure where matplotlib is installed.
-
-    Raises:
-        EditError: one cannot be written.
-    """
+    """Write the report as JSON, as Markdown, and as a figure where matplotlib is installed; return their paths."""
     written = [folder / "report.json", folder / "report.md"]
     write_text(written[0], json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
     write_text(written[1], model_view.markdown(report) + "\n")

@@ -24,10 +24,9 @@ from ffedit.display.terminal.memories import edited_view, memory_view, prompt_vi
 from ffedit.display.terminal.messages import shipped
 from ffedit.display.terminal.model_table import memory_table, model_line
 from ffedit.display.terminal.model_view import model_view
-from ffedit.display.terminal.scores import before_after, headline_table, what_it_says
+from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.tables import named_values
-from ffedit.display.terminal.verdict import verdict_view
 from ffedit.editor import Edit
 from ffedit.evaluator import Report
 from ffedit.exporter import Exported
@@ -55,15 +54,8 @@ def html(result: object) -> str:
     """Render a result as a fragment of HTML: the terminal's text, escaped."""
     view = next(VIEWS[kind] for kind in type(result).__mro__ if kind in VIEWS)
     # force_jupyter: otherwise rich would also show it in the notebook by itself.
-    console = Console(
-        record=True,
-        file=io.StringIO(),
-        width=WIDTH,
-        force_terminal=True,
-        force_jupyter=False,
-        color_system="truecolor",
-        no_color=False,
-    )
+    look: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
+    console = Console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, **look)
     console.print(view(result))
     return console.export_html(theme=THEME, code_format=FORMAT, inline_styles=True)
 
@@ -104,17 +96,9 @@ def _report(report: Report) -> RenderableType:
     return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict_view(report))
 
 
-def _choice(choice: Choice) -> RenderableType:
-    return Group(model_choice(choice), *([candidates_table(choice)] if choice.rows else []))
-
-
-def _bench(report: BenchReport) -> RenderableType:
-    return headline_table(headline(report))
-
-
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
-    BenchReport: _bench,
-    Choice: _choice,
+    BenchReport: lambda report: headline_table(headline(report)),
+    Choice: lambda choice: Group(model_choice(choice), *([candidates_table(choice)] if choice.rows else [])),
     Diff: diff_view,
     Edit: edit_view,
     EditView: edited_view,

@@ -14,14 +14,9 @@ CHANCE = ("shallow_chance", "agreement_dealt", "rank_dealt")
 
 @dataclass(frozen=True)
 class Line:
-    """One series: a value for each position on the x axis, None where there is none.
+    """One series: its name in the legend, and a value for each position on the x axis, None where there is none.
 
-    Attributes:
-        name: entry of the legend.
-        values: the values to draw.
-        low: lower ends of intervals; empty for none.
-        high: upper ends.
-        chance: whether the series is a chance level, drawn in grey and dotted.
+    `low` and `high` are the ends of intervals, empty for none; `chance` is a chance level, drawn in grey and dotted.
     """
 
     name: str
@@ -33,15 +28,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart.
-
-    Attributes:
-        title: its heading.
-        series: the lines.
-        labels: of the positions on the x axis.
-        unit: of the values.
-        x_name: quantity on the x axis.
-    """
+    """One chart: its heading, its lines, the labels of the positions on the x axis, and the unit of the values."""
 
     title: str
     series: Sequence[Line]
@@ -64,12 +51,7 @@ def of_group(group: str, measures: Sequence[Measure], layers: int) -> Panel:
 def of_sureness(report: ModelReport) -> Panel:
     """Return the agreement rate by the value's maximum probability."""
     bins = report.sureness
-    agreement, low, high = ([getattr(one, name) for one in bins] for name in ("agreement", "low", "high"))
-    labels = [share((one.least + one.most) / 2) for one in bins]
-    return Panel(
-        "agreement by how sure a value is",
-        [Line("agreement", agreement, low, high)],
-        labels,
-        "share",
-        "max probability",
-    )
+    agreement, low, high = ([getattr(each, name) for each in bins] for name in ("agreement", "low", "high"))
+    labels = [share((each.least + each.most) / 2) for each in bins]
+    line = Line("agreement", agreement, low, high)
+    return Panel("agreement by how sure a value is", [line], labels, "share", "max probability")

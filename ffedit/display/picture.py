@@ -38,10 +38,10 @@ class Row:
     """A row of the heat map: a token, a role, or a run of tokens.
 
     Attributes:
-        label: the row's label.
+        label: beside the row.
         effects: indirect effects, [layers], in units of the picture's metric; NaN where nothing was restored.
-        subject: whether the row belongs to the subject.
-        run: whether the row stands for several tokens, each effect being the largest among them.
+        subject: True if the row belongs to the subject.
+        run: True if the row stands for several tokens, each effect being the largest among them.
     """
 
     label: str
@@ -57,14 +57,9 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The rows, titles and marked layer of one heat map.
+    """The rows from top to bottom, the lines of the title, and the marked layer of one heat map.
 
-    Attributes:
-        rows: from top to bottom.
-        title: lines; what was restored, then what was measured.
-        layer: the layer to mark.
-        depth: number of layers.
-        metric: the quantity that the effects are differences of.
+    `depth` is the number of layers, `metric` the quantity that the effects are differences of.
     """
 
     rows: tuple[Row, ...]
@@ -96,10 +91,8 @@ class Picture:
 def pictures(measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
     """Arrange measurements to be seen together: those of the same tokens keep the same rows.
 
-    Args:
-        measured: of one fact or several; several facts are averaged by the role of a token.
-        layer: the layer to mark, by default each measurement's choice.
-        most_rows: the most tokens of a prompt that have a row of their own.
+    Several facts are averaged by the role of a token. `layer` is marked, by default each measurement's choice; of a
+    prompt, at most `most_rows` tokens have a row of their own.
     """
     averaged = [m.averaged.traces if isinstance(m, TraceSet) else (m,) for m in measured]
     arranged = []
@@ -134,12 +127,9 @@ def restored(measured: Trace | Aggregate) -> str:
 
 
 def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
-    """Format the metric of the clean and the corrupted runs and the total effect; `answer` is shown as given."""
-    what = {
-        "probability": f"P({answer})",
-        "log_probability": f"log P({answer})",
-        "logit_difference": "log P(old) − log P(new)",
-    }[metric]
+    """Format the metric of the clean and the corrupted runs and the total effect; `answer` is shown as it is."""
+    what = "log P(old) − log P(new)" if metric == "logit_difference" else f"P({answer})"
+    what = f"log {what}" if metric == "log_probability" else what
     shown = f"{what} {number(clean)} clean → {number(corrupted)} corrupted: total effect {number(clean - corrupted)}"
     return shown if metric == "probability" else f"{shown} {UNITS[metric]}"
 
@@ -150,8 +140,8 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
     if count <= most:
         return set(range(count))
     # As a share of the measurement's own largest effect: attention brings back less than states do.
-    effects = [np.nanmax(trace.effects, 0) for trace in traces]
-    largest = np.max([one / (max(0.0, one.max()) or 1.0) for one in effects], axis=0)
+    tops = [np.nanmax(trace.effects, 0) for trace in traces]
+    largest = np.max([top / (max(0.0, top.max()) or 1.0) for top in tops], axis=0)
     telling = [i for i in np.argsort(-largest, kind="stable").tolist() if largest[i] > TELLING]
     around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
     first = [end - 1, count - 1, start, *telling, *range(start, end), *around]
@@ -171,9 +161,9 @@ def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:
     """Average each role over the facts that have a token in it; a fact's several tokens count as their mean."""
     for role, effects in zip(ROLES, np.stack([by_role(trace) for trace in traces], axis=1), strict=True):
-        found = effects[~np.isnan(effects).all(1)]
-        if len(found):
-            yield Row(role, found.mean(0), role.endswith("subject"))
+        measured = effects[~np.isnan(effects).all(1)]
+        if len(measured):
+            yield Row(role, measured.mean(0), role.endswith("subject"))
 
 
 def layer_step(depth: int) -> int:

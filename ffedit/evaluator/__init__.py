@@ -1,32 +1,6 @@
 """Evaluation of an edit: efficacy, generalisation, specificity and side effects, before and after."""
 
-from ffedit.algebra.bootstrap import Interval
-from ffedit.evaluator.drift import GenericText
-from ffedit.evaluator.evaluate import Evaluation, evaluate, reference_weights
-from ffedit.evaluator.intervals import interval, paired
-from ffedit.evaluator.metrics import METRICS, Metric, metric
-from ffedit.evaluator.prompts import questions
-from ffedit.evaluator.scores import NAMES, FactScores, LeftOut, Report, Scores, left_out, mean_scores
-from ffedit.evaluator.verdict import Verdict
+import lazy_loader
 
-__all__ = [
-    "METRICS",
-    "NAMES",
-    "Evaluation",
-    "FactScores",
-    "GenericText",
-    "Interval",
-    "LeftOut",
-    "Metric",
-    "Report",
-    "Scores",
-    "Verdict",
-    "evaluate",
-    "interval",
-    "left_out",
-    "mean_scores",
-    "metric",
-    "paired",
-    "questions",
-    "reference_weights",
-]
+# The names stand in `__init__.pyi`: the metrics can be named without torch, which takes seconds to import.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

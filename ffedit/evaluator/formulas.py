@@ -18,11 +18,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from ffedit.algebra.linalg import double
 from ffedit.facts.text import occurrences
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # As ROME weighs the entropies of bigrams and trigrams.
 ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}
@@ -88,7 +89,7 @@ def divergence(before: Tensor, after: Tensor) -> Tensor:
 
 def perplexity(log_probs: Tensor) -> float:
     """Return exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
-    return float((-double(log_probs).mean()).exp())
+    return float((-log_probs.cpu().double().mean()).exp())
 
 
 def generation_entropy(text: str) -> float:

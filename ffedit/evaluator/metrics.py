@@ -17,16 +17,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, harmonic_mean
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ffedit.errors import EditError, FFEditError, brief
 from ffedit.evaluator import formulas
-from ffedit.evaluator.generations import Generations, prompt_of
-from ffedit.evaluator.prompts import Pair, Prompt, Questions
-from ffedit.evaluator.responses import Answer, Context
 from ffedit.facts.fact import MULTI_HOP
 from ffedit.files.entry_points import Registry
-from ffedit.model.tokenization import Encoded
+
+if TYPE_CHECKING:  # these import torch, which takes seconds; `--require` is checked without
+    from ffedit.evaluator.generations import Generations
+    from ffedit.evaluator.prompts import Pair, Prompt, Questions
+    from ffedit.evaluator.responses import Answer, Context
+    from ffedit.model.tokenization import Encoded
 
 ROME = "Meng et al. 2022, arXiv 2202.05262"
 ZSRE = "Levy et al. 2017, as in arXiv 2210.07229, section 5"
@@ -53,7 +55,7 @@ class Responses:
 
 
 # A fact's prompts, the model's answers now, its answers before the edit -> the score of this fact.
-Function: TypeAlias = Callable[[Questions, Responses, Responses], float | None]
+Function: TypeAlias = "Callable[[Questions, Responses, Responses], float | None]"
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ def by_kind(q: Questions, now: Responses, before: Responses) -> dict[str, float]
 
 def moved(q: Questions, now: Responses) -> list[float]:
     """Return KL(before ‖ now) after those neighbors of a fact whose distributions are kept, nats."""
-    contexts = [prompt_of(pair.true) for pair in q.neighbors]
+    contexts = [pair.true.ids[: pair.true.answer] for pair in q.neighbors]
     return [now.divergences[context] for context in contexts if context in now.divergences]
 
 

@@ -22,7 +22,16 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.calibrate import SHALLOW, Choice, LayerScore, best, choose_layer, edit_at, write_json
+from ffedit.layer_choice.calibrate import (
+    SHALLOW,
+    Choice,
+    LayerScore,
+    best,
+    choose_layer,
+    edit_at,
+    remembered,
+    write_json,
+)
 from ffedit.layer_choice.published import nearest, usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.result import rank_correlation
@@ -116,6 +125,17 @@ def find_layer(
     if (layer := choice.within(allowed)) is not None:
         return Found(traces, layer, "model", choice)
     return Found(traces, nearest(allowed, usual_layer(len(editable.layers))), "depth", choice)
+
+
+def known_layer(
+    editable: Editable, facts: Sequence[Fact], asked: str, allowed: range, method: str, config: EditConfig
+) -> int | None:
+    """Return the layer that `find_layer` takes without computing anything; None if it has yet to be chosen."""
+    allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
+    if len(allowed) == 1:
+        return allowed[0]
+    choice = remembered(editable, method) if asked == "auto" else None
+    return None if choice is None else choice.layer
 
 
 def layer_for(

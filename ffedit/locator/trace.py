@@ -44,6 +44,9 @@ from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
 
+# Number of facts on which an estimate is compared with exact effects.
+COMPARED = 8
+
 
 def locate(editable: Editable, fact: FactLike, kind: Kind = "feed_forward", **settings: Any) -> Trace:
     """Trace the layers and tokens at which a model recalls one fact; `settings` are those of `locate_all`.
@@ -165,6 +168,30 @@ def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
     if not chosen or not set(chosen) <= set(range(depth)):
         raise FactError(f"layers {list(chosen)} were asked for, but the model has layers 0 to {depth - 1}")
     return chosen
+
+
+def estimated_and_exact(
+    editable: Editable, facts: Sequence[Fact], kind: Kind, settings: Mapping[str, Any], progress: Progress = silent
+) -> tuple[TraceSet, TraceSet]:
+    """Trace the first `COMPARED` facts to first order and exactly; `settings` are those of `locate_all`."""
+    # A corruption that takes other facts' subjects would be a different one with fewer facts.
+    sample = facts if Corruption.parse(settings["corruption"]).depends_on_others else facts[:COMPARED]
+    settings = {**settings, "resume": False}
+    estimated, exact = (
+        locate_all(editable, sample, kind, progress=progress, **{**settings, "approximate": approximate})
+        for approximate in (True, False)
+    )
+    return estimated, exact
+
+
+def decisive(measured: Sequence[TraceSet], only_known: bool) -> TraceSet:
+    """Select the traces that choose the layer: of unsevered feed-forward outputs, or else the first measurement.
+
+    With `only_known`, only the facts that the model knows are kept.
+    """
+    first = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
+    choosing = first.get(("feed_forward", None), measured[0])
+    return TraceSet(choosing.known) if only_known else choosing
 
 
 def trace_each(

@@ -1,4 +1,4 @@
-"""What should stop an edit from being shipped: guardrails, missed scores (`--require`), and that it did not take.
+"""Guardrails: what should stop an edit from being shipped.
 
 A guardrail is a number with a limit. A breach is a sentence with the number, the limit and what to do; the command
 warns, or with `--strict` refuses.
@@ -6,8 +6,6 @@ warns, or with `--strict` refuses.
 
 from __future__ import annotations
 
-import operator
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -20,8 +18,8 @@ from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
 from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.editor import Edit, applied_edits
-from ffedit.errors import FFEditError, RequirementError
-from ffedit.evaluator import METRICS, Report, Scores, Verdict
+from ffedit.errors import RequirementError
+from ffedit.evaluator import Report
 from ffedit.evaluator.verdict import DRIFTED, knew_previous, took
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
@@ -29,7 +27,6 @@ from ffedit.model.memory import Address
 
 # Limits from below; the others are from above.
 AT_LEAST = ("division", "keys", "covered")
-COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 COLLECT = "collect more (`ffedit stats --tokens {tokens} --out DIR`) and give them (--stats DIR)"
 # What a breach means and what to do, with its number, its limit, and what else is known of it.
 WORDS = {
@@ -174,50 +171,3 @@ def _most_alike(editable: Editable, edit: Edit) -> Sign:
             row, column = divmod(int(index), len(names))
             most, pair = float(value), (own[row], names[column])
     return "alike", most, {"subject": pair[0], "other": pair[1]}
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """Condition on one score: `name` compared with `bound`."""
-
-    name: str
-    comparison: str
-    bound: float
-
-    def miss(self, scores: Scores) -> str | None:
-        """Describe how `scores` miss the condition, in words; None if they meet it."""
-        value: float | None = getattr(scores, self.name)
-        if value is None:
-            return f"{self} cannot be measured, the facts hold no prompts for it"
-        return None if COMPARISONS[self.comparison](value, self.bound) else f"{self} is not met, it is {value:.6g}"
-
-    def __str__(self) -> str:
-        return f"{self.name}{self.comparison}{self.bound:g}"
-
-
-def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementError | None:
-    """Return the error to raise for all conditions that `scores` do not meet; None if they meet every one."""
-    misses = [miss for requirement in requirements if (miss := requirement.miss(scores))]
-    return RequirementError(f"--require: {'; '.join(misses)}; no edit was saved") if misses else None
-
-
-def not_taken(verdict: Verdict) -> RequirementError | None:
-    """Return the error to raise for an edit that did not take; None for any other."""
-    words = "the edit did not take; no edit was saved (--force saves it nonetheless)"
-    return RequirementError(words) if verdict.outcome == "did not take" else None
-
-
-def parse_requirements(text: str) -> list[Requirement]:
-    """Read conditions separated by commas, such as `efficacy>=0.95,specificity>=0.9`; FFEditError for other forms."""
-    requirements = []
-    for condition in filter(None, (piece.strip() for piece in text.split(","))):
-        match = re.fullmatch(r"(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)", condition)
-        if match is None or match[1] not in METRICS:
-            raise FFEditError(
-                f"--require {condition!r} is not understood; write SCORE>=NUMBER with one of {', '.join(METRICS)}"
-            )
-        try:
-            requirements.append(Requirement(match[1], match[2], float(match[3])))
-        except ValueError as error:
-            raise FFEditError(f"--require {condition!r}: {match[3]!r} is not a number") from error
-    return requirements

@@ -51,7 +51,7 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     apply: Command, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6, steps=2))
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: weak)
+    monkeypatch.setattr("ffedit.cli.options.preset", lambda *_: weak)
     before = disk(here)
     done = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0")
     assert done.code == 3 and disk(here) == before
@@ -68,7 +68,8 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     assert f"| Paris | Rome | {said[0]} | {said[1]} |" in card and "verdict: THE EDIT DID NOT TAKE" in card
     shown = run("show", "e").out
     assert "THE EDIT DID NOT TAKE" in shown and shown.count(said[0].split()[0]) >= 3
-    assert loads(run("show", "x", "--json", "-").out)["edits"][0]["facts"][0]["says"]["after"] == said[1]
+    (kept,) = loads(run("show", "x", "--json", "-").out)["edits"]
+    assert kept["facts"][0]["says"]["after"] == said[1] and kept["provenance"]["verdict"]["outcome"] == "did not take"
 
 
 def test_a_layer_that_nothing_comes_after_is_refused_before_anything_is_computed(
@@ -91,7 +92,7 @@ def test_a_preset_is_that_of_the_method_and_none_is_made_up(
 ) -> None:
     asked: list[tuple[str, str]] = []
     with monkeypatch.context() as patched:
-        patched.setattr("ffedit.cli.apply.preset", lambda *what: (asked.append(what), SHORT)[1])
+        patched.setattr("ffedit.cli.options.preset", lambda *what: (asked.append(what), SHORT)[1])
         assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
     assert asked == [("paper", "rome")]
     before = disk(here)

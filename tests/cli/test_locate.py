@@ -15,7 +15,7 @@ from shell import FACT, PROBES, Ran, disk, shell
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit.cli import locate as command
+from ffedit.editor import preset
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import calibrate, choose
 from ffedit.locator import TraceSet, locate_all, trace as tracing
@@ -76,9 +76,9 @@ def test_unsevered_feed_forward_layers_choose_the_layer() -> None:
         locate_all(zoo.shared("gpt2"), [Fact(*FACT.values())], kind, samples=1, sever=sever)
         for kind, sever in (("feed_forward", "attention"), ("feed_forward", None), ("state", None))
     )
-    assert command.chooser([state, cut, feed], False) is feed and command.chooser([state, cut], False) is state
+    assert tracing.decisive([state, cut, feed], False) is feed and tracing.decisive([state, cut], False) is state
     known, unknown = (dataclasses.replace(feed.traces[0], known=known) for known in (True, False))
-    assert command.chooser([TraceSet((unknown, known))], True).traces == (known,)
+    assert tracing.decisive([TraceSet((unknown, known))], True).traces == (known,)
 
 
 def test_settings_reach_the_trace(locate: Command) -> None:
@@ -116,7 +116,7 @@ def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) ->
 def test_estimates_are_compared_with_exact_effects(
     locate: Command, traced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "COMPARED", 3)
+    monkeypatch.setattr(tracing, "COMPARED", 3)
     done = locate("many.json", "--approximate", "--window", "1")
     assert done.code == 0 and sum(traced) == 8 + 3 + 3
     told = " ".join(done.out.split())
@@ -187,7 +187,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
 
     monkeypatch.setattr(calibrate, "write", few)
-    monkeypatch.setattr("ffedit.cli.apply.preset", lambda *_: quick(steps=3))
+    monkeypatch.setattr("ffedit.cli.options.preset", lambda *_: quick(steps=3))
     return methods
 
 
@@ -207,6 +207,27 @@ def test_a_sweep_stands_beside_the_trace_and_the_models_layer(locate: Command, s
     Path("aimless.json").write_text(json.dumps({"subject": "Eiffel tower", "prompt": "{} stands in"}))
     done = locate("aimless.json", "--sweep")
     assert done.code == 1 and "no new object" in done.err
+
+
+def test_the_numbers_of_a_sweeps_edits_can_be_set(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[Any] = []
+    write = calibrate.write
+
+    def noted(editable: Any, facts: Any, method: str, layers: Any, config: Any, *_: Any, progress: Any) -> Any:
+        configs.append(config)
+        return write(editable, facts, method, layers, config, CORPUS, progress=progress)
+
+    monkeypatch.setattr(calibrate, "write", noted)
+    words = ["fact.json", "--sweep", "--method", "rome", "--seed", "7", "--json", "-"]
+    found(locate(*words, "--set", "value.steps=2", "--preset", "paper"))
+    paper = preset("paper", "rome")
+    assert len(configs) == 2 and {(one.value.steps, one.seed) for one in configs} == {(2, 7)}
+    assert all(one.value.step_size == paper.value.step_size for one in configs)
+    for wrong, told in (("value.step=2", "there is no such number"), ("value.steps=few", "value.steps")):
+        refused = locate("fact.json", "--sweep", "--set", wrong)
+        assert refused.code == 1 and told in refused.err and refused.err.count("\n") == 1
+    refused = locate("fact.json", "--set", "value.steps=2")
+    assert refused.code == 1 and "add --sweep" in refused.err
 
 
 def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(

@@ -11,7 +11,7 @@ from making import made
 from shell import process
 
 from ffedit.cli import COMMANDS
-from ffedit.cli.inspect import COMMANDS as INSPECTIONS
+from ffedit.cli.inspect import inspect
 
 HEAVY = ("torch", "transformers")
 # The command in a process of its own, which says at its end what of `HEAVY` was imported.
@@ -23,7 +23,7 @@ print("imported:", *(name for name in {HEAVY} if name in sys.modules), file=sys.
 sys.exit(code)
 """
 FACT = Path(__file__).parents[2] / "edits" / "eiffel-tower.json"
-HELP = [[name, "--help"] for name in COMMANDS] + [["inspect", name, "--help"] for name in INSPECTIONS]
+HELP = [[name, "--help"] for name in COMMANDS] + [["inspect", name, "--help"] for name in inspect.commands]
 ANSWERED = [["--help"], ["-V"], *HELP, ["methods"], ["methods", "--json", "-"], ["cache", "list"]]
 REFUSED = [
     (["aply"], 2, "Did you mean 'apply'?"),
@@ -32,6 +32,9 @@ REFUSED = [
     (["apply", FACT, "--spread", "none"], 2, "'none' is not a valid integer"),
     (["apply", FACT, "--corpus", "nowhere.txt"], 1, "nowhere.txt: no such file"),
     (["apply", FACT, "--out", "."], 1, "exists already"),
+    (["apply", FACT, "--require", "eficacy>=0.9"], 1, "one of efficacy, "),
+    (["apply", FACT, "--require", "efficacy is 1"], 1, "write SCORE>=NUMBER"),
+    (["apply", FACT, "--require", "efficacy>=1e"], 1, "'1e' is not a number"),
     (["apply", FACT, "--model", "./nowhere"], 1, "./nowhere: no such folder"),
     (["apply", "nowhere.json"], 1, "no file nowhere.json"),
     (["bench", FACT, "--methods", "rome,rom", "--out", "b"], 1, "method 'rom' is not known"),

@@ -16,9 +16,8 @@ from ffedit import Address, Fact, Report, Scores
 from ffedit.display.terminal.messages import Commands, error_line
 from ffedit.display.terminal.model_table import environment, memory_table, model_line
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.display.terminal.scores import before_after, sayings, what_it_says
+from ffedit.display.terminal.scores import before_after, sayings, verdict_view, what_it_says
 from ffedit.display.terminal.tables import ranges
-from ffedit.display.terminal.verdict import verdict_view
 from ffedit.evaluator import METRICS
 from ffedit.evaluator.scores import FactScores
 from ffedit.facts.text import number, token

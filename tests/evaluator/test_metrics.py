@@ -13,11 +13,11 @@ import pytest
 import torch
 import zoo
 
+from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import (
     METRICS,
     NAMES,
     Evaluation,
-    Interval,
     Report,
     formulas,
     interval,

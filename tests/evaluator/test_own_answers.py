@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import ffedit
 from ffedit import Fact
-from ffedit.evaluator import Evaluation, evaluate, left_out
+from ffedit.evaluator import Evaluation, left_out
+from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts.formats import parse
 from ffedit.inference import generation
 from ffedit.model.editable import Editable

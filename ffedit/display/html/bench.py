@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.hardware import in_words
+from ffedit.benchmark.report import Row
 from ffedit.benchmark.tables import not_measured, notes, number, tables
 from ffedit.display.html import render
 from ffedit.display.html.charts import Chart, lines
@@ -18,44 +19,28 @@ from ffedit.facts.text import counted
 from ffedit.files.atomic import finite
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A figure of one method.
-
-    Attributes:
-        name: the method, or "before".
-        figure: the mean and its interval as text.
-        share: length of the bar.
-        low: lower end of the interval, as a share of the longest bar; None where there is none.
-        high: upper end.
-        harm: whether a score that should stay is clearly lower than before.
-    """
-
-    name: str
-    figure: tuple[str, str]
-    share: float
-    low: float | None
-    high: float | None
-    harm: bool
-
-
 def bench_page(report: BenchReport, command: str) -> str:
     """Render a report; `command` is the command line that made it."""
-    scores = {name: list(_bars(report, name)) for name in NAMES if _measured(report, name)}
-    directions = {name: METRICS[name].direction for name in scores}
-    run = report.run
+    run, rows = report.run, [method.last for method in report.methods.values()]
+    measured = [name for name in NAMES if any(getattr(row.scores, name) is not None for row in rows)]
+    longest = {name: _longest(rows, name) for name in measured}
+    groups = {"What should stay": ("keep", "zero"), "What should change": ("up",)}
     return render(
         "bench.html",
         title=f"{', '.join(report.methods)}: {counted(run['facts']['count'], 'fact')} in {run['model']['name']}",
         mode=run["mode"],
         notes=notes(report),
         groups={
-            "What should stay": {name: scores[name] for name in scores if directions[name] in ("keep", "zero")},
-            "What should change": {name: scores[name] for name in scores if directions[name] == "up"},
+            title: {
+                name: list(_bars([report.before, *rows], name, longest[name]))
+                for name in measured
+                if METRICS[name].direction in directions
+            }
+            for title, directions in groups.items()
         },
-        meanings={name: METRICS[name].meaning for name in scores},
-        longest={name: _longest(report, name) for name in scores},
-        curves=[chart for name in scores if (chart := _curve(report, name)) is not None],
+        meanings={name: METRICS[name].meaning for name in measured},
+        longest=longest,
+        curves=[chart for name in measured if (chart := _curve(report, name)) is not None],
         tables=tables(report),
         not_measured=not_measured(report),
         command=command,
@@ -64,30 +49,32 @@ def bench_page(report: BenchReport, command: str) -> str:
     )
 
 
-def _bars(report: BenchReport, name: str) -> Iterator[Bar]:
-    """Yield the figures of one score: before, then by method."""
-    longest, before = _longest(report, name), getattr(report.before.scores, name)
-    for row in (report.before, *(method.last for method in report.methods.values())):
-        value, interval = getattr(row.scores, name), row.intervals.get(name)
-        if value is None:
-            continue
-        ends = "" if interval is None else interval.ends(number)
-        low, high = (None, None) if interval is None else (interval.low / longest, interval.high / longest)
-        harm = METRICS[name].direction == "keep" and before is not None and fell(before, value)
-        yield Bar(row.name, (number(value), ends), value / longest, low, high, harm)
-
-
-def _longest(report: BenchReport, name: str) -> float:
+def _longest(rows: Sequence[Row], name: str) -> float:
     """Return the value of a full bar: 1 of shares, else the largest value or end of an interval."""
     if METRICS[name].unit == "share":
         return 1.0
-    rows = [method.last for method in report.methods.values()]
     highs = [row.intervals[name].high for row in rows if name in row.intervals]
     return max(*highs, *(getattr(row.scores, name) or 0.0 for row in rows), 0.0) or 1.0
 
 
-def _measured(report: BenchReport, name: str) -> bool:
-    return any(getattr(method.last.scores, name) is not None for method in report.methods.values())
+def _bars(rows: Sequence[Row], name: str, longest: float) -> Iterator[dict[str, Any]]:
+    """Yield the figures of one score as bars: of the first row, which is "before", then by method.
+
+    `share` is the length of a bar, `low` and `high` the ends of the interval on it, None where there is none; `harm` is
+    True where a score that should stay is clearly lower than before.
+    """
+    before = getattr(rows[0].scores, name)
+    for row in rows:
+        value, interval = getattr(row.scores, name), row.intervals.get(name)
+        if value is not None:
+            yield {
+                "name": row.name,
+                "figure": (number(value), "" if interval is None else interval.ends(number)),
+                "share": value / longest,
+                "low": interval and interval.low / longest,
+                "high": interval and interval.high / longest,
+                "harm": METRICS[name].direction == "keep" and before is not None and fell(before, value),
+            }
 
 
 def _curve(report: BenchReport, name: str) -> Chart | None:
@@ -100,9 +87,7 @@ def _curve(report: BenchReport, name: str) -> Chart | None:
         rows = {int(row.name): row for row in of.curve}
         values = [getattr(rows[label].scores, name) if label in rows else None for label in labels]
         bounds = [rows[label].intervals.get(name) if label in rows else None for label in labels]
-        if all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None):
-            low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
-            series.append(Line(method, values, low, high))
-        else:
-            series.append(Line(method, values))
+        low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
+        whole = all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None)
+        series.append(Line(method, values, low, high) if whole else Line(method, values))
     return lines(name, series, list(map(str, labels)), "share", "facts edited")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from shlex import quote
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html import render
@@ -45,8 +45,8 @@ def result_page(record: Record) -> str:
         scores=list(score_rows(record)),
         asked=_asked,
         changed=changed,
-        guarded=any(one["score"] in STAY for fact in facts for one in fact["asked"]),
-        moved=list({one["prompt"]: one for fact in facts for one in changed(fact)}.values()),
+        guarded=any(probe["score"] in STAY for fact in facts for probe in fact["asked"]),
+        moved=list({probe["prompt"]: probe for fact in facts for probe in changed(fact)}.values()),
         text=lambda fact: fill(fact["prompt"], fact["subject"]),
         heat_map=_heat_map,
         heats=len(traces),
@@ -59,59 +59,52 @@ def result_page(record: Record) -> str:
     )
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """A score before and after, as text.
+def score_rows(record: Record) -> Iterator[Record]:
+    """Yield the scores that were measured, without magnitudes, and after them those by kind of probe.
 
-    Attributes:
-        name: the score, or the kind of it.
-        should: the direction that is better.
-        before: the mean and its interval, "" for what there is not.
-        after: the same after the edit.
-        change: the same of the difference.
-        meaning: a few words.
-        harm: whether the verdict counts it as damage.
+    `before`, `after` and `change` are each the mean and its interval as text, "" where there is none; `harm` is True
+    where the verdict counts the score as damaged.
     """
-
-    name: str
-    should: str
-    before: tuple[str, str]
-    after: tuple[str, str]
-    change: tuple[str, str]
-    meaning: str
-    harm: bool
-
-
-def score_rows(record: Record) -> Iterator[ScoreRow]:
-    """Yield the scores that were measured, without magnitudes, and after them those by kind of probe."""
-    sides = {side: {**(record[side] or {}), **_kinds(record, side)} for side in ("before", "after")}
+    kinds = record.get("kinds") or {}
+    sides = {side: {**(record[side] or {}), **(kinds.get(side) or {})} for side in ("before", "after")}
     for name in sides["before"]:
         old, new = sides["before"][name], sides["after"].get(name)
         if name.endswith("_magnitude") or (old is None and new is None):
             continue
-        metric = METRICS[name.partition("/")[0]]
-        yield ScoreRow(
-            name,
-            metric.direction,
-            _figure(record, "before", name, old),
-            _figure(record, "after", name, new),
-            ("", "") if old is None or new is None else (signed(new - old), _range(record, "change", name)),
-            metric.meaning if metric.name == name else "",
-            name in record["verdict"]["damage"],
-        )
+        change = None if old is None or new is None else new - old
+        metric, words = METRICS[name.partition("/")[0]], partial(figure, name)
+        yield {
+            "name": name,
+            "should": metric.direction,
+            "before": _with_interval(record["intervals"]["before"].get(name), old, words),
+            "after": _with_interval(record["intervals"]["after"].get(name), new, words),
+            "change": _with_interval(record["intervals"]["change"].get(name), change, signed),
+            "meaning": metric.meaning if metric.name == name else "",
+            "harm": name in record["verdict"]["damage"],
+        }
+
+
+def _with_interval(bounds: Record | None, value: float | None, words: Callable[[float], str]) -> tuple[str, str]:
+    """Format a mean and its interval; "" for what there is not."""
+    if value is None:
+        return "", ""
+    return words(value), "" if bounds is None else Interval(**bounds).ends(words)
 
 
 def changed(fact: Record) -> list[Record]:
     """Return the prompts whose answer should have stayed and did not."""
-    asked = [one for one in fact["asked"] if one["score"] in STAY]
-    return [one for one in asked if one["after"] is not None and one["after"] != one["before"]]
+    return [
+        probe
+        for probe in fact["asked"]
+        if probe["score"] in STAY and probe["after"] is not None and probe["after"] != probe["before"]
+    ]
 
 
 def _asked(fact: Record) -> dict[str, list[Record]]:
     """Group a fact's other prompts by what is asked of them, changed answers first."""
     harmed = changed(fact)
     groups = {
-        title: sorted((one for one in fact["asked"] if one["score"] == score), key=lambda one: one not in harmed)
+        title: sorted((probe for probe in fact["asked"] if probe["score"] == score), key=lambda p: p not in harmed)
         for score, title in ASKED.items()
     }
     return {title: prompts for title, prompts in groups.items() if prompts}
@@ -121,9 +114,9 @@ def _heat_map(traces: Sequence[Record]) -> Picture | None:
     """Arrange the traces of the record as one heat map: of one fact, or the average of several."""
     if not traces:
         return None
-    about = ("layer", "token", "axes")
-    read = [Trace.from_dict({name: v for name, v in trace.items() if name not in about}) for trace in traces]
-    return pictures([read[0] if len(read) == 1 else TraceSet(tuple(read))], traces[0]["layer"])[0]
+    fields = [{name: trace[name] for name in trace if name not in ("layer", "token", "axes")} for trace in traces]
+    measured = TraceSet(tuple(map(Trace.from_dict, fields)))
+    return pictures([measured if len(traces) > 1 else measured.traces[0]], traces[0]["layer"])[0]
 
 
 def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
@@ -134,18 +127,3 @@ def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
         return []
     choosing = {"tracing": compared["traced"], "published": compared.get("prior"), "edits": compared["layer"]}
     return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in compared["rows"]]
-
-
-def _kinds(record: Record, side: Literal["before", "after"]) -> Mapping[str, float]:
-    return (record.get("kinds") or {}).get(side) or {}
-
-
-def _figure(record: Record, side: str, name: str, value: float | None) -> tuple[str, str]:
-    return ("", "") if value is None else (figure(name, value), _range(record, side, name))
-
-
-def _range(record: Record, side: str, name: str) -> str:
-    """Format an interval; "" where there is none."""
-    interval = record["intervals"][side].get(name)
-    words = signed if side == "change" else lambda value: figure(name, value)
-    return "" if interval is None else Interval(**interval).ends(words)

@@ -16,23 +16,23 @@ from ffedit.facts.text import counted
 MOST_CHANGES = 40
 
 
-def diff_view(found: Diff) -> Group:
+def diff_view(diff: Diff) -> Group:
     """Render the differences between two checkpoints, or say that there are none."""
-    heading = Text(f"{found.base} → {found.edited}\n", style="bold")
-    recast = f", {len(found.retyped)} the same but for the dtype" if found.retyped else ""
-    summary = f"{counted(len(found.changes), 'tensor')} changed{recast}, {found.same} the same."
-    if found.identical:
-        summary = f"No difference: all {counted(found.same, 'tensor')} are the same."
+    heading = Text(f"{diff.base} → {diff.edited}\n", style="bold")
+    recast = f", {len(diff.retyped)} the same but for the dtype" if diff.retyped else ""
+    summary = f"{counted(len(diff.changes), 'tensor')} changed{recast}, {diff.same} the same."
+    if diff.identical:
+        summary = f"No difference: all {counted(diff.same, 'tensor')} are the same."
     lines: list[RenderableType] = [heading, Text(summary)]
-    if found.changes:
-        lines += [Text(""), _changes(found.changes)]
-    kinds = Counter(name.rpartition(": ")[2] for name in found.retyped)
+    if diff.changes:
+        lines += [Text(""), _changes(diff.changes)]
+    kinds = Counter(name.rpartition(": ")[2] for name in diff.retyped)
     lists = {
-        "missing": found.missing,
-        "added": found.added,
-        "other shape": found.reshaped,
+        "missing": diff.missing,
+        "added": diff.added,
+        "other shape": diff.reshaped,
         "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
-        "other files": found.files,
+        "other files": diff.files,
     }
     if differences := [(name, first_names(names)) for name, names in lists.items() if names]:
         lines += [Text(""), named_values(*differences)]

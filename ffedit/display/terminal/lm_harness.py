@@ -31,17 +31,14 @@ def figures_table(measured: Measured) -> Table:
 
 
 def write_report(measured: Measured, folder: Path, force: bool = False) -> None:
-    """Write `report.json`, with everything that the harness reports of both runs, and `report.md`, the table.
-
-    Raises:
-        EditError: the folder exists or cannot be written.
-    """
+    """Write `report.json`, with everything that the harness reports of both runs, and `report.md`, the table."""
     rows = (HEADINGS, ["---"] * len(HEADINGS), *map(_cells, measured.figures))
     examples = "all examples" if measured.limit is None else f"at most {measured.limit} examples of each task"
     chat = ", asked in the chat template" if measured.before.get("chat") else ""
     about = f"lm-evaluation-harness {measured.before['lm_eval']}, {examples}{chat}"
-    lines = [f"# {measured.edited} against {measured.base}", "", *(f"| {' | '.join(row)} |" for row in rows)]
-    lines += ["", f"{about}; stderr is that of the edited model's figure.", ""]
+    table = [f"| {' | '.join(row)} |" for row in rows]
+    note = f"{about}; stderr is that of the edited model's figure."
+    lines = [f"# {measured.edited} against {measured.base}", "", *table, "", note, ""]
     with written(folder, force) as made:
         (made / "report.json").write_text(json.dumps(finite(measured.to_dict()), indent=2) + "\n", encoding="utf-8")
         (made / "report.md").write_text("\n".join(lines), encoding="utf-8")

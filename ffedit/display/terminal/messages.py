@@ -60,10 +60,7 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands to type next, broken between arguments with a backslash so that they can be copied.
-
-    Print them with `soft_wrap=True`, so that an argument wider than the console stays whole.
-    """
+    """Commands to type next, broken between arguments with a backslash; printed with `soft_wrap=True`, to be copied."""
 
     commands: Sequence[str]
 
@@ -71,15 +68,10 @@ class Commands:
         """Yield a heading and one block per command."""
         yield Text("Next:", style="bold")
         for command in self.commands:
-            for line in _broken(command, options.max_width - 4):
-                yield Text(f"  {line}", style="cyan")
-
-
-def _broken(command: str, width: int) -> list[str]:
-    lines = [""]
-    for word in re.findall(r"""(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*'|["'])+""", command):
-        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > width:
-            lines[-1] += " \\"
-            lines.append("  ")
-        lines[-1] += word if not lines[-1].strip() else f" {word}"
-    return lines
+            lines = [""]
+            for word in re.findall(r"""(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*'|["'])+""", command):
+                if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > options.max_width - 4:
+                    lines[-1] += " \\"
+                    lines.append("  ")
+                lines[-1] += word if not lines[-1].strip() else f" {word}"
+            yield from (Text(f"  {line}", style="cyan") for line in lines)

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import torch
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.display.terminal.tables import named_values, plain_table, ranges
 from ffedit.editor.provenance import versions
+from ffedit.facts.text import counted
 from ffedit.files import cache
 from ffedit.loading.names import in_words
 from ffedit.model.editable import Editable, Stack
-from ffedit.model.memory import KeyValueMemory
+from ffedit.model.memory import Address, KeyValueMemory
 
 MOST_NAME = 24
 
@@ -22,53 +23,47 @@ MOST_NAME = 24
 def model_line(model: Stack) -> Text:
     """Describe the model in one line: name, parameters, layers, widths, device, dtype; for a stack, its name."""
     memories: list[KeyValueMemory] = list(model.memories.values())
-    parts: list[str] = [] if model.causal else [model.kind]
     widths = sorted({memory.d_ff for memory in memories})
-    parts += [
+    parts = [
+        *([] if model.causal else [model.kind]),
         f"{_count(_parameters(model)[0])} parameters",
         f"{len(model.layers)} layers",
         f"d_model {memories[0].shape[0]}",
         f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
         str(model.device),
         str(memories[0].saved_dtype).removeprefix("torch."),
+        *(["in its chat template"] if isinstance(model, Editable) and model.chat else []),
     ]
-    if isinstance(model, Editable) and model.chat:
-        parts.append("in its chat template")
     name = model.name if len(model.name) <= MOST_NAME else Path(model.name).name
     return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
 
 def memory_table(editable: Editable) -> Group:
     """Render the value matrices found, equal layers in one row, and the other parts that ffedit uses."""
-    found: dict[tuple[str, ...], list[KeyValueMemory]] = {}
-    for memory in _memories(editable):
-        found.setdefault(_description(memory), []).append(memory)
-    table = plain_table()
-    table.add_column("layers", no_wrap=True)
-    for heading in ("value matrix", "shape", "stored", "dtype", "bias", "edit"):
-        table.add_column(heading, overflow="fold")
-    for description, memories in found.items():
-        layers = ranges(memory.address.layer for memory in memories)
-        experts = sorted({e for memory in memories if (e := memory.address.expert) is not None})
-        if experts:
+    alike: dict[tuple[str, ...], list[Address]] = {}
+    for address, memory in sorted(editable.memories.items()):
+        alike.setdefault(_description(memory), []).append(address)
+    headings = ("value matrix", "shape", "stored", "dtype", "bias", "edit")
+    table = plain_table(Column("layers", no_wrap=True), *(Column(heading, overflow="fold") for heading in headings))
+    for description, addresses in alike.items():
+        layers = ranges(address.layer for address in addresses)
+        if experts := {address.expert for address in addresses if address.expert is not None}:
             layers += f" (experts {ranges(experts)})"
-        table.add_row(*(Text(cell) for cell in (layers, *description)))
-    weights = _parameters(editable)[1]
+        table.add_row(*map(Text, (layers, *description)))
     moments = max(memory.d_ff for memory in editable.memories.values()) ** 2 * 8
-    error = editable.probe_error
+    weights, error = _parameters(editable)[1], editable.probe_error
     within = f" within {error:.1e} of its scale" if error else ", to the last bit"
-    source = [("converted from", in_words(editable.source))] if editable.source else []
+    reruns = "resumable, from the layer and token where something changed"
+    if not editable.resumable:
+        reruns = "not resumable at a token: whole rows from the changed layer on (slower, same results)"
     about = named_values(
-        *source,
+        *([("converted from", in_words(editable.source))] if editable.source else []),
         ("shape", "[d_model, d_ff]; transposed: stored as [d_ff, d_model]"),
         ("final norm", editable.norm or "none found before the unembedding"),
         ("unembedding", _path(editable)),
-        ("reruns", _resumes(editable)),
+        ("reruns", reruns),
         ("probe", f"W k + b is the observed output{within}"),
-        (
-            "memory",
-            f"{_bytes(weights)} of weights, {_bytes(moments)} more to edit (moments of the keys)",
-        ),
+        ("memory", f"{_bytes(weights)} of weights, {_bytes(moments)} more to edit (moments of the keys)"),
     )
     return Group(table, Text(""), about)
 
@@ -76,52 +71,32 @@ def memory_table(editable: Editable) -> Group:
 def environment() -> Table:
     """Render the versions, the devices and the cache that ffedit uses."""
     sizes = cache.sizes()
-    threads = torch.get_num_threads()
-    devices = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
+    devices = [f"cpu ({counted(torch.get_num_threads(), 'thread')})"]
     if torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        devices.insert(0, f"{torch.accelerator.device_count()} × {kind}")
-    size = _bytes(sum(sizes.values()))
+        devices.insert(0, f"{torch.accelerator.device_count()} × {torch.accelerator.current_accelerator()}")
+    files = f"{counted(len(sizes), 'file')}, {_bytes(sum(sizes.values()))}"
     return named_values(
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
         ("devices", ", ".join(devices)),
-        (
-            "cache",
-            f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, {size}, in {cache.folder()}; {cache.Limits.set()}",
-        ),
+        ("cache", f"{files}, in {cache.folder()}; {cache.Limits.set()}"),
     )
-
-
-def _resumes(editable: Editable) -> str:
-    if editable.resumable:
-        return "resumable, from the layer and token where something changed"
-    return "not resumable at a token: whole rows from the changed layer on (slower, same results)"
-
-
-def _memories(editable: Editable) -> list[KeyValueMemory]:
-    return [editable.memories[address] for address in sorted(editable.memories)]
 
 
 def _description(memory: KeyValueMemory) -> tuple[str, ...]:
     numbers = {str(memory.address.layer), str(memory.address.expert)}
-    path = ".".join("*" if part in numbers else part for part in memory.name.split("."))
-    shape = f"[{memory.shape[0]}, {memory.shape[1]}]"
+    path = ".".join("*" if name in numbers else name for name in memory.name.split("."))
     stored = "transposed" if memory.stored_transposed else "as is"
-    edit = "as an adapter" if memory.quantised else "yes"
-    return path, shape, stored, _dtype(memory), "no" if memory.bias is None else "yes", edit
+    saved, used = (str(dtype).removeprefix("torch.") for dtype in (memory.saved_dtype, memory.dtype))
+    saved = "quantised" if memory.quantised else saved
+    dtype = used if saved == used else f"{saved}, computed in {used}"
+    bias, edit = "no" if memory.bias is None else "yes", "as an adapter" if memory.quantised else "yes"
+    return path, str(list(memory.shape)), stored, dtype, bias, edit
 
 
 def _path(editable: Editable) -> str:
     paths = (path for path, module in editable.model.named_modules() if module is editable.unembedding)
     tied = getattr(editable.unembedding, "weight", None) is getattr(editable.embedding, "weight", 0)
     return next(paths, type(editable.unembedding).__name__) + (", tied to the embedding" if tied else "")
-
-
-def _dtype(memory: KeyValueMemory) -> str:
-    saved, used = (str(d).removeprefix("torch.") for d in (memory.saved_dtype, memory.dtype))
-    if memory.quantised:
-        return f"quantised, computed in {used}"
-    return used if saved == used else f"{saved}, computed in {used}"
 
 
 def _parameters(editable: Stack) -> tuple[int, int]:

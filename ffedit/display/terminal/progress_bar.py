@@ -16,13 +16,9 @@ INTERVAL = 10.0  # seconds, at least, before and between lines
 
 @contextmanager
 def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
-    """Yield a callback that shows one bar per stage until the block ends. Print results after the block.
+    """Yield a callback that shows one bar per stage on `console` until the block ends; nothing if `quiet`.
 
     The text after a colon in a stage ("memit: efficacy 0.98") may change without starting a new bar.
-
-    Args:
-        quiet: show nothing.
-        console: the console to draw on; standard error by default.
     """
     console = console or Console(stderr=True)
     if quiet or not console.is_terminal:

@@ -1,8 +1,12 @@
-"""Scores as tables: the headline scores, all scores with intervals for `ffedit evaluate`, and what the model says."""
+"""Scores as tables, what the model says, and the verdict on an edit.
+
+A failure is stated in words and not only by a colour. The advice names only what is possible for this model and these
+facts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
@@ -10,11 +14,18 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import plain_table
-from ffedit.evaluator import METRICS, NAMES, Interval, Report, Scores
-from ffedit.evaluator.verdict import DRIFTED, ENOUGH, SPARED, fell
-from ffedit.facts.text import number
+from ffedit.algebra.bootstrap import Interval
+from ffedit.display.terminal.tables import plain_table, ranges
+from ffedit.editor import METHODS, Edit, in_reach
+from ffedit.editor.provenance import ValueSearch, value_searches
+from ffedit.evaluator import METRICS, NAMES, Report, Scores
+from ffedit.evaluator.verdict import DRIFTED, ENOUGH, SPARED, fell, took
+from ffedit.facts.text import counted, number, quoted
+from ffedit.model.editable import Editable
 
+STYLES = {"took": "bold green", "nothing to change": "bold green", "no edit": "", "did not take": "bold red"}
+# Probability below which a new object was not reached, where the search aimed at a loss.
+REACHED = 0.5
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
 MOST_SAYINGS = 8
 
@@ -27,13 +38,13 @@ def before_after(report: Report) -> Table:
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
     table = _table(report, False, *([] if sure else [Column("", style="dim", overflow="fold")]))
-    for metric in map(METRICS.__getitem__, NAMES):
-        name, should = metric.name, metric.direction
+    for name in NAMES:
         if _measured(report, name):
             cells = [_with_magnitude(scores, name) for scores in both]
             if report.after is not None:
                 cells.append(_change(report, name, report.changes if sure else {}))
-            table.add_row(name, should if report.after else "", *cells, *([] if sure else [metric.meaning]))
+            meaning = [] if sure else [METRICS[name].meaning]
+            table.add_row(name, METRICS[name].direction if report.after else "", *cells, *meaning)
     lines = ["change: mean over facts and its 95 % interval"] if sure else []
     if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in NAMES):
         lines.append("in brackets: mean difference of probability")
@@ -63,9 +74,11 @@ def all_scores(report: Report) -> Table:
                 cells.append(change.append_text(_range(report.changes.get(kind), signed)))
             table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
-    lines = ["in brackets: 95 % intervals over facts"] if report.intervals_before else []
-    lines.append("teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself")
-    lines.append("gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy")
+    lines = [
+        *(["in brackets: 95 % intervals over facts"] if report.intervals_before else []),
+        "teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself",
+        "gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy",
+    ]
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
         lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
@@ -173,3 +186,58 @@ def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] 
     if len(prompts) <= MOST_SAYINGS:
         return table
     return Group(table, Text(f" … and {len(prompts) - MOST_SAYINGS} more", style="dim"))
+
+
+def verdict_view(report: Report, edit: Edit | None = None, editable: Editable | None = None) -> Text:
+    """Render the verdict, a line for each caveat about the state before the edit, and, of an edit, what to try."""
+    verdict = report.verdict
+    words = [verdict.text]
+    if edit is not None and editable is not None and verdict.outcome not in ("took", "nothing to change", "no edit"):
+        missed = _missed(report, edit)
+        words += [*_why(missed), *_advice(editable, report, edit, missed)]
+    text = Text(" ".join(words), style=STYLES.get(verdict.outcome, "bold yellow"))
+    for caveat in verdict.caveats:
+        text.append(f"\n{caveat}", style="not bold yellow")
+    return text
+
+
+def _missed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
+    """List the new objects that failed for want of a value, each with how far the search for it came."""
+    failed = {score.fact.text for score in report.facts_after or () if not took(score)}
+    return [
+        (fact.new_object, search)
+        for fact, search in zip(edit.facts, value_searches(edit), strict=True)
+        if fact.text in failed and search is not None and search.probability < (search.wanted or REACHED)
+    ]
+
+
+def _why(missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
+    """Say how far the search for a value came where it did not come far enough; of several, for the nearest."""
+    if not missed:
+        return
+    new, search = max(missed, key=lambda pair: pair[1].probability)
+    aim = "" if search.wanted is None else f"; {number(search.wanted)} was aimed at"
+    which = "" if len(missed) == 1 else f"for {len(missed)} facts no value was found, the nearest for "
+    yield (
+        f"{which.capitalize()}{quoted(new)} ({counted(search.tokens, 'token')}){' with' if which else ' reached'} the "
+        f"probability {number(search.probability)} after {search.steps} of {search.most_steps} steps{aim}."
+    )
+
+
+def _advice(editable: Editable, report: Report, edit: Edit, missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
+    """Suggest other layers, fewer layers, or more steps where the steps ended before a value was found."""
+    about, depth = edit.provenance, len(editable.layers)
+    facts = [score.fact for score in report.facts_before]
+    method = METHODS[about["method"]] if about.get("method") in METHODS else METHODS["memit"]
+    token = about.get("config", {}).get("key", {}).get("fact_token", "subject_last")
+    reach = in_reach(editable, facts, method, range(depth), token) if depth > 1 else range(0)
+    options = []
+    if others := [layer for layer in reach if layer not in edit.layers]:
+        which = f"{others[0]}" if len(others) == 1 else f"N, one of {ranges(others)}"
+        options.append(f"another layer (--layers {which})")
+    if len(edit.layers) > 1:
+        options.append("a single layer (--spread 1)")
+    if steps := [search.steps for _, search in missed if search.steps == search.most_steps]:
+        options.append(f"more than {steps[0]} steps (--set value.steps={2 * steps[0]})")
+    if options:
+        yield f"Try {', or '.join(options)}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,7 @@ NOT_MEASURED = "not measured"
 
 
 def edits_in(path: Path) -> list[tuple[Path, SavedEdit]]:
-    """Read the edit in a folder, or the edits in a checkpoint's weights, oldest first.
-
-    Raises:
-        EditError: there is none, or one is damaged.
-    """
+    """Read the edit in a folder, or those in a checkpoint, oldest first. Raises EditError for none or a damaged one."""
     folders = embedded(path) if (path / EDITS).is_dir() else [path]
     return [(folder, SavedEdit.read(folder)) for folder in folders]
 
@@ -66,12 +63,11 @@ def _facts(edit: Edit | SavedEdit) -> RenderableType:
     """Render the first facts, old and new object and what the model said, and the number of the others."""
     headings = ("prompt", "old object", "new object", "said before", "said after")
     table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
-    for fact, said in list(zip(edit.facts, edit.says, strict=True))[:MOST_FACTS]:
+    for fact, said in islice(zip(edit.facts, edit.says, strict=True), MOST_FACTS):
         measured = (Text(NOT_MEASURED, style="dim") if text is None else Text(text) for text in said)
         table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)), *measured)
-    if len(edit.facts) <= MOST_FACTS:
-        return table
-    return Group(table, Text(f" … and {len(edit.facts) - MOST_FACTS} more", style="dim"))
+    more = len(edit.facts) - MOST_FACTS
+    return Group(table, Text(f" … and {more} more", style="dim")) if more > 0 else table
 
 
 def _size(folder: Path) -> int:
@@ -101,9 +97,8 @@ def _about(edit: Edit | SavedEdit, path: Path | None) -> Iterator[tuple[str, str
     if not ratios and "norm_ratio" in about:
         yield "‖Δ‖ / ‖W‖", f"{about['norm_ratio']:.2%} at most"
     dtype, computed = about.get("dtype"), about.get("computed_in")
-    precision = "" if dtype is None else f", {dtype}"
-    precision += "" if computed in (None, dtype) else f", computed in {computed}"
-    yield "model", f"{about.get('model', 'unknown')}, fingerprint {edit.base}{precision}"
+    precision = [*([dtype] if dtype else []), *([f"computed in {computed}"] if computed not in (None, dtype) else [])]
+    yield "model", ", ".join([about.get("model", "unknown"), f"fingerprint {edit.base}", *precision])
     if source := about.get("source"):
         yield "converted from", in_words(source)
     if guarantees := about.get("guarantee"):
@@ -146,9 +141,9 @@ def _scores(scores: Mapping[str, Any]) -> Table:
     numbers = (Column(side, justify="right", no_wrap=True) for side in sides)
     table = plain_table(Column("score", no_wrap=True), *numbers)
     for name in scores["before"]:
-        values = [side[name] for side in sides.values()]
-        if any(value is not None for value in values):
-            table.add_row(Text(name), *("" if value is None else number(value) for value in values))
+        values = ["" if side[name] is None else number(side[name]) for side in sides.values()]
+        if any(values):
+            table.add_row(Text(name), *values)
     return table
 
 

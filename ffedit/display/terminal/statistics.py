@@ -21,16 +21,12 @@ REACHED = "reached it: tokens that the router sent to the expert; fewer than d_f
 
 
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
-    """Render one row per layer, with notes on the columns.
+    """Render one row per layer, with notes on the columns and the reason why these layers were chosen.
 
-    Args:
-        stats: key statistics by address.
-        note: the reason why these layers were chosen.
-        folder: the folder that they were written to; None where they are in the cache only.
+    `folder` is what the statistics were written to; None where they are in the cache only.
     """
     sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
-    reached = ["reached it"] if sparse else []
-    headings = ("tokens", *reached, "convergence", "ridge", "sinks", "condition", "seconds")
+    headings = ("tokens", *(["reached it"] if sparse else []), "convergence", "ridge", "sinks", "condition", "seconds")
     numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
     table = plain_table(Column("layer", no_wrap=True), *numbers, Column("kept in", overflow="fold"))
     for address, moments in stats.items():

@@ -30,12 +30,10 @@ def named_values(*lines: tuple[str, str]) -> Table:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Format integers as ranges: `0-2, 5` for 0, 1, 2, 5."""
-    some = sorted(set(numbers))
-    runs = [[n, n] for n in some if n - 1 not in some]
-    for run in runs:
-        while run[1] + 1 in some:
-            run[1] += 1
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    members = set(numbers)
+    starts = sorted(n for n in members if n - 1 not in members)
+    ends = sorted(n for n in members if n + 1 not in members)
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def first_names(names: Sequence[str]) -> str:
