@@ -78,7 +78,7 @@ def apply(
     from ffedit.layer_choice import choose
     from ffedit.safety.guardrails import breaches, refusal, warnings
 
-    ends = {"start": perf_counter()}
+    ends, group = {"start": perf_counter()}, options.join(surface)
     editable = load_model()
     destinations.check_model(editable)
     allowed = options.parse_layers(layers, len(editable.layers))
@@ -92,16 +92,25 @@ def apply(
         surface.show(plan(planned, destinations.words()))
         return surface.write_json({"model": editable.name, "estimate": planned.to_dict()})
     with surface.progress() as progress:
-        choice = choose.find_layer(editable, facts, layers, allowed, method, config, stats, progress)
+        choices: list[choose.Found] = []
+
+        def find_layer() -> int:
+            choices.append(choose.find_layer(editable, facts, layers, allowed, method, config, stats, progress))
+            surface.show(heat_map(choices[0].traces, choices[0].layer), why_layer(choices[0], layers))
+            return choices[0].layer
+
+        written = choose.spread_below(group.by_first(find_layer), spread)
         ends["locate"] = perf_counter()
-        surface.show(heat_map(choice.traces, choice.layer), why_layer(choice, layers))
-        written = choose.spread_below(choice.layer, spread)
-        edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress)
+        edit = ffedit.edit(editable, facts, method, written, config, stats, applied_edits(editable), progress, group)
         ends["edit"] = perf_counter()
         measured = destinations.to_measure(editable, edit)
         full = any(METRICS[requirement.name].full for requirement in require)
-        report = ffedit.evaluate(editable, facts, measured, progress, full=full)
+        report = ffedit.evaluate(editable, facts, measured, progress, full=full, process_group=group)
         ends["evaluate"] = perf_counter()
+    group.disband()
+    if not group.first:
+        return
+    (choice,) = choices
     broken = breaches(editable, edit, report)
     edit = replace(measured, updates=edit.updates).scored(report)
     edit = edit.noted(warnings=[breach.words for breach in broken], inputs=solving.inputs)

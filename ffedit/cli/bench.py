@@ -14,11 +14,6 @@ from ffedit.errors import EditError
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import write_text
 
-ALONE = (
-    "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
-    "accelerate launch --multi_gpu --num_processes N -m ffedit bench …"
-)
-
 
 @click.command()
 @options.output_options
@@ -59,16 +54,12 @@ def bench(
     from ffedit.benchmark.tables import headline
     from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.scores import headline_table
-    from ffedit.loading.distributed import left_alone, process_group
 
-    workers, parsed = process_group(), Mode.parse(mode)
-    if left_alone():
-        surface.note(ALONE)
+    workers, parsed = options.join(surface), Mode.parse(mode)
     field, _, value = (where or "").partition("=")
     sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
     facts = sifted.facts[:limit]
     text = solving.text(most_subjects(facts, parsed))
-    surface = surface if workers.first else options.Surface(quiet=True)
     editable = load_model(show=False)
     surface.show(model_line(editable), *sifted.noted())
     try:

@@ -46,17 +46,19 @@ def evaluate(
     from ffedit.cli import result
     from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 
+    group = options.join(surface)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
     if edit is not None and edit.in_chat and not editable.chat:
         surface.show(UNLIKE)
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
-        report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True)
+        report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True, process_group=group)
+    group.disband()
     surface.show(all_scores(report), what_it_says(report), verdict_view(report, edit, editable))
     evaluated = result.evaluated(editable, report, unusable)
     surface.write_json(evaluated)
-    if html is not None:
+    if html is not None and group.first:
         from ffedit.display.html.result import result_page
 
         write_text(html, result_page(evaluated))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,14 @@ from ffedit.version import __version__
 if TYPE_CHECKING:
     from ffedit.algebra.key_moments import KeyMoments
     from ffedit.editor import Edit
+    from ffedit.loading.distributed import ProcessGroup
     from ffedit.model.editable import Editable
     from ffedit.model.memory import Address
+
+STARTED_ALONE = (
+    "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
+    "accelerate launch --multi_gpu --num_processes N -m ffedit …"
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # Loads a model, with the options of `model_options`: the base of an edit if one is passed.
@@ -304,6 +311,15 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "tr
     return chosen
 
 
+def join(surface: Surface) -> ProcessGroup:
+    """Return the processes that `accelerate launch` started this command in; it says so where it started only one."""
+    from ffedit.loading.distributed import left_alone, process_group
+
+    if left_alone():
+        surface.note(STARTED_ALONE)
+    return process_group()
+
+
 # Output --------------------------------------------------------------------------------------------
 
 
@@ -326,8 +342,10 @@ def output_options(command: Command) -> Command:
     @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append that to a file, with the time.")
     @functools.wraps(command)
     def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
+        others = int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        surface = Surface(quiet=True) if others else Surface(json_to, quiet)  # the first of several processes tells
         with logged(verbose, log):
-            return command(surface=Surface(json_to, quiet), **kwargs)
+            return command(surface=surface, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 

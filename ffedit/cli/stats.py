@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, SEED, LoadModel, Surface, model_options, output_options, parse_layers
+from ffedit.cli.options import FILE, SEED, LoadModel, Surface, join, model_options, output_options, parse_layers
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
 from ffedit.inference.corpus import Corpus
@@ -56,6 +56,7 @@ def stats(
 
     from ffedit.display.terminal.statistics import moments_table, shortage
 
+    group = join(surface)
     if merge:
         collected, why, short = ffedit.merge_stats(folders), "", None
     else:
@@ -64,8 +65,11 @@ def stats(
         editable = load_model()
         chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
-            collected = ffedit.stats(editable, chosen, corpus, tolerance, progress)
+            collected = ffedit.stats(editable, chosen, corpus, tolerance, progress, group)
         short = shortage(collected, corpus, tolerance)
+    group.disband()
+    if not group.first:
+        return
     if out is not None:
         ffedit.save_stats(collected, out, force)
     surface.show(moments_table(collected, why, out), short)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
 from choosing import FOUR, FULL, choose, same
-from writing import with_numbers
+from writing import CORPUS, with_numbers
 
 from ffedit import EditError
-from ffedit.editor import build_prompts
+from ffedit.editor import build_prompts, write
 from ffedit.editor.value import Objective, size
 from ffedit.facts.fact import by_subject
+from ffedit.files import cache
 from ffedit.inference import replay
 
 
@@ -104,3 +106,32 @@ def test_an_overflow_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "loss_and_gradient", overflow)
     with pytest.raises(EditError, match="the loss is not finite"):
         choose(editable, FOUR[:2])
+
+
+def test_a_choice_that_was_killed_goes_on_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    editable, unfinished = zoo.trained("gpt2", True), tmp_path / "values.safetensors"
+    monkeypatch.setattr("ffedit.editor.value.ROOM", 1)  # every value in a group of its own
+    expected, begun = choose(editable, FOUR), []
+
+    def objective(*words: Any) -> Objective:
+        begun.append(words[2])
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return Objective(*words)
+
+    monkeypatch.setattr("ffedit.editor.value.Objective", objective)
+    with pytest.raises(KeyboardInterrupt):
+        choose(editable, FOUR, unfinished=unfinished)
+    values = choose(editable, FOUR, unfinished=unfinished)
+    assert len(begun) == 3 + 2, "the first two were kept"
+    for value, other in zip(values, expected, strict=True):
+        assert torch.equal(value.v, other.v) and torch.equal(value.delta, other.delta)
+        assert (value.losses, value.probabilities) == (other.losses, other.probabilities)
+    unfinished.write_bytes(unfinished.read_bytes()[:-9])  # cut off: chosen anew
+    assert torch.equal(choose(editable, FOUR, unfinished=unfinished)[0].v, expected[0].v)
+
+
+def test_a_finished_edit_keeps_no_values_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffedit.editor.value.ROOM", 1)
+    write(zoo.trained("gpt2", True), list(FOUR), "memit", [0], FULL, CORPUS)
+    assert not list(cache.folder().glob("values/*.safetensors"))

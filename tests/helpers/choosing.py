@@ -30,11 +30,12 @@ def choose(
     config: EditConfig = FULL,
     layer: int = 0,
     progress: Callable[[str, int, int], None] = lambda *_: None,
+    **how: Any,
 ) -> list[Value]:
     """The values of all subjects of `facts`, found together."""
     place, prompt_sets = editable.feed_forward[layer], build_prompts(editable, by_subject(facts), config)
     keys = read_keys(editable, place, prompt_sets)
-    return choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config.value, progress)
+    return choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config.value, progress, **how)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benching import facts, same, timeless
 from shell import process, shell
 
-from ffedit.cli.bench import ALONE
+from ffedit import Edit, KeyMoments
+from ffedit.cli.options import STARTED_ALONE as ALONE
+from ffedit.files import cache
 from ffedit.loading.distributed import ProcessGroup, left_alone
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
@@ -44,6 +47,42 @@ def test_two_processes_find_what_one_finds(
     same(two, one)
     assert (here["processes"], alone["processes"]) == (2, 1)
     assert not list(Path("two").glob("results-*")), "the parts are merged"
+
+
+def test_two_processes_write_the_edit_of_one(model: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(4)]))
+    words = ["apply", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", "--layers", "1"]
+    words += ["--set", "prompts.contexts=1", "--set", "value.steps=5", "--force"]
+    ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--out", "two", "--json", "two.json")
+    assert ran.code == 0, ran.err
+    assert ran.out.count("Layer 1") == 1, "the first process tells it"
+    assert shell(capsys, *words, "--out", "one", "--json", "one.json").code == 0
+    two, one = Edit.load("two"), Edit.load("one")
+    assert two.facts == one.facts and two.updates.keys() == one.updates.keys()
+    for at, delta in one.updates.items():
+        assert torch.allclose(two.updates[at].dense, delta.dense, rtol=1e-3, atol=1e-4 * float(delta.dense.abs().max()))
+        assert torch.allclose(two.keys[at], one.keys[at], rtol=1e-4, atol=1e-6)
+    both = [json.loads(Path(f"{name}.json").read_text()) for name in ("two", "one")]
+    for side in ("before", "after"):
+        assert both[0][side] == pytest.approx(both[1][side], abs=1e-3)
+    assert [row["prompt"] for row in both[0]["facts"]] == [row["prompt"] for row in both[1]["facts"]]
+
+
+def test_statistics_of_two_processes_are_those_of_one(
+    model: Path, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["stats", "--model", model, "--corpus", model.parent / "corpus.txt", "--layers", "0-1", "--tokens", "9000"]
+    ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--out", "two")
+    assert ran.code == 0, ran.err
+    cache.clear()
+    assert shell(capsys, *words, "--out", "one").code == 0
+    for layer in ("0", "1"):
+        two, one = (KeyMoments.load(Path(name) / f"layer-{layer}.safetensors") for name in ("two", "one"))
+        assert (two.count, two.reached, two.left_out, two.sinks) == (one.count, one.reached, one.left_out, one.sinks)
+        assert torch.allclose(two.sum, one.sum, rtol=1e-12, atol=1e-9) and torch.equal(two.probes, one.probes)
+        assert two.ridge == one.ridge and two.convergence == pytest.approx(one.convergence)
+    ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--tolerance", "0.1", "--out", "three")
+    assert ran.code and "a tolerance stops one pass early" in ran.err and not Path("three").exists()
 
 
 def test_the_processes_part_when_the_work_is_done(
