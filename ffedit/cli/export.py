@@ -22,8 +22,8 @@ from ffedit.loading.names import check_name
 @click.option(
     "--format",
     type=click.Choice(["checkpoint", "adapter", "delta", "gguf"]),
-    help="A whole model, a LoRA adapter (PEFT), what is added to which parameter, or the GGUF file that the base is "
-    "from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
+    help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), what is added to which parameter, or the "
+    "GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
 @click.option(
     "--model", "-m", help="The base: hub id, folder, smollm2, or FILE.gguf.  [default: what the edit was computed on]"

@@ -14,6 +14,7 @@ from ffedit.editor import Edit
 from ffedit.editor.edit import check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, brief, choices
+from ffedit.exporter import gguf
 from ffedit.exporter.adapter import write_adapter, write_delta
 from ffedit.exporter.checkpoint import (
     Moved,
@@ -86,8 +87,9 @@ def export(
         edit: the edit to write.
         out: the folder, or GGUF file, to make, atomically.
         force: replace an existing one.
-        format: "checkpoint", "adapter" (PEFT), "delta" (the matrix to add to each parameter) or "gguf"; None: "gguf"
-            where `out` ends in .gguf, else "checkpoint".
+        format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp),
+            "delta" (the matrix to add to each parameter) or "gguf"; None: "gguf" where `out` ends in .gguf, else
+            "checkpoint".
         verify: what a fresh process compares before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
         originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
@@ -111,8 +113,8 @@ def export(
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
     check_free(Path(out), force)
     base = find_base(model, edit, revision)
-    if format == "gguf":
-        return _export_gguf(base, Path(out), verify)
+    if format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf"):
+        return _export_gguf(base, Path(out), format, verify)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
@@ -132,20 +134,25 @@ def export(
     return Exported(Path(out), moved, checked, edit)
 
 
-def _export_gguf(base: Base, out: Path, verify: str) -> Exported:
-    """Write and verify a GGUF file; the verifying process reads the edit from beside it."""
+def _export_gguf(base: Base, out: Path, format: str, verify: str) -> Exported:
+    """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.folder)
     if out.suffix != ".gguf":
         raise EditError(f"{out}: a GGUF file is to be made; name one that ends in .gguf")
     if out.exists() and out.samefile(file):
         raise EditError(f"{out}: is the file that the model was loaded from, which stays as it is; name another")
-    packed = base.packed()
+    if format == "adapter" and verify == "logits":
+        raise EditError("transformers reads no adapter of llama.cpp, so that logits cannot be compared; verify tensors")
+    packed = base.packed() if format == "gguf" else {}
     done: list[Exported] = []
 
     def make(made: Path) -> None:
-        moved = write_gguf(file, made, base.edit, packed)
+        moved = write_gguf(file, made, base.edit, packed) if format == "gguf" else None
+        if format == "adapter":
+            gguf.write_adapter(file, made, base.edit)
         base.edit.save(made.parent / EDITS / "000")
-        checked = check_fresh(Task("gguf", str(made), str(file.absolute()), verify))
+        kind = "gguf" if format == "gguf" else "gguf adapter"
+        checked = check_fresh(Task(kind, str(made), str(file.absolute()), verify))
         done.append(Exported(out, moved, checked, base.edit, packed=tuple(packed.values())))
 
     out.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,9 @@ Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one mat
 
 The header stays as it is, but for types and offsets of the tensors and the entry `ffedit.edits`, which says what was
 written. All other tensors are copied byte for byte, a few MiB at a time.
+
+Or a LoRA adapter as llama.cpp loads it beside the base's file: α, and B and A of each matrix, which are added as
+(α / rank) B A. α is the largest rank of all, so that the factors of a smaller rank r are multiplied by r / α.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import Dense, Update
+from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
 from ffedit.errors import EditError
+from ffedit.exporter.adapter import Factors, balanced
 from ffedit.exporter.checkpoint import Moved, export_plan
 from ffedit.files.tensor_ranges import Stored, contents
 from ffedit.loading.gguf import converted, entry, open_gguf
@@ -78,13 +82,11 @@ def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
 
     Raises EditError where a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
     """
-    import gguf
-
     tensors = {tensor.name: tensor for tensor in open_gguf(file).tensors}
     packed = {}
     for change in export_plan(contents(folder), edit).values():
         at, weight = change.address, torch.cat(list(change.source.blocks()))
-        name = f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_DOWN].format(bid=at.layer)}.weight"
+        name = tensor_name(at)
         weight = weight.T if change.transposed else weight
         tensor = tensors.get(name) if at.expert is None else None
         if tensor is None or not torch.equal(_unpacked(tensor.data, tensor.tensor_type), weight):
@@ -94,6 +96,13 @@ def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
             )
         packed[at] = _packed(name, tensor.tensor_type, weight, change.updates[0], edit.keys[at])
     return packed
+
+
+def tensor_name(at: Address) -> str:
+    """Return the name of a layer's value matrix in a GGUF file."""
+    import gguf
+
+    return f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_DOWN].format(bid=at.layer)}.weight"
 
 
 def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -> Packed:
@@ -175,6 +184,47 @@ def write_gguf(file: Path, target: Path, edit: Edit, packed: Mapping[Address, Pa
             new.write(b"\0" * (-new.tell() % reader.alignment))
     moved.copied = file.stat().st_size
     return moved
+
+
+def write_adapter(file: Path, target: Path, edit: Edit) -> None:
+    """Write the LoRA adapter of an edit for the GGUF file that its base was loaded from, in float32.
+
+    Raises EditError where an update is dense, or of a matrix that is not in the file.
+    """
+    import gguf
+
+    reader, factors = open_gguf(file), dict[str, Factors]()
+    shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
+    for at, update in edit.updates.items():
+        if not isinstance(update, LowRank):
+            raise EditError(f"the update of layer {at} is dense, which no adapter of low rank holds; export FILE.gguf")
+        if at.expert is not None or shapes.get(tensor_name(at)) != list(update.shape):
+            raise EditError(f"{file}: the value matrix of layer {at} is not its tensor {tensor_name(at)}")
+        factors[tensor_name(at)] = balanced(update)
+    alpha = max(len(right) for _, right in factors.values())
+    writer = gguf.GGUFWriter(target, entry(reader, gguf.Keys.General.ARCHITECTURE))
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+    for name, (left, right) in factors.items():
+        writer.add_tensor(f"{name}.lora_a", right.float().contiguous().numpy())
+        writer.add_tensor(f"{name}.lora_b", (left * (len(right) / alpha)).float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_adapter(file: Path) -> dict[str, Tensor]:
+    """Return what the LoRA adapter of a GGUF file adds to each tensor, [d_model, d_ff], float64, as llama.cpp does."""
+    import gguf
+
+    reader = open_gguf(file)
+    sides = {tensor.name: double(torch.from_numpy(tensor.data.copy())) for tensor in reader.tensors}
+    alpha = float(entry(reader, gguf.Keys.Adapter.LORA_ALPHA))
+    names = [name.removesuffix(".lora_a") for name in sides if name.endswith(".lora_a")]
+    pairs = {name: (sides[f"{name}.lora_b"], sides[f"{name}.lora_a"]) for name in names}
+    return {name: (alpha / len(right)) * (left @ right) for name, (left, right) in pairs.items()}
 
 
 def _entries(reader: Any, end: int, edits: list[Any]) -> bytearray:

@@ -278,8 +278,23 @@ def check_gguf(task: Task) -> Checked:
     return Checked(len(after.tensors), True)
 
 
+def check_gguf_adapter(task: Task) -> Checked:
+    """Check that a LoRA adapter in a GGUF file adds Δ to each matrix that the edit changes, and to no other."""
+    file = Path(task.folder)
+    (edit,) = history(file.parent)
+    added, expected = gguf.read_adapter(file), {gguf.tensor_name(at): delta for at, delta in edit.updates.items()}
+    if added.keys() != expected.keys():
+        raise CheckError("the adapter is not of the matrices that the edit changes")
+    for name, delta in expected.items():
+        gap = float((added[name] - double(delta.dense)).norm())
+        if not gap <= 1e-5 * delta.norm():
+            raise CheckError(f"the adapter's product for {name} differs from the edit's by {gap:.1e}")
+    return Checked(len(added), False)
+
+
 CHECKS = {
     "gguf": check_gguf,
+    "gguf adapter": check_gguf_adapter,
     "checkpoint": check_checkpoint,
     "undo": check_undo,
     "adapter": check_adapter,

@@ -126,6 +126,38 @@ def test_an_edit_on_top_of_another_is_noted_after_it(tmp_path: Path) -> None:
     assert len(notes) == 2 and notes[1]["edit"] == edit.fingerprint()
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_lora_adapter_adds_the_change_to_its_matrices(tmp_path: Path, family: str) -> None:
+    file = write(tmp_path / "in" / "base.gguf", None, family)
+    untouched, editable = disk(file.parent), ffedit.load(file)
+    edit = made(editable, {0: 1, 2: 3})
+    done = ffedit.export(editable, edit, tmp_path / "out" / "lora.gguf", format="adapter")
+    assert (done.checked.tensors, done.checked.logits, done.moved) == (2, False, None)
+    sides, entries = tensors(done.folder), open_gguf(done.folder).fields
+    assert entries["general.type"].contents() == "adapter" and entries["adapter.type"].contents() == "lora"
+    assert entries["general.architecture"].contents() == open_gguf(file).fields["general.architecture"].contents()
+    alpha = entries["adapter.lora.alpha"].contents()
+    assert set(sides) == {f"blk.{layer}.ffn_down.weight.lora_{side}" for layer in (0, 2) for side in "ab"}
+    for layer, rank in ((0, 1), (2, 3)):
+        a, b = (unpacked(sides[f"blk.{layer}.ffn_down.weight.lora_{side}"]).double() for side in "ab")
+        assert len(a) == b.shape[1] == rank
+        assert torch.allclose(alpha / rank * b @ a, edit.updates[Address(layer)].dense, atol=1e-6)  # as llama.cpp adds
+    assert disk(file.parent) == untouched and [path.name for path in done.folder.parent.iterdir()] == ["lora.gguf"]
+
+
+@here
+def test_an_adapter_that_is_not_the_edit_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = ffedit.load(write(tmp_path / "base.gguf", None))
+    edit = made(editable, {0: 1})
+    with pytest.raises(EditError, match="transformers reads no adapter"):
+        ffedit.export(editable, edit, tmp_path / "lora.gguf", format="adapter", verify="logits")
+    balanced = ffedit.exporter.gguf.balanced
+    monkeypatch.setattr("ffedit.exporter.gguf.balanced", lambda update: tuple(2 * side for side in balanced(update)))
+    with pytest.raises(CheckError, match=r"blk.0.ffn_down.weight differs"):
+        ffedit.export(editable, edit, tmp_path / "lora.gguf", format="adapter")
+    assert not (tmp_path / "lora.gguf").exists()
+
+
 @here
 def test_what_quantisation_loses_is_measured_at_the_keys_of_the_edit(tmp_path: Path) -> None:
     file = write(tmp_path / "base.gguf", Kind.Q8_0)
