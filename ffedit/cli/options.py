@@ -291,7 +291,12 @@ def number_options(command: Command) -> Command:
 solving_options = all_of(
     click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
     click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
-    click.option("--stats", "stats_from", type=FILE, help="Key statistics that `ffedit stats --out` collected."),
+    click.option(
+        "--stats",
+        "stats_from",
+        type=FILE,
+        help="Key statistics that `ffedit stats --out` collected: a folder, or its name on the hub.",
+    ),
     number_options,
 )
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, SEED, LoadModel, Surface, join, model_options, output_options, parse_layers
+from ffedit.cli import options
+from ffedit.cli.options import FILE, SEED, LoadModel, Surface, model_options, output_options, parse_layers
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free
 from ffedit.inference.corpus import Corpus
@@ -36,6 +37,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--merge", is_flag=True, help="Add up what FOLDERs hold, collected on different texts.")
 @click.option("--out", type=FILE, metavar="FOLDER", help="Write the statistics, for `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
+@options.PUSH
 @model_options
 def stats(
     folders: tuple[Path, ...],
@@ -44,6 +46,7 @@ def stats(
     tolerance: float | None,
     out: Path | None,
     force: bool,
+    hub: str | None,
     load_model: LoadModel,
     surface: Surface,
     **text: Any,
@@ -51,12 +54,14 @@ def stats(
     """Collect the second moments of the keys that text brings to some layers, in one pass over it."""
     if merge != bool(folders) or (merge and out is None):
         raise click.UsageError("--merge, the FOLDERs to add up and --out belong together")
+    if hub is not None and out is None:
+        raise click.UsageError("--push-to-hub uploads what --out writes; add --out FOLDER")
     if out is not None:
         check_free(out, force)
 
     from ffedit.display.terminal.statistics import moments_table, shortage
 
-    group = join(surface)
+    group = options.join(surface)
     if merge:
         collected, why, short = ffedit.merge_stats(folders), "", None
     else:
@@ -72,7 +77,7 @@ def stats(
         return
     if out is not None:
         ffedit.save_stats(collected, out, force)
-    surface.show(moments_table(collected, why, out), short)
+    surface.show(moments_table(collected, why, out), short, options.pushed(out, hub))
     names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})

@@ -26,12 +26,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.editor.edit import unedited
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import written
 from ffedit.files.resuming import delay_interrupt, load_state, save_state
@@ -385,10 +386,15 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
 
     On an edited model, statistics of the unedited one are accepted too, where the originals of its matrices are known.
 
+    Args:
+        folder: a folder, or the name of a repository of the hub that holds one ("user/name"), which is downloaded.
+        editable: the model.
+
     Raises:
-        EditError: it is no such folder, a file is damaged, or all are of another model, layer or precision.
+        EditError: it is no such folder or cannot be downloaded, a file is damaged, or all are of another model, layer
+            or precision.
     """
-    read = _read(Path(folder))
+    read = _read(_downloaded(folder))
     fitting = {at: moments for at, moments in read.values() if at in editable.memories}
     differ = {memory.address for memory in _differing(editable, [editable.memories[at] for at in fitting], fitting)}
     stats = {at: moments for at, moments in fitting.items() if at not in differ}
@@ -396,6 +402,17 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
         path, (at, moments) = next(reversed(read.items()))
         raise EditError(f"{path}: {_misfit(moments, editable.memories.get(at), editable)}")
     return stats
+
+
+def _downloaded(folder: str | Path) -> Path:
+    """Return the folder of statistics: the one on this machine, or else that of a repository of the hub."""
+    name = str(folder)
+    if Path(folder).exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
+        return Path(folder)
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns="layer-*.safetensors"))
+    except (OSError, ValueError) as error:  # all that the hub raises are these
+        raise EditError(f"{name}: no such folder, nor can it be downloaded from the hub ({brief(error)})") from error
 
 
 def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:

@@ -35,6 +35,40 @@ def test_a_folder_is_what_was_collected(text: Path, tmp_path: Path) -> None:
         ffedit.stats(editable, [3])
 
 
+def test_statistics_of_the_hub_are_downloaded_by_name_and_checked(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable, asked = zoo.shared("llama"), []
+    folder = ffedit.save_stats(ffedit.stats(editable, [1], Corpus(text, 200)), tmp_path / "stats")
+
+    def download(name: str, allow_patterns: str) -> str:
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert list(ffedit.load_stats("someone/llama-stats", editable)) == [Address(1)]
+    assert asked == [("someone/llama-stats", "layer-*.safetensors")]
+    with pytest.raises(EditError, match="edited since"):
+        ffedit.load_stats("someone/llama-stats", zoo.build("llama", seed=1))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    folder.rename("a/b")  # what is on this machine is not looked for elsewhere
+    assert list(ffedit.load_stats("a/b", editable)) == [Address(1)] and len(asked) == 2
+
+    def refuse(name: str, allow_patterns: str) -> str:
+        raise OSError("401 Client Error.\nRepository Not Found")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(EditError, match="someone/none: no such folder, nor can it be downloaded") as caught:
+        ffedit.load_stats("someone/none", editable)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_pushed_must_be_written_first(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = shell(capsys, "stats", "--push-to-hub", "someone/stats")
+    assert ran.code == 2 and "--push-to-hub uploads what --out writes; add --out FOLDER" in ran.err
+
+
 def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: Path) -> None:
     folder = ffedit.save_stats(ffedit.stats(zoo.shared("llama"), [1], Corpus(text, 200)), tmp_path / "stats")
 
