@@ -176,7 +176,7 @@ def write_batch(method: Method, job: Job) -> Edit:
             if ff is not last:
                 write_(ff, delta)
             job.progress("solving", i + 1, len(ff_layers))
-    unfinished.unlink(missing_ok=True)
+    cache.forget(unfinished)
     return record.edit(how_solved(groups, prompt_sets, values))
 
 

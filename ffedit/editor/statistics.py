@@ -109,7 +109,7 @@ def collect(
             with refuse_out_of_memory(_no_room(missing)):
                 collected[at] = fitters.pop(at).moments(source, marks[at], **about)
             cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
-        unfinished.unlink(missing_ok=True)
+        cache.forget(unfinished)
     return {memory.address: collected[memory.address] for memory in memories}
 
 

@@ -90,6 +90,14 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
         return
 
 
+def forget(entry: Path) -> None:
+    """Delete an entry, where there is one and the cache can be written."""
+    try:
+        entry.unlink()
+    except OSError:
+        return
+
+
 def entries() -> list[Path]:
     """Return all entries of the cache, sorted: files, and the folders of converted models."""
     return sorted(p for p in folder().glob("*/*") if not p.name.startswith("."))
