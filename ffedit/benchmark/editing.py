@@ -38,7 +38,7 @@ from ffedit.editor import METHODS, Edit, applied_edits, combine
 from ffedit.errors import EditError, FFEditError, ModelError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
-from ffedit.loading.distributed import ProcessGroup
+from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable, History
 from ffedit.model.memory import KeyValueMemory
 
@@ -50,17 +50,26 @@ def check_finite(edit: Edit) -> Edit:
     return edit
 
 
-def saved(path: Path, make: Callable[[], Edit]) -> Edit:
-    """Load the edit saved in a folder; where there is none or it is damaged, make and save it."""
-    if path.exists():
+def saved(path: Path, make: Callable[[], Edit], group: ProcessGroup = ALONE) -> Edit:
+    """Load the edit saved in a folder; where there is none or it is damaged, make it in all processes, and save it."""
+
+    def is_there() -> bool:
         try:
-            return Edit.load(path)
+            return path.exists() and bool(Edit.load(path))
         except EditError:
-            pass
-    edit = make()
-    with needed():
-        edit.save(path, force=True)
-    return edit
+            return False
+
+    if not group.by_first(is_there):
+        edit = make()
+
+        def save() -> None:
+            with needed():
+                edit.save(path, force=True)
+
+        group.by_first(save)
+        if group.first:
+            return edit
+    return Edit.load(path)
 
 
 # Single edits and batches -------------------------------------------------------------------------
@@ -89,11 +98,13 @@ def edit_single_or_batch(task: Task) -> None:
 
 def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Edit:
     """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving."""
-    name, config = f"{chunk:05d}", task.configs[method]
+    name, config, group = f"{chunk:05d}", task.configs[method], task.process_group
 
     def edited(method: str) -> Edit:
         started, layers = time.perf_counter(), task.layers_of(method)
-        edit = ffedit.edit(task.editable, facts, method, layers, config, task.stats, progress=task.progress)
+        edit = ffedit.edit(
+            task.editable, facts, method, layers, config, task.stats, progress=task.progress, process_group=group
+        )
         return timed(edit, 0.0, started)
 
     def solved() -> Edit:
@@ -102,17 +113,12 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Ed
         if len(task.layers) > 1 or not (as_emmet or METHODS[method].solve):
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
-        values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"))
+        values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"), group)
         started, solver = time.perf_counter(), "emmet" if as_emmet else method
         edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
-    if task.mode.name == "single":
-        return solved()
-    # The first process computes and saves the edit; the others load it.
-    path = task.folder / EDITS / method / name
-    task.process_group.by_first(lambda: saved(path, solved).fingerprint())
-    return Edit.load(path)
+    return solved() if task.mode.name == "single" else saved(task.folder / EDITS / method / name, solved, group)
 
 
 def timed(edit: Edit, choosing: float, started: float) -> Edit:

@@ -148,7 +148,7 @@ def read_keys(
     Each process of `group` reads its share of the sets, and receives the keys of all.
     """
     sets = [prompt_set.texts for prompt_set in group.share(prompt_sets)]
-    keys, streams = _read(editable, ff, [text for texts in sets for text in texts])
+    keys, streams = group.in_all(lambda: _read(editable, ff, [text for texts in sets for text in texts]))
     counts = [len(texts) for texts in sets]
     # The keys of the essence prompts belong to the spread, but not to the mean.
     stated = [torch.tensor([bool(text.target_ids) for text in texts]) for texts in sets]

@@ -99,7 +99,12 @@ def collect(
         now = [marks[memory.address] for memory in missing]
         share = f":{group}" if group.size > 1 else ""
         unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{now}{share}")
-        fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
+        fitters, seconds = group.in_all(
+            lambda: _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
+        )
+        if group.size > 1:
+            for fitter in fitters.values():
+                fitter.add_up_(group.add_up_)
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
@@ -255,9 +260,6 @@ def _pass(
     except KeyboardInterrupt:
         _save(unfinished, fitters, time.perf_counter() - started)
         raise
-    if group.size > 1:
-        for fitter in fitters.values():
-            fitter.add_up_(group.add_up_)
     return fitters, time.perf_counter() - started
 
 

@@ -97,17 +97,33 @@ def choose_values(
         unfinished: file that keeps the values so far, and from which an interrupted choice goes on with the same bits;
             the caller deletes it.
     """
-    refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     W = ff.matrix
+    current = (W @ keys.to(W.device)).T
+    units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
     own = slice(group.rank, None, group.size)
-    current = (W @ keys.to(W.device)).T[own]
-    units = lengths[own].to(current) if config.optimizer == "gradient" else current.norm(dim=1)
-    prompt_sets = group.share(prompt_sets)
+    mine = editable, ff, prompt_sets[own], current[own], units[own], config, progress, unfinished
+    values = group.in_all(lambda: _choose(*mine))
+    v, delta = (group.exchange(side) for side in ([value.v for value in values], [value.delta for value in values]))
+    curves = interleaved(group.gather([[value.losses, value.probabilities] for value in values]))
+    return [Value(v, d, tuple(losses), tuple(said)) for v, d, (losses, said) in zip(v, delta, curves, strict=True)]
+
+
+def _choose(
+    editable: Editable,
+    ff: FeedForward,
+    prompt_sets: Sequence[PromptSet],
+    current: Tensor,
+    units: Tensor,
+    config: ValueConfig,
+    progress: Progress,
+    unfinished: Path | None,
+) -> list[Value]:
+    """Choose the values of one process, in groups that fit into memory; `current` and `units` as of `_optimise`."""
+    refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
     values = [] if unfinished is None else _read_values(unfinished)
     with frozen(editable.model):
         sizes = [size(editable, ff, prompt_set) for prompt_set in prompt_sets]
-        missing = range(len(values), len(prompt_sets))
-        budget = batch_budget(editable, ROOM, SHARES)
+        missing, budget = range(len(values), len(prompt_sets)), batch_budget(editable, ROOM, SHARES)
         for members in grouped(missing, lambda members: sum(sizes[i] for i in members), budget):
 
             def advance(stage: str, done: int, total: int, first: int = members[0], count: int = len(members)) -> None:
@@ -120,9 +136,7 @@ def choose_values(
             values += [value for chosen in split_on_oom(choose, members, refusal) for value in chosen]
             if unfinished is not None and len(members) < len(prompt_sets):
                 _save_values(unfinished, values)
-    v, delta = (group.exchange(side) for side in ([value.v for value in values], [value.delta for value in values]))
-    curves = interleaved(group.gather([[value.losses, value.probabilities] for value in values]))
-    return [Value(v, d, tuple(losses), tuple(said)) for v, d, (losses, said) in zip(v, delta, curves, strict=True)]
+    return values
 
 
 def _save_values(path: Path, values: Sequence[Value]) -> None:

@@ -165,13 +165,16 @@ def evaluate(
     generic = GenericText(editable, text) if measured or text is not None else None
     facts = as_facts(facts)
     own = process_group.share(range(len(facts)))
-    evaluation = Evaluation(editable, facts, progress, full, own) if own or not facts else None
+    evaluation = process_group.in_all(
+        lambda: Evaluation(editable, facts, progress, full, own) if own or not facts else None
+    )
     before = _of_all(evaluation.before if evaluation else (), process_group)
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)
     if generic is None or not measured:
         return Report(means, None, before, None, left_out(before))
     with edit.applied(editable) if edit is not None else nullcontext():
-        after = _of_all(evaluation.scores(edited) if evaluation else (), process_group)
+        scores = process_group.in_all(lambda: evaluation.scores(edited) if evaluation else ())
+        after = _of_all(scores, process_group)
         drift, perplexity = generic.measure(edited)
     changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
     return Report(means, changed, before, after, left_out(before, generic.drift_rows))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 # One process may have hours of work left when another has finished.
 PATIENCE = timedelta(days=7)
 
@@ -87,6 +88,25 @@ class ProcessGroup:
             with _together():
                 torch.distributed.all_reduce(total)
             tensor.copy_(total)
+
+    def in_all(self, work: Callable[[], Result]) -> Result:
+        """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all.
+
+        It is raised as it is where it came up, and as an `EditError` elsewhere.
+        """
+        if self.size == 1:
+            return work()
+        result, own = None, None
+        try:
+            result = work()
+        except FFEditError as error:
+            own = error
+        problems = self.gather(None if own is None else str(own))
+        if own is not None:
+            raise own
+        if any(problems):
+            raise EditError(next(filter(None, problems)))
+        return cast(Result, result)
 
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.

@@ -16,6 +16,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import torch
+from ffedit.errors import EditError, FactError
 from ffedit.loading.distributed import process_group
 
 crew = process_group()
@@ -25,10 +26,19 @@ numbers = crew.gather([0.1 + 0.2, float("nan"), None])
 tensors = crew.exchange([torch.full((2, item), item / 3, dtype=torch.float64) for item in crew.share(range(5))])
 sums = torch.arange(4.0) + crew.rank
 crew.add_up_(sums)
+def fails_in_the_second():
+    if crew.rank == 1:
+        raise FactError("it failed there")
+    return "done here"
+
+try:
+    problem = crew.in_all(fails_in_the_second)
+except (EditError, FactError) as error:
+    problem = [type(error).__name__, str(error)]
 crew.wait()
 crew.disband()
 left = torch.distributed.is_initialized()
-told = [found, numbers, crew.first, left, [tensor.tolist() for tensor in tensors], sums.tolist()]
+told = [found, numbers, crew.first, left, [tensor.tolist() for tensor in tensors], sums.tolist(), problem]
 (Path(sys.argv[1]) / f"{crew.rank}.json").write_text(json.dumps(told))
 """
 
@@ -50,6 +60,7 @@ def test_a_process_that_was_started_alone_is_a_crew_of_one(monkeypatch: pytest.M
     tensors, total = [torch.ones(2), torch.zeros(3)], torch.ones(2)
     assert all(one is other for one, other in zip(alone.exchange(tensors), tensors, strict=True))
     alone.add_up_(total)
+    assert alone.in_all(lambda: "done") == "done"
     assert torch.equal(total, torch.ones(2))
     alone.wait()
     alone.disband()
@@ -70,10 +81,11 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
     ran = process(*launch, program, tmp_path)
     assert ran.code == 0, ran.err
     for rank in (0, 1):
-        found, numbers, first, left, tensors, sums = json.loads((tmp_path / f"{rank}.json").read_text())
+        found, numbers, first, left, tensors, sums, problem = json.loads((tmp_path / f"{rank}.json").read_text())
         assert [(one["rank"], one["size"], len(one["long"])) for one in found] == [(0, 2, 1), (1, 2, 70_001)]
         assert [one["share"] for one in found] == [[0, 2, 4], [1, 3]]
         for exact, nothing, none in numbers:
             assert exact == 0.1 + 0.2 and math.isnan(nothing) and none is None
         assert tensors == [[[item / 3] * item] * 2 for item in range(5)] and sums == [1, 3, 5, 7]
+        assert problem == [("EditError", "FactError")[rank], "it failed there"], "an error of one is an error of all"
         assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"
