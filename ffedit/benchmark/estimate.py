@@ -9,14 +9,16 @@ batch and one over a single token are timed; the second is what a generated toke
 from __future__ import annotations
 
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
 import psutil
 import torch
 
+from ffedit.benchmark.settings import Mode, checkpoints
 from ffedit.editor import METHODS, EditConfig
 from ffedit.editor.statistics import are_cached
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
@@ -103,6 +105,29 @@ def estimate(
     return Estimate(tuple(stages), 1 / costs.per_token, now, now + costs.matrices(layers))
 
 
+def bench_seconds(
+    editable: Editable, facts: Sequence[Fact], configs: Mapping[str, EditConfig], mode: Mode, layers: Sequence[int]
+) -> float:
+    """Estimate the seconds of a benchmark on one process, its statistics aside, from timed passes of the model.
+
+    `layers` are those that are edited; none if one is still to be chosen.
+    """
+    layers = layers or [calibrate.expected(None, len(editable.layers))]
+    chunks = mode.chunks(facts)
+    ends = list(accumulate(map(len, chunks)))
+    # In a sequence all facts so far are scored at checkpoints, too; the last of these is the end.
+    scored = len(facts) + (sum(ends[chunk] for chunk in checkpoints(chunks)) if mode.sequential else 0)
+    seconds, shared = 0.0, False
+    for method, config in configs.items():
+        costs = _Costs(editable, facts, config)
+        side = costs.evaluating().seconds / 2
+        seconds += side * scored / len(facts) + (0.0 if shared else side)  # the first method pays for the scores before
+        reuses = shared and not mode.sequential and len(layers) == 1 and METHODS[method].statistics
+        seconds += costs.solving(layers) * len(chunks) if reuses else costs.editing(layers, method).seconds
+        shared = True
+    return seconds
+
+
 class _Costs:
     """Costs of each stage of an edit, from what is timed when this is made."""
 
@@ -123,7 +148,7 @@ class _Costs:
             return self._stage("locate", f"choose the layer: trace {counted(count, 'fact')}", tokens)
         tokens += sum(self._values(count, at, USUAL_STEPS) + count * ASKED * ASKED_TOKENS for at in layers)
         words = f"choose the layer: write and measure at all {self.depth} layers"
-        return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self._solving(layers))
+        return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self.solving(layers))
 
     def calibrating(self) -> Stage:
         """Estimate the calibration of the model's layer."""
@@ -135,7 +160,7 @@ class _Costs:
         tokens += tokens_for(written) * (1 + max(tried)) / self.depth
         generated = calibrate.OWN_TOKENS + (1 + len(tried)) * SAID_TOKENS
         words = f"choose the model's layer, once: ask {asked} facts, write {written} at each of {len(tried)} layers"
-        return self._stage("locate", words, tokens, generated, self._solving(tried))
+        return self._stage("locate", words, tokens, generated, self.solving(tried))
 
     def tracing(self, layer: int | None) -> Stage:
         """Estimate the trace of the first fact; in a deep model its effects are estimated from gradients."""
@@ -153,7 +178,7 @@ class _Costs:
     def editing(self, layers: Sequence[int], method: str) -> Stage:
         """Estimate the values and the equations."""
         count, most = len(by_subject(self.facts)), self.config.value.steps
-        steps, solving = min(USUAL_STEPS, most), self._solving(layers)
+        steps, solving = min(USUAL_STEPS, most), self.solving(layers)
         generated = sum(self.config.prompts.context_tokens)
         words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"
         stage = self._stage("edit", words, self._values(count, layers[-1], steps), generated, solving)
@@ -182,7 +207,7 @@ class _Costs:
         texts = (1 + prompts.contexts) * (self.length + prefix) + len(prompts.essence_prompts) * self.length
         return count * texts * (1 + steps * WITH_GRADIENT * (self.depth - layer) / self.depth)
 
-    def _solving(self, layers: Sequence[int]) -> float:
+    def solving(self, layers: Sequence[int]) -> float:
         """Return the seconds of the equations at `layers`."""
         return SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 import ffedit
 from ffedit.cli import options
 from ffedit.editor.methods import METHODS
-from ffedit.errors import EditError
+from ffedit.errors import EditError, FactError
+from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
+from ffedit.facts.text import counted
 from ffedit.files.atomic import write_text
+
+if TYPE_CHECKING:
+    from ffedit.benchmark import Mode
+    from ffedit.editor import EditConfig
+    from ffedit.model.editable import Editable
 
 
 @click.command()
@@ -61,7 +69,10 @@ def bench(
     facts = sifted.facts[:limit]
     text = solving.text(most_subjects(facts, parsed))
     editable = load_model(show=False)
+    chosen = _highest_and_below(layers, spread, len(editable.layers))
     surface.show(model_line(editable), *sifted.noted())
+    if not surface.quiet:
+        surface.show(_expected(editable, facts, configs, parsed, chosen, workers.size))
     try:
         with surface.progress() as progress:
             report = ffedit.bench(
@@ -70,7 +81,7 @@ def bench(
                 names,
                 mode,
                 out,
-                layers=_highest_and_below(layers, spread, len(editable.layers)),
+                layers=chosen,
                 spread=spread,
                 config=configs,
                 stats=solving.stats(text, editable),
@@ -91,6 +102,26 @@ def bench(
 
         write_text(html, bench_page(report, command_line()))
     workers.disband()
+
+
+def _expected(
+    editable: Editable,
+    facts: Sequence[Fact],
+    configs: Mapping[str, EditConfig],
+    mode: Mode,
+    layers: Sequence[int] | None,
+    processes: int,
+) -> str | None:
+    """Say how long the run takes, where nothing of it is there yet; facts that do not fit the model are left to it."""
+    from ffedit.benchmark.estimate import bench_seconds
+    from ffedit.display.terminal.plan import duration
+
+    try:
+        seconds = bench_seconds(editable, facts, configs, mode, layers or ()) / processes
+    except FactError:
+        return None
+    of = f"{counted(len(facts), 'fact')} by {', '.join(configs)}"
+    return f"About {duration(seconds)} for {of}, estimated from timed passes; a run goes on where it was interrupted."
 
 
 def _highest_and_below(text: str, spread: int, depth: int) -> range | None:

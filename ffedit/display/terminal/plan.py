@@ -14,11 +14,11 @@ def plan(estimate: Estimate, written: str) -> RenderableType:
     """Render the stages of an edit with their seconds; `written` lists the files and folders that it would write."""
     table = plain_table("stage", Column("what would be done", overflow="fold"), Column("about", justify="right"))
     for stage in estimate.stages:
-        table.add_row(stage.name, stage.words, _duration(stage.seconds))
-    table.add_row("", "in all", _duration(estimate.seconds), style="bold")
+        table.add_row(stage.name, stage.words, duration(stage.seconds))
+    table.add_row("", "in all", duration(estimate.seconds), style="bold")
     most, now = _gigabytes(estimate.memory_most), _gigabytes(estimate.memory_now)
     lines = [
-        f"At most {_duration(estimate.longest)}, if a value is not found before the last step.",
+        f"At most {duration(estimate.longest)}, if a value is not found before the last step.",
         f"Memory: {most} at most, of which {now} are in use now.",
         f"Written: {written}." if written else "Nothing is written: there is neither --out nor --export.",
         f"Estimated from passes that were timed here: {estimate.tokens_per_second:,.0f} tokens a second.",
@@ -26,7 +26,8 @@ def plan(estimate: Estimate, written: str) -> RenderableType:
     return Group(table, Text(""), Text("\n".join(lines)))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Say seconds in the unit that suits them."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
