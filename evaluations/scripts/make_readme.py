@@ -131,6 +131,18 @@ ROWS = (
         "--methods alphaedit --no-full --out DIR",
     ),
     (
+        "reports/smollm2-thousand.*",
+        "1,000 facts of SmolLM2 at once, two methods",
+        "ffedit bench evaluations/data/smollm2-thousand.json --model smollm2 --layers 8 --mode batch:1000 "
+        "--methods memit,alphaedit --no-full --out DIR",
+    ),
+    (
+        "reports/smollm2-capacity.*",
+        "the first 50 of them, and two tasks, as more are written beside them; DIR is of the run before",
+        "python evaluations/scripts/capacity.py DIR --out evaluations/reports/smollm2-capacity.json "
+        "--plot evaluations/reports/smollm2-capacity.png",
+    ),
+    (
         "reports/stories-edits.*",
         "28 edits of what a TinyStories model of 260,000 parameters reliably says",
         "python evaluations/scripts/stories_edits.py --model DIR",
@@ -202,7 +214,6 @@ ROWS = (
     ("benchmarks/seconds.py", "", "python evaluations/benchmarks/seconds.py"),
     ("benchmarks/gpu.py", "", "python evaluations/benchmarks/gpu.py"),
     ("benchmarks/scaling.py", "", "python evaluations/benchmarks/scaling.py --model smollm2"),
-    ("scripts/capacity.py", "", "python evaluations/scripts/capacity.py DIR"),
     ("scripts/collateral.py", "", "python evaluations/scripts/collateral.py DIR/edits/alphaedit/*"),
     (
         "scripts/compare.py scripts/rivals.py",
