@@ -151,10 +151,10 @@ def _save_values(path: Path, values: Sequence[Value]) -> None:
 def _read_values(path: Path) -> list[Value]:
     """Return what `_save_values` kept; nothing where there is no such file, or a damaged one."""
     try:
-        tensors, told = load_state(path, "no values are kept there")
+        tensors, curves = load_state(path, "no values are kept there")
     except EditError:
         return []
-    sides = zip(tensors["v"], tensors["delta"], told, strict=True)
+    sides = zip(tensors["v"], tensors["delta"], curves, strict=True)
     return [Value(v, delta, tuple(losses), tuple(said)) for v, delta, (losses, said) in sides]
 
 

@@ -89,13 +89,16 @@ class Evaluation:
         return self._score(self._ask(editable or self.editable, indices), indices)
 
     def _score(self, now: Responses, indices: Sequence[int]) -> tuple[FactScores, ...]:
-        scored, before, spoken = [], self._before, now.spoken
+        scored, before, generations = [], self._before, now.generations
         for q in (self._questions[i] for i in indices):
             unsampled = len(q.neighbors) - len(moved(q, now))
             left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
-            asked = (Continuation(name, prompt, spoken.answer(a), spoken.begun(a)) for name, prompt, a in q.by_score)
+            asked = tuple(
+                Continuation(name, prompt, generations.answer(text), generations.begun(text))
+                for name, prompt, text in q.by_score
+            )
             scores, kinds = Scores(**measure(q, now, before)), by_kind(q, now, before)
-            scored.append(FactScores(q.fact, scores, spoken.words(q.own.new), kinds, left_out, tuple(asked)))
+            scored.append(FactScores(q.fact, scores, generations.words(q.own.new), kinds, left_out, asked))
         return tuple(scored)
 
     def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False) -> Responses:
@@ -112,10 +115,10 @@ class Evaluation:
         asked = [request for q in prompts for request in requests(q, kinds)]
         closed = {request.text for request in asked if request.settled and request.count > len(request.text.target_ids)}
         answers = ask(editable, texts, self._budget, closed, self._reference.contexts, listen, self._progress)
-        spoken = Generations(editable, asked, answers)
+        generations = Generations(editable, asked, answers)
         groups = [q.generation for q in prompts]
         drawn = dict(zip(groups, sampled(editable, groups), strict=True))
-        return Responses(answers, spoken, divergences, drawn, self._weights)
+        return Responses(answers, generations, divergences, drawn, self._weights)
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Responses:
     """All outputs of a model on the prompts of some facts."""
 
     answers: Mapping[Encoded, Answer]  # log-probabilities and argmax of the prompts' objects
-    spoken: Generations  # greedy continuations
+    generations: Generations  # greedy continuations
     divergences: Mapping[Context, float]  # KL from the unedited model after neighbors, nats
     sampled: Mapping[tuple[Encoded, ...], Sequence[str]]  # sampled texts about a fact, by its `Questions.generation`
     weights: Mapping[str, float]  # weights of the terms of reference texts (`formulas.term_weights`)
@@ -112,7 +112,7 @@ def same_subject(q: Questions, now: Responses, before: Responses) -> float | Non
 
     By any of its names, where the data give it; else with what the model said before the edit.
     """
-    says, begins_with = now.spoken.says, now.spoken.begins_with
+    says, begins_with = now.generations.says, now.generations.begins_with
     return _mean([says(p.true, p.new, p.true_aliases) if p.named else begins_with(p.true) for p in q.same_subject])
 
 
@@ -134,7 +134,7 @@ def harmonic(*rates: float | None) -> float | None:
 @metric("share", "up", "says new object", WILD, generates=["own"])
 def generation(q: Questions, now: Responses, before: Responses) -> float:
     """Share of edited prompts after which free greedy generation says the whole new object, or another name of it."""
-    return float(now.spoken.says(q.own.new, q.own.true, q.own.new_aliases))
+    return float(now.generations.says(q.own.new, q.own.true, q.own.new_aliases))
 
 
 drift = Metric("drift", None, "nats", "zero", "nats per token", COUNTERFACT_PLUS)
@@ -201,7 +201,7 @@ def paraphrase_token_accuracy(q: Questions, now: Responses, before: Responses) -
 @metric("share", "up", "said in other wordings", WILD, generates=["paraphrases"])
 def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of other wordings after which free greedy generation says the whole new object, or a name of it."""
-    return _mean([now.spoken.says(pair.new, pair.true, pair.new_aliases) for pair in q.paraphrases])
+    return _mean([now.generations.says(pair.new, pair.true, pair.new_aliases) for pair in q.paraphrases])
 
 
 # What follows, and what else moved -----------------------------------------------------------
@@ -275,7 +275,7 @@ def consistency(q: Questions, now: Responses, before: Responses) -> float | None
 @metric("share", "", "says old object", FFEDIT, generates=["own"])
 def knew(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of facts whose old object, where one is named, free greedy generation says."""
-    return float(now.spoken.says(q.own.true, q.own.new)) if q.own.named else None
+    return float(now.generations.says(q.own.true, q.own.new)) if q.own.named else None
 
 
 # The registry --------------------------------------------------------------------------------
@@ -363,12 +363,12 @@ def _difference(first: Metric, second: Metric, q: Questions, now: Responses, bef
 def _stays(prompt: Prompt, now: Responses, before: Responses) -> bool:
     """Return whether greedy generation, as long as the answer of `prompt`, is that of before the edit."""
     size = len(prompt.text.target_ids)
-    return now.spoken.ids(prompt.text)[:size] == before.spoken.ids(prompt.text)[:size]
+    return now.generations.ids(prompt.text)[:size] == before.generations.ids(prompt.text)[:size]
 
 
 def _portable(q: Questions, now: Responses) -> list[tuple[str | None, float]]:
     """Return the kind of each question and whether it is answered; a multi-hop question, if any wording is."""
-    said = [(prompt, now.spoken.says(prompt.text, aliases=prompt.aliases)) for prompt in q.portability]
+    said = [(prompt, now.generations.says(prompt.text, aliases=prompt.aliases)) for prompt in q.portability]
     alone = [(prompt.kind, float(yes)) for prompt, yes in said if prompt.kind != MULTI_HOP]
     hops: dict[tuple[object, ...], bool] = {}
     for prompt, yes in said:

@@ -181,8 +181,8 @@ def continuations(
         groups[0 if mixed and length + count <= editable.max_tokens else length].append(i)
     result: list[list[int]] = [[] for _ in prompts]
     for members in groups.values():
-        for some in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
-            rows = [members[i] for i in some]
+        for batch in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
+            rows = [members[i] for i in batch]
             own = None if numbers is None else numbers[rows]
             said = _said(editable, [prompts[i] for i in rows], count, generator, own, top)
             for row, new in zip(rows, said, strict=True):

@@ -84,12 +84,12 @@ def record(
     if editable.resumable:
         caching = {"use_cache": True, "cache": cache}
     depth = len(editable.layers)
-    wanted = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
+    layers = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
     last_layer = {depth: editable.layers[-1]} if only is None else {}
     parts = tuple(parts)
     modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
     with (
-        capture(wanted, inputs=True) as entering,
+        capture(layers, inputs=True) as entering,
         capture(last_layer) as leaving,
         capture(modules) as outputs,
         unembedding(editable, read),

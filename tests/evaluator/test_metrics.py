@@ -179,7 +179,7 @@ def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeyp
         "from ffedit.evaluator.metrics import knew, metric\n"
         "plain = lambda q, now, before: 0.5\nCOUNT = 3\n"
         "@metric('share', 'up', 'neighbors said', 'nowhere', generates=['neighbors'])\n"
-        "def said(q, now, before):\n    return float(all(now.spoken.says(pair.true) for pair in q.neighbors))\n"
+        "def said(q, now, before):\n    return float(all(now.generations.says(pair.true) for pair in q.neighbors))\n"
     )
     (about := tmp_path / "odd-1.0.dist-info").mkdir()
     (about / "METADATA").write_text("Name: odd\nVersion: 1.0\n")

@@ -55,31 +55,31 @@ def lines(title: str, series: Sequence[Line], labels: Sequence[str], unit: Unit,
     chart = Chart(title, x_name)
     seen = [v for line in series for column in (line.values, line.low, line.high) for v in column if _known(v)]
     ticks = _ticks(seen, unit)
-    place = _place(ticks[0], ticks[-1], logarithmic=unit == "rank")
+    height = _height(ticks[0], ticks[-1], logarithmic=unit == "rank")
     across = _across(len(labels))
-    chart.y_ticks = [(place(tick), _tick_label(tick, unit)) for tick in ticks]
+    chart.y_ticks = [(height(tick), _tick_label(tick, unit)) for tick in ticks]
     chart.x_ticks = _x_ticks(labels, across)
     colours = count()
     for line in series:
         style = "chance" if line.chance else f"s{next(colours)}"
         chart.legend.append((line.name, style))
         points = [(i, across(i), value) for i, value in enumerate(line.values) if _known(value)]
-        chart.curves.append((_path([(x, place(value)) for _, x, value in points]), style))
+        chart.curves.append((_path([(x, height(value)) for _, x, value in points]), style))
         if line.low:
             there, back = ((line.low, points), (line.high, points[::-1]))
-            ends = [(x, place(column[i] or 0.0)) for column, order in (there, back) for i, x, _ in order]
+            ends = [(x, height(column[i] or 0.0)) for column, order in (there, back) for i, x, _ in order]
             chart.bands.append((_path(ends) + "Z", style))
         for i, x, value in points:
-            chart.dots.append((x, place(value), style, f"{x_name} {labels[i]}, {line.name}: {cell(value, unit)}"))
+            chart.dots.append((x, height(value), style, f"{x_name} {labels[i]}, {line.name}: {cell(value, unit)}"))
     return chart
 
 
 def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
     """Draw shares that add up to 1 as stacked bars."""
     chart = Chart(title)
-    place = _place(0.0, 1.0)
+    height = _height(0.0, 1.0)
     across = _across(len(labels), inside=True)
-    chart.y_ticks = [(place(tick), f"{tick:.0%}") for tick in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    chart.y_ticks = [(height(tick), f"{tick:.0%}") for tick in (0.0, 0.25, 0.5, 0.75, 1.0)]
     chart.x_ticks = _x_ticks(labels, across)
     chart.legend = [(line.name, f"s{i}") for i, line in enumerate(series)]
     width = 0.76 * (RIGHT - LEFT) / len(labels)
@@ -87,7 +87,7 @@ def stacked(title: str, series: Sequence[Line], labels: Sequence[str]) -> Chart:
         below = 0.0
         for number, line in enumerate(series):
             value = line.values[column] or 0.0
-            top, bottom = place(below + value), place(below)
+            top, bottom = height(below + value), height(below)
             says = f"layer {label}, {line.name}: {value:.1%}"
             chart.boxes.append(Box(across(column) - width / 2, top, width, bottom - top, f"s{number}", says))
             below += value
@@ -135,7 +135,7 @@ def _across(columns: int, inside: bool = False) -> Callable[[int], float]:
     return lambda i: LEFT + 6 + (RIGHT - LEFT - 12) * i / (columns - 1)
 
 
-def _place(low: float, high: float, logarithmic: bool = False) -> Callable[[float], float]:
+def _height(low: float, high: float, logarithmic: bool = False) -> Callable[[float], float]:
     """Return the y coordinate as a function of the value; if logarithmic, with the smallest value on top."""
     if logarithmic:
         return lambda v: TOP + (BOTTOM - TOP) * math.log(max(v, low) / low) / math.log(high / low)
