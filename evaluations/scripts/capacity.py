@@ -28,7 +28,7 @@ from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.key import LayerKeys, build_prompts, read_keys, zero_moment
 from ffedit.editor.methods import METHODS, config_from_dict
 from ffedit.editor.solve import Problem
-from ffedit.evaluator import Evaluation, mean_scores
+from ffedit.evaluator import Evaluation, FactScores, mean_scores
 from ffedit.facts.fact import by_subject
 
 WATCHED = 50
@@ -120,7 +120,7 @@ def main(run: Path, counts: str, out: Path | None, plot: Path | None) -> None:
         draw(rows, plot, f"{name}, layer {layer}: the first {WATCHED} facts, as more are written")
 
 
-def scores_of(scored: Sequence[ffedit.FactScores]) -> dict[str, float | None]:
+def scores_of(scored: Sequence[FactScores]) -> dict[str, float | None]:
     """Means of the shown scores."""
     means = mean_scores(fact.scores for fact in scored)
     return {name: getattr(means, name) for name in SHOWN}

@@ -302,7 +302,10 @@ class KeyMomentsFitter:
             half.zero_()
 
     def add_up_(self, add_up_: Callable[[Tensor], None]) -> None:
-        """Replace sums and counts by those of several fitters, which `add_up_` adds up in place, a tensor each."""
+        """Replace sums and counts by those of several fitters, which `add_up_` adds up in place, a tensor each.
+
+        Each has cut its keys by the median length that it knew.
+        """
         size = len(self.halves[0])
         self.halves += [torch.zeros(size, size, dtype=torch.float64) for _ in range(2 - len(self.halves))]
         for half in self.halves:

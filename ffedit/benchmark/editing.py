@@ -67,9 +67,9 @@ def saved(path: Path, make: Callable[[], Edit], group: ProcessGroup = ALONE) -> 
                 edit.save(path, force=True)
 
         group.by_first(save)
-        if group.first:
+        if group.size == 1:
             return edit
-    return Edit.load(path)
+    return group.in_all(lambda: Edit.load(path))
 
 
 # Single edits and batches -------------------------------------------------------------------------
@@ -115,7 +115,9 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Ed
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
         values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"), group)
         started, solver = time.perf_counter(), "emmet" if as_emmet else method
-        edit = values if method == "memit" else combine(task.editable, [values], solver, task.stats, config)
+        edit = values
+        if method != "memit":
+            edit = group.in_all(lambda: combine(task.editable, [values], solver, task.stats, config))
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
     return solved() if task.mode.name == "single" else saved(task.folder / EDITS / method / name, solved, group)
@@ -207,15 +209,16 @@ class MethodSequence:
             self._scorer.record_edited(facts, method, when, chunk, model)
 
         last, seconds = task.process_group.by_first(self._resumed)
-        self._catch_up(last)
+        task.process_group.in_all(partial(self._catch_up, last))
         written: list[int] = []
         for chunk, facts in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
                 try:
                     seconds = task.process_group.by_first(partial(self._write, chunk))
-                    self._catch_up(chunk)
                 except FFEditError as error:
                     task.record_failure(facts, method, chunk, error)
+                else:
+                    task.process_group.in_all(partial(self._catch_up, chunk))
             if not task.journal.done(method, "after", chunk):
                 measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
             if not task.journal.failed(method, chunk):

@@ -17,7 +17,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -184,8 +183,8 @@ def moments_of(
 ) -> Mapping[Address, KeyMoments]:
     """Return second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
 
-    Only the first process collects them; the others read them from the cache. Raises EditError for layers that do not
-    exist, and statistics that do not fit or cannot be collected.
+    All processes share the work. Raises EditError for layers that do not exist, and statistics that do not fit or
+    cannot be collected.
     """
     depth, seeds = len(editable.layers), [c.seed for method, c in configs.items() if METHODS[method].statistics]
     if not layers or not set(layers) <= set(range(depth)):
@@ -193,10 +192,8 @@ def moments_of(
     if not seeds:
         return {}
     memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
-    collect = partial(moments_for, editable, memories, stats, most_subjects(facts, mode), seeds[0], progress)
-    collected: list[Mapping[Address, KeyMoments]] = []
-    process_group.by_first(lambda: collected.append(collect()))
-    return collected[0] if collected else collect()
+    subjects = most_subjects(facts, mode)
+    return moments_for(editable, memories, stats, subjects, seeds[0], progress, process_group)
 
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:

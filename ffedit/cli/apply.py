@@ -86,6 +86,7 @@ def apply(
     stats = solving.stats(text, editable)
     ends["load"] = perf_counter()
     if dry_run:
+        group.disband()
         layer = choose.known_layer(editable, facts, layers, allowed, method, config)
         to_read = text if stats is text else None
         planned = estimate(editable, facts, method, layer, layers, spread, config, to_read)

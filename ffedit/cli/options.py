@@ -338,6 +338,11 @@ def _checked(context: click.Context, option: click.Parameter, target: Path | Non
 html_option = click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")
 
 
+def is_first_process() -> bool:
+    """Return True for the process that shows and writes, of several that `accelerate launch` started, or alone."""
+    return int(os.environ.get("RANK", "0")) == 0 or int(os.environ.get("WORLD_SIZE", "1")) == 1
+
+
 def output_options(command: Command) -> Command:
     """Add `--json`, `--quiet`, `--verbose` and `--log`; the command, and the options above it, receive a `surface`."""
 
@@ -347,10 +352,10 @@ def output_options(command: Command) -> Command:
     @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append that to a file, with the time.")
     @functools.wraps(command)
     def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
-        others = int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        surface = Surface(quiet=True) if others else Surface(json_to, quiet)  # the first of several processes tells
+        if not is_first_process():
+            return command(surface=Surface(quiet=True), **kwargs)
         with logged(verbose, log):
-            return command(surface=surface, **kwargs)
+            return command(surface=Surface(json_to, quiet), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 

@@ -15,7 +15,7 @@ import yaml
 
 from ffedit.cli.apply import apply
 from ffedit.cli.export import export
-from ffedit.cli.options import FILE
+from ffedit.cli.options import FILE, is_first_process
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import set_numbers
 from ffedit.errors import EditError, FFEditError
@@ -42,7 +42,9 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
         folder = Path(temporary.enter_context(tempfile.TemporaryDirectory()))
         if exports:
             edit = str(values.setdefault("out", str(folder / "edit")))
-        ways = [[edit, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")] for i, how in enumerate(exports)]
+        export_words = [
+            [edit, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")] for i, how in enumerate(exports)
+        ]
         if isinstance(values.get(FACTS), list):
             facts = folder / "facts.json"
             facts.write_text(json.dumps(values[FACTS]), encoding="utf-8")
@@ -52,8 +54,8 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
         with named(recipe, lines):
             context = apply.make_context("run", words, parent=current)
         apply.invoke(context)
-        for way in ways:
-            export.invoke(export.make_context("run", way, parent=current))
+        for words in export_words if is_first_process() else ():
+            export.invoke(export.make_context("run", words, parent=current))
 
 
 def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

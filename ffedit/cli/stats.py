@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +67,7 @@ def stats(
         corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model()
-        chosen, why = _layers(editable, layers)
+        chosen, why = group.by_first(lambda: _layers(editable, layers))
         with surface.progress() as progress:
             collected = ffedit.stats(editable, chosen, corpus, tolerance, progress, group)
         short = shortage(collected, corpus, tolerance)
@@ -77,22 +76,23 @@ def stats(
         return
     if out is not None:
         ffedit.save_stats(collected, out, force)
-    surface.show(moments_table(collected, why, out), short, options.pushed(out, hub))
+    surface.show(moments_table(collected, why, out), short)
     names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})
+    surface.show(options.pushed(out, hub))
 
 
-def _layers(editable: Editable, asked: str) -> tuple[Sequence[int], str]:
+def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
     """Return the layers to collect and the reason: `auto` takes the one chosen for the model, or else all."""
     if asked in ("sweep", "trace"):
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
-        return parse_layers(asked, len(editable.layers)), f"Layers {asked}, as asked"
+        return [*parse_layers(asked, len(editable.layers))], f"Layers {asked}, as asked"
 
     from ffedit.layer_choice import calibrate
 
     choice = calibrate.remembered(editable)
     if choice is None or choice.layer is None:
-        return range(len(editable.layers)), "All layers: none was chosen for this model yet"
+        return [*range(len(editable.layers))], "All layers: none was chosen for this model yet"
     return [choice.layer], f"Layer {choice.layer}: chosen for this model on {choice.made}"

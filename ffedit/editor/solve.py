@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.storage import device_of, gives_gradient
 from ffedit.model.tokenization import pad
 from ffedit.progress import Progress, silent
+from ffedit.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -149,11 +150,12 @@ def write_batch(method: Method, job: Job) -> Edit:
     editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
     record, subjects = Record(method.name, job), [group[0].subject for group in groups]
     last, spread = ff_layers[-1], len(ff_layers) > 1
-    prompt_sets = without_sinks(editable, last, build_prompts(editable, groups, config))
+    in_all = job.process_group.in_all
+    prompt_sets = in_all(lambda: without_sinks(editable, last, build_prompts(editable, groups, config)))
     keys = before = read_keys(editable, last, prompt_sets, job.process_group)
-    gain = _gain(editable, last, prompt_sets[0], last.matrix @ keys.K[:, 0]) if spread else 1.0
+    gain = in_all(lambda: _gain(editable, last, prompt_sets[0], last.matrix @ keys.K[:, 0])) if spread else 1.0
     for ff in ff_layers if method.exact else ():
-        K = keys.K if ff is last else read_keys(editable, ff, prompt_sets).K
+        K = keys.K if ff is last else read_keys(editable, ff, prompt_sets, job.process_group).K
         check_exact(K, record.kept[ff.layer].to(K.device))
     unfinished = _unfinished(job, prompt_sets)
     values = choose_values(
@@ -163,7 +165,7 @@ def write_batch(method: Method, job: Job) -> Edit:
     with restored(job.memories):
         for i, ff in enumerate(ff_layers):
             if spread:  # a single layer keeps its keys, since nothing below it changes
-                check_routes(editable, ff, subjects, prompt_sets)
+                in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
                 keys = read_keys(editable, ff, prompt_sets, job.process_group)
                 now = keys if ff is last else read_keys(editable, last, prompt_sets, job.process_group)
                 reached = (now.streams - before.streams) / gain
@@ -183,7 +185,14 @@ def write_batch(method: Method, job: Job) -> Edit:
 def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
     """Return the path that keeps an interrupted choice of values, by all that they depend on."""
     texts = [[(text.ids, text.answer, text.site) for text in prompt_set.texts] for prompt_set in prompt_sets]
-    about = [fingerprint(job.editable), job.ff_layers[-1].layer, job.config.value, texts, job.process_group]
+    about = [
+        __version__,
+        fingerprint(job.editable),
+        job.ff_layers[-1].layer,
+        job.config.value,
+        texts,
+        job.process_group,
+    ]
     return cache.path("values", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
 
 

@@ -105,6 +105,10 @@ def collect(
         if group.size > 1:
             for fitter in fitters.values():
                 fitter.add_up_(group.add_up_)
+                # Where the first batch brings no key (to an expert), each process has drawn its own probes, or none.
+                own = torch.zeros(0, len(fitter.halves[0])) if fitter.probes is None else fitter.probes
+                probes = max(group.exchange([own]), key=len)
+                fitter.probes = probes if len(probes) else None
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
@@ -255,7 +259,7 @@ def _pass(
                         f"{min(now.stop, len(ids))}): the model overflows on this text; use another, or --dtype float32"
                     )
             progress("collecting key statistics", min(now.stop, len(ids)), len(ids))
-            if first.batches % SAVED_EVERY == 0:
+            if first.batches // group.size % SAVED_EVERY == 0:
                 _save(unfinished, fitters, time.perf_counter() - started)
     except KeyboardInterrupt:
         _save(unfinished, fitters, time.perf_counter() - started)

@@ -21,6 +21,7 @@ similar numbers of positions to run (buckets), and applies the unembedding only 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -58,6 +59,8 @@ FLAT = 1e-4
 ROOM, SHARES = 2**25, 8
 # Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
 BATCH_COST = 32
+# Seconds, at least, between two states of an unfinished choice: each holds all values so far.
+SAVED_EVERY = 30.0
 # Activations kept for the gradient, per token and layer, in multiples of d_model.
 ACTIVATIONS = 16
 
@@ -92,7 +95,7 @@ def choose_values(
         keys: k* of each in this layer, [d_ff, n].
         lengths: norm of the residual stream behind the layer, [n]: the unit in which δ is measured.
         config: how a value is chosen.
-        progress: told how far it is.
+        progress: called with the progress.
         group: processes of which each chooses its share; all receive all values.
         unfinished: file that keeps the values so far, and from which an interrupted choice goes on with the same bits;
             the caller deletes it.
@@ -101,8 +104,9 @@ def choose_values(
     current = (W @ keys.to(W.device)).T
     units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
     own = slice(group.rank, None, group.size)
-    mine = editable, ff, prompt_sets[own], current[own], units[own], config, progress, unfinished
-    values = group.in_all(lambda: _choose(*mine))
+    values = group.in_all(
+        lambda: _choose(editable, ff, prompt_sets[own], current[own], units[own], config, progress, unfinished)
+    )
     v, delta = (group.exchange(side) for side in ([value.v for value in values], [value.delta for value in values]))
     curves = interleaved(group.gather([[value.losses, value.probabilities] for value in values]))
     return [Value(v, d, tuple(losses), tuple(said)) for v, d, (losses, said) in zip(v, delta, curves, strict=True)]
@@ -120,7 +124,7 @@ def _choose(
 ) -> list[Value]:
     """Choose the values of one process, in groups that fit into memory; `current` and `units` as of `_optimise`."""
     refusal = EditError("not enough memory to choose a single value; use fewer contexts, or a smaller dtype")
-    values = [] if unfinished is None else _read_values(unfinished)
+    values, saved = [] if unfinished is None else _read_values(unfinished), time.monotonic()
     with frozen(editable.model):
         sizes = [size(editable, ff, prompt_set) for prompt_set in prompt_sets]
         missing, budget = range(len(values), len(prompt_sets)), batch_budget(editable, ROOM, SHARES)
@@ -134,8 +138,9 @@ def _choose(
                 return _optimise(objective, current[list(batch)], units[list(batch)], config, advance)
 
             values += [value for chosen in split_on_oom(choose, members, refusal) for value in chosen]
-            if unfinished is not None and len(members) < len(prompt_sets):
+            if unfinished is not None and time.monotonic() - saved >= SAVED_EVERY:
                 _save_values(unfinished, values)
+                saved = time.monotonic()
     return values
 
 
@@ -151,11 +156,11 @@ def _save_values(path: Path, values: Sequence[Value]) -> None:
 def _read_values(path: Path) -> list[Value]:
     """Return what `_save_values` kept; nothing where there is no such file, or a damaged one."""
     try:
-        tensors, curves = load_state(path, "no values are kept there")
-    except EditError:
+        tensors, curves = load_state(path, "holds no values")
+        sides = zip(tensors["v"], tensors["delta"], curves, strict=True)
+        return [Value(v, delta, tuple(losses), tuple(said)) for v, delta, (losses, said) in sides]
+    except (EditError, KeyError, TypeError, ValueError):
         return []
-    sides = zip(tensors["v"], tensors["delta"], curves, strict=True)
-    return [Value(v, delta, tuple(losses), tuple(said)) for v, delta, (losses, said) in sides]
 
 
 def _optimise(

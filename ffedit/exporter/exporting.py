@@ -36,7 +36,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
 
-COMMIT = "Edited with ffedit"
+COMMIT = "Written by ffedit"
 FORMATS = ("checkpoint", "adapter", "delta", "gguf")
 
 
@@ -254,7 +254,7 @@ def undo(
 
 
 def push(path: Path, name: str) -> str:
-    """Upload what `export` made, a folder or a GGUF file, as the repository `name` ("user/model") of the hub.
+    """Upload a folder or a file that ffedit wrote as the repository `name` ("user/model") of the hub.
 
     The repository is created if it does not exist; its address is returned.
 

@@ -81,7 +81,7 @@ class Stored:
     def sample(self, count: int) -> Tensor:
         """Read up to `count` entries of the flattened tensor at stride max(1, entries // count), float64."""
         entries, numbers = prod(self.shape), bytearray()
-        with self.file.open("rb") as file:
+        with self.file.open("rb", buffering=0) as file:  # a buffer would be filled at every seek
             for i in range(0, entries, max(1, entries // count))[:count]:
                 file.seek(self.start + i * self.dtype.itemsize)
                 numbers += self._read(file, self.dtype.itemsize)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ffedit.errors import EditError, FFEditError, ModelError
+from ffedit import errors
+from ffedit.errors import EditError, FFEditError
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -90,39 +91,38 @@ class ProcessGroup:
             tensor.copy_(total)
 
     def in_all(self, work: Callable[[], Result]) -> Result:
-        """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all.
-
-        It is raised as it is where it came up, and as an `EditError` elsewhere.
-        """
+        """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all."""
+        result, error = None, None
         if self.size == 1:
             return work()
-        result, own = None, None
         try:
             result = work()
-        except FFEditError as error:
-            own = error
-        problems = self.gather(None if own is None else str(own))
-        if own is not None:
-            raise own
-        if any(problems):
-            raise EditError(next(filter(None, problems)))
+        except FFEditError as own:
+            error = own
+        self._raise_first(error)
         return cast(Result, result)
 
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.
 
-        An `FFEditError` of `work` is raised in every process: a `ModelError` as such, any other as an `EditError`.
+        An `FFEditError` of `work` is raised in every process.
         """
-        result, problem, of_model = None, None, False
+        result, error = None, None
         if self.first:
             try:
-                result = work()
-            except FFEditError as error:
-                problem, of_model = str(error), isinstance(error, ModelError)
-        result, problem, of_model = self.gather([result, problem, of_model])[0]
-        if problem is not None:
-            raise ModelError(problem) if of_model else EditError(problem)
-        return result
+                result = json.loads(json.dumps(work()))
+            except FFEditError as own:
+                error = own
+        self._raise_first(error)
+        return self.gather(result)[0]
+
+    def _raise_first(self, own: FFEditError | None) -> None:
+        """Raise this process's error, or else one of the same type as the first one of another process."""
+        problems = self.gather(None if own is None else [type(own).__name__, str(own)])
+        if own is not None:
+            raise own
+        for name, words in filter(None, problems):
+            raise getattr(errors, name, EditError)(words)
 
     def wait(self) -> None:
         """Wait until every process has reached this call."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ffedit.model import storage
 from ffedit.model.editable import Stack
@@ -42,8 +44,8 @@ def fingerprint(editable: Stack, below: int | None = None) -> str:
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
     # Read once per tokenizer, and again when tokens were added.
-    tokens = _once(editable.hashed, "", tokenizer, len(tokenizer), lambda: sorted(tokenizer.get_vocab().items()))
-    digest.update(json.dumps(tokens).encode())
+    tokens = _once(editable.hashed, "", tokenizer, len(tokenizer), partial(_vocabulary, tokenizer))
+    digest.update(tokens)
     # Tokenizers with one vocabulary may still differ: with and without a BOS, another normaliser, other merges.
     used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
     digest.update(json.dumps(used).encode())
@@ -73,6 +75,11 @@ def _total(hashed: Cache, name: str, weight: Tensor, flat: Tensor, sample: bytes
         return _summed(flat)
     state = weight.data_ptr(), weight._version, hashlib.sha256(sample).digest()
     return int(_once(hashed, name, weight, state, lambda: _summed(flat)))
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """Return all tokens with their ids as JSON."""
+    return json.dumps(sorted(tokenizer.get_vocab().items())).encode()
 
 
 def _once(hashed: Cache, name: str, source: object, state: object, read: Callable[[], Any]) -> Any:

@@ -111,6 +111,7 @@ def test_an_overflow_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_choice_that_was_killed_goes_on_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     editable, unfinished = zoo.trained("gpt2", True), tmp_path / "values.safetensors"
     monkeypatch.setattr("ffedit.editor.value.ROOM", 1)  # every value in a group of its own
+    monkeypatch.setattr("ffedit.editor.value.SAVED_EVERY", 0.0)
     expected, begun = choose(editable, FOUR), []
 
     def objective(*words: Any) -> Objective:
@@ -133,5 +134,6 @@ def test_a_choice_that_was_killed_goes_on_with_the_same_bits(monkeypatch: pytest
 
 def test_a_finished_edit_keeps_no_values_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffedit.editor.value.ROOM", 1)
+    monkeypatch.setattr("ffedit.editor.value.SAVED_EVERY", 0.0)
     write(zoo.trained("gpt2", True), list(FOUR), "memit", [0], FULL, CORPUS)
     assert not list(cache.folder().glob("values/*.safetensors"))
