@@ -12,7 +12,7 @@ from benching import facts, same, timeless
 from shell import process, shell
 
 from ffedit import Edit, KeyMoments
-from ffedit.cli.options import STARTED_ALONE as ALONE
+from ffedit.cli.options import STARTED_ALONE as ALONE, is_first_process
 from ffedit.files import cache
 from ffedit.loading.distributed import ProcessGroup, left_alone
 
@@ -83,6 +83,31 @@ def test_statistics_of_two_processes_are_those_of_one(
         assert two.ridge == one.ridge and two.convergence == pytest.approx(one.convergence)
     ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--tolerance", "0.1", "--out", "three")
     assert ran.code and "a tolerance stops one pass early" in ran.err and not Path("three").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
+        ({"RANK": "3"}, True),
+    ],
+)
+def test_one_process_shows_and_writes(
+    environment: dict[str, str],
+    first: bool,
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_first_process() is first
+    ran = shell(capsys, "methods", "--json", "methods.json")
+    assert ran.code == 0 and bool(ran.out) is Path("methods.json").exists() is first
 
 
 def test_the_processes_part_when_the_work_is_done(
