@@ -137,8 +137,14 @@ ROWS = (
         "--methods memit,alphaedit --no-full --out DIR",
     ),
     (
+        "reports/smollm2-thousand-sequence.*",
+        "the same in steps of 100, alphaedit",
+        "ffedit bench evaluations/data/smollm2-thousand.json --model smollm2 --layers 8 --mode sequential:100 "
+        "--methods alphaedit --no-full --out DIR",
+    ),
+    (
         "reports/smollm2-capacity.*",
-        "the first 50 of them, and two tasks, as more are written beside them; DIR is of the run before",
+        "the first 50 of them, and two tasks, as more are written beside them; DIR is of the run at once",
         "python evaluations/scripts/capacity.py DIR --out evaluations/reports/smollm2-capacity.json "
         "--plot evaluations/reports/smollm2-capacity.png",
     ),
