@@ -172,7 +172,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8.0, 4.0), layout="constrained")
     counts = [row["facts"] for row in rows]
     for name, colour in zip(STAGES, ("#009e73", "#0072b2", "#d55e00"), strict=True):
         axes.plot(counts, [row[name]["seconds"] for row in rows], "o-", color=colour, label=name)
@@ -181,7 +181,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.grid(alpha=0.3, which="major")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

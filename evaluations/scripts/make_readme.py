@@ -188,6 +188,11 @@ ROWS = (
         "python evaluations/benchmarks/tracing.py --out FILE.json --plot FILE.png",
     ),
     (
+        "reports/benchmarks/scaling.*",
+        "seconds per fact of keys, values and scoring against the number of facts, beside what arithmetic allows",
+        "python evaluations/benchmarks/scaling.py --counts 1,10,100 --out FILE.json --plot FILE.png",
+    ),
+    (
         "reports/benchmarks/scoring.json",
         "scoring facts against a plain loop over prompts",
         "python evaluations/benchmarks/scoring.py --parts 2 --out FILE.json",
@@ -219,7 +224,6 @@ ROWS = (
     ),
     ("benchmarks/seconds.py", "", "python evaluations/benchmarks/seconds.py"),
     ("benchmarks/gpu.py", "", "python evaluations/benchmarks/gpu.py"),
-    ("benchmarks/scaling.py", "", "python evaluations/benchmarks/scaling.py --model smollm2"),
     ("scripts/collateral.py", "", "python evaluations/scripts/collateral.py DIR/edits/alphaedit/*"),
     (
         "scripts/compare.py scripts/rivals.py",
