@@ -117,11 +117,12 @@ def bench_seconds(
     ends = list(accumulate(map(len, chunks)))
     # In a sequence all facts so far are scored at checkpoints, too; the last of these is the end.
     scored = len(facts) + (sum(ends[chunk] for chunk in checkpoints(chunks)) if mode.sequential else 0)
-    seconds, shared = 0.0, False
+    costs = _Costs(editable, facts, next(iter(configs.values())))
+    side = costs.evaluating().seconds / 2
+    seconds, shared = side, False  # the scores before are those of all methods
     for method, config in configs.items():
-        costs = _Costs(editable, facts, config)
-        side = costs.evaluating().seconds / 2
-        seconds += side * scored / len(facts) + (0.0 if shared else side)  # the first method pays for the scores before
+        costs.config = config
+        seconds += side * scored / len(facts)
         reuses = shared and not mode.sequential and len(layers) == 1 and METHODS[method].statistics
         seconds += costs.solving(layers) * len(chunks) if reuses else costs.editing(layers, method).seconds
         shared = True
