@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,19 +24,18 @@ from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.inference import replay
-from ffedit.inference.batching import batches, split_on_oom
+from ffedit.inference.batching import TOKENS
+from ffedit.inference.contexts import Context, passes
 from ffedit.inference.text import own_text
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
-from ffedit.model.tokenization import Encoded, decode, pad
+from ffedit.model.tokenization import Encoded, decode
 
 # Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's: of one
 # name's keys in different contexts it is far larger, of a sink's and a name's nearly 0.
 SINK = 0.3
-# How many tokens a batch holds.
-TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -177,22 +176,26 @@ def zero_moment(ff: FeedForward) -> Moment:
 
 
 def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token."""
+    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token.
+
+    Texts are run as far as that token, through the layers up to this one, and what they begin with once.
+    """
     if not texts:
         return torch.zeros(0, sum(ff.sizes)), torch.zeros(0, editable.d_model)
+
+    def read(ids: Tensor, past: dict[str, Any], at: Tensor) -> tuple[Tensor, Tensor]:
+        with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
+            replay.run_to(editable, ids, ff.layer, **past)
+        keys, stream = (states.reshape(*ids.shape, -1) for states in (entering(), leaving[0]))
+        return keys[tuple(at.to(keys.device).T)], stream[tuple(at.to(stream.device).T)]
+
+    contexts, parts = [text.ids[: text.site + 1] for text in texts], []
+    index: dict[Context, int] = {}
     refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
-    order = list(batches([len(text.ids) for text in texts], TOKENS))
-    run = partial(_read_batch, editable, ff)
-    read = [pair for batch in order for pair in split_on_oom(run, [texts[i] for i in batch], refusal)]
-    back = torch.tensor([i for batch in order for i in batch]).argsort()
-    keys, streams = (torch.cat(rows)[back] for rows in zip(*read, strict=True))
+    for batch in passes(editable, set(contexts), TOKENS, read, refusal):
+        for done in batch:
+            index |= {context: len(index) + i for i, context in enumerate(done.contexts)}
+            parts.append(done.read)
+    order = torch.tensor([index[context] for context in contexts])
+    keys, streams = (torch.cat(rows)[order.to(rows[0].device)] for rows in zip(*parts, strict=True))
     return keys, streams
-
-
-def _read_batch(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    ids = pad([text.ids for text in texts])
-    with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
-        replay.run_to(editable, ids, ff.layer)
-    keys, stream = (read.reshape(*ids.shape, -1) for read in (entering(), leaving[0]))
-    at = torch.arange(len(texts)), torch.tensor([text.site for text in texts])
-    return keys[at], stream[at]

@@ -38,7 +38,7 @@ from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
-from ffedit.inference.batching import batch_budget, grouped, split_on_oom
+from ffedit.inference.batching import BATCH_COST, batch_budget, grouped, least_cost_runs, split_on_oom
 from ffedit.inference.generation import log_softmax
 from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable
@@ -57,8 +57,6 @@ FLAT = 1e-4
 # Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 128 MB in float32;
 # on a GPU, one of SHARES shares of the free memory.
 ROOM, SHARES = 2**25, 8
-# Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
-BATCH_COST = 32
 # Seconds, at least, between two states of an unfinished choice: each holds all values so far.
 SAVED_EVERY = 30.0
 # Activations kept for the gradient, per token and layer, in multiples of d_model.
@@ -288,22 +286,15 @@ class Objective:
         key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
         keys = sorted(set(key))
         of = [[row for row in range(len(key)) if key[row] == length] for length in keys]
-        # best[j]: least cost of all texts whose key is below keys[j], and the index where its last bucket begins.
-        best: list[tuple[float, int]] = [(0.0, 0)]
-        for j in range(1, len(keys) + 1):
-            longest, weight, options = 0, 0, []
-            for i in range(j - 1, -1, -1):
-                longest = max(longest, *(end[row] for row in of[i]))
-                weight += len(of[i])
-                positions = keys[j - 1] if self._ragged else longest - keys[i]
-                options.append((best[i][0] + weight * positions + BATCH_COST, i))
-            best.append(min(options))
-        last = len(keys)
-        while last:
-            first = best[last][1]
+
+        def cost(first: int, last: int) -> int:
+            rows = [row for group in of[first:last] for row in group]
+            positions = keys[last - 1] if self._ragged else max(end[row] for row in rows) - keys[first]
+            return int(len(rows) * positions + BATCH_COST)
+
+        for first, last in least_cost_runs(len(keys), cost):
             # Sorted, so that the rows of most parts of a large bucket begin at one position, which needs no mask.
             yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
-            last = first
 
     def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
         """Split a bucket into parts whose attention keys and values of all layers fit into memory while recording."""

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ffedit.errors import EditError, ModelError
 from ffedit.evaluator.formulas import divergence, perplexity
-from ffedit.evaluator.responses import Context
 from ffedit.inference import replay
 from ffedit.inference.batching import batches
+from ffedit.inference.contexts import Context
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable

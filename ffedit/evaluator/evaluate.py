@@ -21,9 +21,11 @@ from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
 from ffedit.evaluator.prompts import questions
-from ffedit.evaluator.responses import BUDGET, Context, ask
+from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts
+from ffedit.inference.batching import TOKENS
+from ffedit.inference.contexts import Context
 from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable, check_model
 from ffedit.progress import Progress, silent
@@ -59,7 +61,7 @@ class Evaluation:
         progress: Progress = silent,
         full: bool = False,
         only: Sequence[int] | None = None,
-        budget: int = BUDGET,
+        budget: int = TOKENS,
         weights: Mapping[str, float] | None = None,
     ) -> None:
         if not facts:
@@ -112,10 +114,10 @@ class Evaluation:
 
         texts = dict.fromkeys(text for q in prompts for text in q.texts)
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
-        asked = [request for q in prompts for request in requests(q, kinds)]
-        closed = {request.text for request in asked if request.settled and request.count > len(request.text.target_ids)}
-        answers = ask(editable, texts, self._budget, closed, self._reference.contexts, listen, self._progress)
-        generations = Generations(editable, asked, answers)
+        generations = Generations(editable, (request for q in prompts for request in requests(q, kinds)))
+        watched, follow = self._reference.contexts, generations.follow
+        answers = ask(editable, texts, self._budget, generations.closed, watched, listen, follow, self._progress)
+        generations.finish()
         groups = [q.generation for q in prompts]
         drawn = dict(zip(groups, sampled(editable, groups), strict=True))
         return Responses(answers, generations, divergences, drawn, self._weights)

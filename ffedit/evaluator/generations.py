@@ -1,8 +1,8 @@
 """Free generation: greedy, until it is clear whether it says an object, and sampled text about a subject.
 
 The first tokens are known from the pass that scores the prompt's objects, as far as they agree with an object's tokens.
-They settle most prompts: the generated text is no prefix of the object, or goes beyond it. Only the others are
-continued.
+They settle most prompts: the generated text is no prefix of the object, or goes beyond it. Only the others go on, from
+the keys and values which that pass left of the prompt; in a model that is not `ragged`, from the prompt itself.
 
 Sampled text is drawn as in ROME: from the five likeliest tokens, to 100 tokens with the prompt. Each prompt has random
 numbers of its own, so that its text depends neither on the other prompts nor on the number of processes.
@@ -11,18 +11,24 @@ numbers of its own, so that its text depends neither on the other prompts nor on
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain, groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ffedit.errors import ModelError
 from ffedit.evaluator.formulas import exact_match
 from ffedit.evaluator.prompts import Questions
-from ffedit.evaluator.responses import Answer, Context
 from ffedit.inference import generation
-from ffedit.inference.generation import words
+from ffedit.inference.batching import TOKENS, split_on_oom
+from ffedit.inference.contexts import NO_MEMORY, Context, Pass
+from ffedit.inference.generation import continue_from, words
+from ffedit.inference.past import Past
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode
 
@@ -68,23 +74,88 @@ def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest
 
 
 class Generations:
-    """Greedy continuations of prompts, as token ids."""
+    """Greedy continuations of prompts, as token ids: complete once `follow` has seen every batch, and `finish` ran."""
 
-    def __init__(
-        self, editable: Editable, requests: Sequence[GenerationRequest], answers: Mapping[Encoded, Answer]
-    ) -> None:
-        self._editable, self._answers = editable, answers
+    def __init__(self, editable: Editable, requests: Iterable[GenerationRequest]) -> None:
+        self._editable = editable
+        self._requests: dict[Context, list[GenerationRequest]] = defaultdict(list)
+        # Texts for which the token behind the answer is needed, too.
+        self.closed: set[Encoded] = set()
+        for request in requests:
+            self._requests[prompt_of(request.text)].append(request)
+            if request.settled and request.count > len(request.text.target_ids):
+                self.closed.add(request.text)
+        self._argmax: Mapping[Context, int] = {}
         self._said: dict[Context, tuple[int, ...]] = {}
-        for request in requests:
-            prompt, known = prompt_of(request.text), answers[request.text].said(request.text.target_ids)
-            self._said[prompt] = max(self._said.get(prompt, ()), known, key=len)
-        rest: dict[int, dict[Context, None]] = defaultdict(dict)
-        for request in requests:
-            if not self._settled(request):
-                rest[request.count][prompt_of(request.text)] = None
+        # By number of tokens: prompts to go on from, each with what the pass that ran it left, and its row there.
+        self._waiting: dict[int, list[tuple[Context, Past, int]]] = defaultdict(list)
+
+    def follow(self, batch: Sequence[Pass[Tensor]], argmax: Mapping[Context, int]) -> None:
+        """Go on from the prompts in a batch's passes where the tokens that are known do not settle what is said.
+
+        `argmax` has the likeliest token after each context that was run so far.
+        """
+        self._argmax = argmax
+        for done in batch:
+            for prompt, row in zip(done.contexts, done.rows, strict=True):
+                if done.past is not None and self._scored(prompt) and (count := self._begin(prompt)):
+                    self._waiting[count].append((prompt, done.past, row))
+        for count, waiting in self._waiting.items():
+            if sum(len(prompt) for prompt, *_ in waiting) >= TOKENS:
+                self._go_on(waiting, count)
+
+    def finish(self) -> None:
+        """Go on from the prompts that wait, and from those of which no pass left keys and values."""
+        for count, waiting in self._waiting.items():
+            self._go_on(waiting, count)
+        rest: dict[int, list[Context]] = defaultdict(list)
+        for prompt in self._requests:
+            if prompt not in self._said and (count := self._begin(prompt)):
+                rest[count].append(prompt)
         for count, prompts in sorted(rest.items()):
-            said = generation.continuations(editable, list(prompts), count)
+            said = generation.continuations(self._editable, prompts, count)
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
+
+    def _scored(self, prompt: Context) -> bool:
+        """Return whether `prompt` has requests, and all their answers' tokens are scored."""
+        requests = self._requests.get(prompt, ())
+        return bool(requests) and all(end in self._argmax for request in requests for end in self._ends(request.text))
+
+    def _begin(self, prompt: Context) -> int:
+        """Note the tokens that are known after `prompt`; return to how many it is to go on, 0 where they settle it."""
+        requests = self._requests[prompt]
+        self._said[prompt] = max((self._known(request.text) for request in requests), key=len)
+        count = max((request.count for request in requests if not self._settled(request)), default=0)
+        return min(count, self._editable.max_tokens + 1 - len(prompt))
+
+    def _go_on(self, waiting: list[tuple[Context, Past, int]], count: int) -> None:
+        """Continue the prompts that wait to `count` tokens."""
+
+        def said(rows: Sequence[tuple[Context, Past, int]]) -> list[list[int]]:
+            # Rows of one pass stand together.
+            pasts = [(past, [row for *_, row in own]) for past, own in groupby(rows, key=itemgetter(1))]
+            lengths = torch.tensor([len(prompt) for prompt, *_ in rows])
+            first = torch.tensor([self._said[prompt][:1] for prompt, *_ in rows])
+            ids: list[list[int]] = continue_from(self._editable, pasts, lengths, first, count).tolist()
+            return ids
+
+        if waiting:
+            every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY)))
+            self._said |= {prompt: tuple(ids) for (prompt, *_), ids in zip(waiting, every, strict=True)}
+            waiting.clear()
+
+    def _ends(self, text: Encoded) -> list[Context]:
+        """Return the contexts of the tokens of an answer, and of the one behind it where that is needed."""
+        return [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in self.closed))]
+
+    def _known(self, text: Encoded) -> tuple[int, ...]:
+        """Return the known beginning of free generation: up to the first token that is not the answer's.
+
+        As long as the answer's tokens are the argmax, teacher forcing and free generation are the same thing.
+        """
+        said = [self._argmax[context] for context in self._ends(text)]
+        wrong = next((i for i, (a, t) in enumerate(zip(said, text.target_ids, strict=False)) if a != t), len(said))
+        return tuple(said[: wrong + 1])
 
     def ids(self, text: Encoded) -> tuple[int, ...]:
         """Return the token ids of the greedy continuation of the prompt of `text`."""
@@ -96,8 +167,7 @@ class Generations:
 
     def begun(self, text: Encoded) -> str:
         """Return as much of the greedy continuation as is known, also where none was requested: its first tokens."""
-        known = self._said.get(prompt_of(text)) or self._answers[text].said(text.target_ids)
-        return words(self._editable, known)
+        return words(self._editable, self._said.get(prompt_of(text)) or self._known(text))
 
     def answer(self, text: Encoded) -> str:
         """Return the answer of `text`, without its prompt."""

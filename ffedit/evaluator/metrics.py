@@ -27,7 +27,8 @@ from ffedit.files.entry_points import Registry
 if TYPE_CHECKING:  # these import torch, which takes seconds; `--require` is checked without
     from ffedit.evaluator.generations import Generations
     from ffedit.evaluator.prompts import Pair, Prompt, Questions
-    from ffedit.evaluator.responses import Answer, Context
+    from ffedit.evaluator.responses import Answer
+    from ffedit.inference.contexts import Context
     from ffedit.model.tokenization import Encoded
 
 ROME = "Meng et al. 2022, arXiv 2202.05262"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -14,17 +15,43 @@ from ffedit.model.storage import device_of, free_memory
 # How failed allocations are worded: by torch on a CPU (two), CUDA and MPS, by cuBLAS, cuSOLVER and cuDNN, and by MAGMA.
 FAILED = ("not enough memory", "allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "MAGMA_ERR_DEVICE_ALLOC")
 
+# Padded tokens in a batch: more of them leave a CPU's cache between two products.
+TOKENS = 2048
+# Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
+BATCH_COST = 32
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield indices of rows, the longest first, in batches of at most `budget` padded tokens (one row at least)."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        size = max(1, budget // max(1, lengths[order[0]]))
-        yield order[:size]
-        order = order[size:]
+def least_cost_runs(count: int, cost: Callable[[int, int], float]) -> list[tuple[int, int]]:
+    """Cut `count` items in a row into runs (first, past the last) of least total cost, `cost(first, past the last)`."""
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for the items before each: their cost, and where their last run begins
+    for end in range(1, count + 1):
+        best.append(min((best[first][0] + cost(first, end), first) for first in range(end)))
+    runs = []
+    while count:
+        runs.append((best[count][1], count))
+        count = best[count][1]
+    return runs
+
+
+def batches(lengths: Sequence[int], budget: int, cost: int = BATCH_COST) -> Iterator[list[int]]:
+    """Yield indices of rows, the longest first, in batches of at most `budget` padded tokens (one row at least).
+
+    Rows of similar lengths share a batch: padded tokens, and `cost` tokens for each batch, are as few as can be.
+    """
+    distinct = sorted(set(lengths))
+    rows: dict[int, list[int]] = {length: [] for length in distinct}
+    for i, length in enumerate(lengths):
+        rows[length].append(i)
+    upto = [0, *accumulate(len(rows[length]) for length in distinct)]
+    runs = least_cost_runs(len(distinct), lambda first, end: (upto[end] - upto[first]) * distinct[end - 1] + cost)
+    for first, end in runs:
+        members = [i for length in reversed(distinct[first:end]) for i in rows[length]]
+        size = max(1, budget // max(1, distinct[end - 1]))
+        parts = -(-len(members) // size)  # of about equal size: a small rest costs nearly as much as a whole batch
+        yield from (members[len(members) * i // parts : len(members) * (i + 1) // parts] for i in range(parts))
 
 
 def grouped(items: Iterable[Item], cost: Callable[[Sequence[Item]], int], budget: int) -> Iterator[list[Item]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from inspect import signature
 from itertools import chain, takewhile
 from typing import TypeAlias
 
@@ -20,13 +19,13 @@ from transformers import DynamicCache
 from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.inference.batching import batches, split_on_oom
+from ffedit.inference.batching import BATCH_COST, TOKENS, batches, split_on_oom
+from ffedit.inference.contexts import NO_MEMORY
+from ffedit.inference.past import Past, cache_of, inputs_after, join
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, pad
 
-TOKENS_PER_BATCH = 4096
 ANSWER_TOKENS = 8  # in which the first word of a continuation is looked for
-NO_ROOM = "not enough memory to read a single text; use a smaller dtype, or another --device"
 
 
 def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
@@ -65,8 +64,8 @@ def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Ten
         return by_answer
 
     result: list[Tensor] = [torch.empty(0)] * len(encoded)
-    for rows in batches([len(e.ids) for e in encoded], TOKENS_PER_BATCH):
-        log_probs = chain.from_iterable(split_on_oom(read, rows, ModelError(NO_ROOM)))
+    for rows in batches([len(e.ids) for e in encoded], TOKENS):
+        log_probs = chain.from_iterable(split_on_oom(read, rows, ModelError(NO_MEMORY)))
         for i, own in zip(rows, log_probs, strict=True):
             result[i] = own
     return result
@@ -181,7 +180,7 @@ def continuations(
         groups[0 if mixed and length + count <= editable.max_tokens else length].append(i)
     result: list[list[int]] = [[] for _ in prompts]
     for members in groups.values():
-        for batch in batches([lengths[i] + count for i in members], TOKENS_PER_BATCH):
+        for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST):
             rows = [members[i] for i in batch]
             own = None if numbers is None else numbers[rows]
             said = _said(editable, [prompts[i] for i in rows], count, generator, own, top)
@@ -211,7 +210,7 @@ def _said(
         said: list[list[int]] = _continue(editable, [prompts[i] for i in rows], count, choose).tolist()
         return said
 
-    return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_ROOM)))
+    return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_MEMORY)))
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:
@@ -231,26 +230,46 @@ def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[
 def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
     """Return the next tokens of the prompts of one batch, [prompts, tokens]."""
     lengths = torch.tensor([len(ids) for ids in prompts])
-    width = int(lengths.max())
-    left = width - lengths[:, None]
-    ids = torch.tensor([[*([0] * (width - len(ids))), *ids] for ids in prompts])
-    new = ids[:, :0]
-    cache = DynamicCache() if editable.resumable else None
-    last = [(row, -1) for row in range(len(prompts))]
-    for step in range(min(count, editable.max_tokens + 1 - width)):
-        inputs: dict[str, Tensor] = {}
-        if bool(left.any()):
-            positions = torch.arange(width + step) - left
-            inputs["attention_mask"] = (positions >= 0).long().to(editable.device)
-            if "position_ids" in signature(editable.model.forward).parameters:
-                inputs["position_ids"] = positions[:, -ids.shape[1] :].clamp(min=0).to(editable.device)
-        with replay.unembedding(editable, torch.tensor(last)):
-            logits = editable.run(
-                input_ids=ids.to(editable.device), cache=cache, use_cache=cache is not None, **inputs
-            ).logits[0]
-        token = choose(logits, step)
-        new = torch.cat([new, token], 1)
-        ids = token if cache is not None else torch.cat([ids, token], 1)
+    count = min(count, editable.max_tokens + 1 - int(lengths.max()))
+    ids, cache = pad(prompts), DynamicCache() if editable.resumable else None
+    ends = torch.stack([torch.arange(len(ids)), lengths - 1], 1)
+    new = choose(replay.logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, ends), 0)
+    if cache is not None:
+        past = Past.of(cache, torch.zeros_like(lengths))
+        return continue_from(editable, [(past, range(len(ids)))], lengths, new, count, choose)
+    last = torch.tensor([(row, -1) for row in range(len(ids))])
+    for step in range(1, count):  # all prompts are of one length
+        logits = replay.forward(editable, torch.cat([ids, new], 1), last)
+        new = torch.cat([new, choose(logits, step)], 1)
+    return new
+
+
+def continue_from(
+    editable: Editable,
+    pasts: Sequence[tuple[Past, Sequence[int]]],
+    lengths: Tensor,
+    first: Tensor,
+    count: int,
+    choose: Chooser = greedy,
+) -> Tensor:
+    """Return `count` next tokens of n rows that were run, [n, count], the first of which are known.
+
+    Args:
+        editable: the model; one that is not `ragged` takes rows of one length only.
+        pasts: what passes left, and the rows of each that go on.
+        lengths: number of tokens that each begins with, [n].
+        first: the token after these, [n, 1].
+        count: number of tokens; there is room for them in the model's context.
+        choose: chooses each next token.
+    """
+    width, ends = int(lengths.max()), torch.tensor([(row, -1) for row in range(len(lengths))])
+    parts = lengths.split([len(rows) for _, rows in pasts])
+    own = [past.aligned(torch.tensor(rows), part, width) for (past, rows), part in zip(pasts, parts, strict=True)]
+    cache, new = cache_of(join(own)), first
+    for step in range(1, count):
+        # The tokens that were added fill their columns in every row.
+        inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths + step - 1, width + step - 1, 1)}
+        new = torch.cat([new, choose(replay.logits_at(editable, new[:, -1:], inputs, ends), step)], 1)
     return new
 
 

@@ -12,16 +12,16 @@ lengths are padded on the right, where causal attention cannot see the padding, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ffedit.inference.past import Past, cache_of, inputs_after
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.hooks import capture, only_at, replace_input
 
@@ -46,22 +46,31 @@ def unembedding(editable: Editable, read: Tensor) -> AbstractContextManager[None
     return replace_input(editable.unembedding, lambda hidden: hidden[tuple(read.to(hidden.device).T)][None])
 
 
-def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
-    """Return logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at (row, position) pairs `read` [k, 2]."""
+def logits_at(editable: Editable, ids: Tensor, inputs: Mapping[str, Any], read: Tensor) -> Tensor:
+    """Run `ids` with further inputs and return logits [k, vocabulary] at (row, position) pairs `read` [k, 2]."""
     with unembedding(editable, read):
-        logits: Tensor = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits[0]
+        logits: Tensor = editable.run(input_ids=ids.to(editable.device), **inputs).logits[0]
     return logits
 
 
+def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
+    """Return logits [k, vocabulary] of `ids` [batch, tokens], right-padded, at (row, position) pairs `read` [k, 2]."""
+    return logits_at(editable, ids, {"use_cache": False}, read)
+
+
 @torch.no_grad()
-def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None) -> None:
+def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None, **past: Any) -> None:
     """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read.
 
-    `others` are mask, source and its mask, as of `Stack.forward`.
+    `others` are mask, source and its mask, as of `Stack.forward`; or else `past` is the model's input beside `ids`, for
+    rows that go on from a cache.
     """
     nothing = torch.zeros(*ids.shape, stack.d_model, dtype=stack.feed_forward[0].dtype, device=stack.device)
     with stack.skipping(stack.layers[layer + 1 :], nothing), stack.without_logits():
-        stack.forward(ids, *others)
+        if past:
+            stack.run(input_ids=ids, **past)
+        else:
+            stack.forward(ids, *others)
 
 
 @torch.no_grad()
@@ -158,21 +167,16 @@ def resume_each(
     Positions left of it are padded on the left and masked, as in the generation from prompts of several lengths.
     """
     first, width = int(starts.max()), states.shape[1]
-    inside = starts[:, None] + torch.arange(width)
-    left = starts[:, None] - first + torch.arange(first)
-    ids = recording.ids[rows]
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(recording.past):
-        # For layers that do not run, only the number of positions is read from the cache.
-        kept, at = (rows, left) if index >= layer else (torch.zeros_like(rows[:1]), left[:1])
-        kept, at = kept.to(keys.device)[:, None], at.clamp(min=0).to(keys.device)
-        cache.update(keys[kept, :, at].transpose(1, 2), values[kept, :, at].transpose(1, 2), index)
-    inputs: dict[str, Any] = {"attention_mask": torch.cat([left >= 0, inside >= 0], 1).long().to(ids.device)}
-    if "position_ids" in signature(editable.model.forward).parameters:
-        inputs["position_ids"] = inside.to(ids.device)
-    inputs["input_ids"] = ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device))
+    ids, inside = recording.ids[rows], starts[:, None] + torch.arange(width)
+    past = Past(recording.past, torch.zeros(len(recording.ids), dtype=torch.long))
+    inputs: dict[str, Any] = {
+        "input_ids": ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
+        "cache": cache_of(past.aligned(rows, starts, first, layer)),
+        "use_cache": True,
+        **inputs_after(editable, starts, first, width),
+    }
     read = torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)
-    return _run_on(editable, layer, states, read, cache=cache, use_cache=True, **inputs)
+    return _run_on(editable, layer, states, read, **inputs)
 
 
 def _run_on(editable: Editable, layer: int, states: Tensor, read: Tensor, **inputs: Any) -> Tensor:

@@ -15,7 +15,7 @@ from ffedit.errors import ModelError
 from ffedit.facts.fact import Fact
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
-from ffedit.inference.generation import NO_ROOM
+from ffedit.inference.contexts import NO_MEMORY
 from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
@@ -90,7 +90,9 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
         return {}
     order = list(batches([len(e.ids) for e in texts], TOKENS))
     read = partial(_read, editable, layers)
-    routes = [part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_ROOM))]
+    routes = [
+        part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_MEMORY))
+    ]
     back = torch.tensor([row for rows in order for row in rows]).argsort()
     return {layer: Routes(torch.cat([part[layer] for part in routes])[back]) for layer in layers}
 

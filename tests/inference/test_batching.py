@@ -44,8 +44,8 @@ Fail = Callable[[int], bool]
 def failing(run: Callable[..., Any], rows: Callable[..., int], fail: Fail, error: Exception | None = None) -> Any:
     """`run`, which has done all its work when it fails: nothing of that may count twice."""
 
-    def runs(*given: Any) -> Any:
-        done = run(*given)
+    def runs(*given: Any, **named: Any) -> Any:
+        done = run(*given, **named)
         if fail(rows(*given)):
             raise error or torch.OutOfMemoryError("CUDA out of memory")
         return done

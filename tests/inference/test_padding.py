@@ -16,11 +16,11 @@ import zoo
 from torch import Tensor
 
 from ffedit.evaluator import responses
-from ffedit.inference import generation
+from ffedit.inference import contexts, generation
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, pad
 
-LENGTHS = (2, 31, 7, 19, 3, 12)
+LENGTHS = (1, 2, 31, 7, 19, 3, 12)
 COUNT = 6
 # Positions that are learned, learned with an offset, rotated, and only seen as distances; a window beside them.
 FAMILIES = ["gpt2", "opt", "llama", "gpt_neox", "bloom", "mpt", "gpt_neo", "gemma3"]
@@ -99,7 +99,7 @@ def test_padding_that_is_seen_or_moves_a_position_would_be_noticed(
         return torch.tensor([[*([0] * (longest - len(row))), *row] for row in rows])
 
     with monkeypatch.context() as broken:
-        broken.setattr(responses, "pad", left)
+        broken.setattr(contexts, "pad", left)
         assert distance(editable, answered()) > 1e-2
     run, places = editable.run, signature(editable.model.forward).parameters
 

@@ -230,7 +230,9 @@ def test_what_the_model_says_ends_with_its_turn() -> None:
     editable = learned("gpt2", tokenizer, [(*text.ids, tokenizer.eos_token_id, *tokenizer("city")["input_ids"][1:])])
     said = tuple(generation.continuations(editable, [text.ids[: text.answer]], len(text.target_ids) + 2)[0])
     assert decode(tokenizer, said, special=False).startswith("Romec"), "it goes on behind its turn"
-    spoken = Generations(editable, [GenerationRequest(text, len(said), settled=False)], ask(editable, [text]))
+    spoken = Generations(editable, [GenerationRequest(text, len(said), settled=False)])
+    ask(editable, [text], follower=spoken.follow)
+    spoken.finish()
     assert spoken.words(text) == "Rome" and spoken.says(text)
 
 
