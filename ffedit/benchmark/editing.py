@@ -89,9 +89,10 @@ def edit_single_or_batch(task: Task) -> None:
             continue
         scorer = Scorer(task, facts)
         scorer.record_before(chunk)
+        failures: dict[Path, FFEditError] = {}
         for method in methods:
             try:
-                edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method))
+                edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method, failures))
                 about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
                 with edit.applied(task.editable):
                     scorer.record_edited(scorer.facts, method, "after", chunk, about)
@@ -101,8 +102,11 @@ def edit_single_or_batch(task: Task) -> None:
                 task.record_failure(scorer.facts, method, chunk, error)
 
 
-def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Edit:
-    """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving."""
+def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failures: dict[Path, FFEditError]) -> Edit:
+    """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving.
+
+    `failures` holds, by path, the errors of values that methods share and that could not be chosen, for the next one.
+    """
     name, config, group = f"{chunk:05d}", task.configs[method], task.process_group
 
     def edited(method: str) -> Edit:
@@ -118,7 +122,14 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Ed
         if len(task.layers) > 1 or not (as_emmet or METHODS[method].solve):
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
-        values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"), group)
+        path = task.folder / EDITS / f"values-{numbers}" / name
+        if path in failures:
+            raise failures[path]
+        try:
+            values = saved(path, partial(edited, "memit"), group)
+        except FFEditError as error:
+            failures[path] = error
+            raise
         started, solver = time.perf_counter(), "emmet" if as_emmet else method
         edit = values
         if method != "memit":
