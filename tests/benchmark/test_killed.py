@@ -21,7 +21,7 @@ from ffedit.errors import ProcessError
 from ffedit.files import cache
 from ffedit.model.editable import Editable
 
-METHODS = ("memit", "alphaedit")
+METHODS = ("alphaedit", "memit")
 MODES = ("batch:3", "sequential:2")
 # `checksum` is of a manifest with its times.
 TIMES = ("seconds", "checksum")
@@ -108,5 +108,5 @@ def test_an_edit_during_which_another_process_ended_is_not_recorded_as_failed(
         with pytest.raises(ProcessError, match="has ended"):
             run(editable, tmp_path / "out", mode, methods=METHODS)
     measured = lines(tmp_path / "out")
-    assert any(line["method"] == "memit" for line in measured) and not any("error" in line for line in measured)
+    assert any(line["method"] == "alphaedit" for line in measured) and not any("error" in line for line in measured)
     assert timeless(run(editable, tmp_path / "out", mode, methods=METHODS)) == timeless(whole)
