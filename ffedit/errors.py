@@ -48,6 +48,10 @@ class EditError(FFEditError):
     """An edit that cannot be computed, applied, saved or read."""
 
 
+class ProcessError(FFEditError):
+    """Another process of the same run has ended; it says nothing of the edit that both worked on."""
+
+
 class RequirementError(FFEditError):
     """An edit that did not take, or that misses a `--require` or a guardrail of `--strict`."""
 

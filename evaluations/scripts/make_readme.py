@@ -226,6 +226,12 @@ ROWS = (
     ("benchmarks/gpu.py", "", "python evaluations/benchmarks/gpu.py"),
     ("scripts/collateral.py", "", "python evaluations/scripts/collateral.py DIR/edits/alphaedit/*"),
     (
+        "scripts/lifelong.py",
+        "",
+        "python evaluations/scripts/lifelong.py DIR evaluations/reports/smollm2-thousand-sequence.json "
+        "--prune DIR/edits/alphaedit --out FILE",
+    ),
+    (
         "scripts/compare.py scripts/rivals.py",
         "",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --equal-seconds --out DIR",

@@ -11,7 +11,10 @@ at about ten evenly spaced checkpoints, and after the last edit: the difference 
 statistics are those of the unedited model. Values are chosen anew by every method, since they depend on the model's
 current output. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
 (`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
-the first loads them from there.
+the first loads them from there. All processes choose the values of an edit, and the first writes it.
+
+An edit that cannot be made is recorded as failed. One during which another process ended is not: nothing is recorded,
+and the run ends, to be continued.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from ffedit.benchmark.folder import EDITS, UNEDITED, needed
 from ffedit.benchmark.settings import checkpoints
 from ffedit.benchmark.task import Scorer, Task
 from ffedit.editor import METHODS, Edit, applied_edits, combine
-from ffedit.errors import EditError, FFEditError, ModelError
+from ffedit.errors import EditError, FFEditError, ModelError, ProcessError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
 from ffedit.loading.distributed import ALONE, ProcessGroup
@@ -86,18 +89,24 @@ def edit_single_or_batch(task: Task) -> None:
             continue
         scorer = Scorer(task, facts)
         scorer.record_before(chunk)
+        failures: dict[Path, FFEditError] = {}
         for method in methods:
             try:
-                edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method))
+                edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method, failures))
                 about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
                 with edit.applied(task.editable):
                     scorer.record_edited(scorer.facts, method, "after", chunk, about)
+            except ProcessError:
+                raise
             except FFEditError as error:
                 task.record_failure(scorer.facts, method, chunk, error)
 
 
-def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Edit:
-    """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving."""
+def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failures: dict[Path, FFEditError]) -> Edit:
+    """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving.
+
+    `failures` holds, by path, the errors of values that methods share and that could not be chosen, for the next one.
+    """
     name, config, group = f"{chunk:05d}", task.configs[method], task.process_group
 
     def edited(method: str) -> Edit:
@@ -113,7 +122,14 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str) -> Ed
         if len(task.layers) > 1 or not (as_emmet or METHODS[method].solve):
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
-        values = saved(task.folder / EDITS / f"values-{numbers}" / name, partial(edited, "memit"), group)
+        path = task.folder / EDITS / f"values-{numbers}" / name
+        if path in failures:
+            raise failures[path]
+        try:
+            values = saved(path, partial(edited, "memit"), group)
+        except FFEditError as error:
+            failures[path] = error
+            raise
         started, solver = time.perf_counter(), "emmet" if as_emmet else method
         edit = values
         if method != "memit":
@@ -214,11 +230,13 @@ class MethodSequence:
         for chunk, facts in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
                 try:
-                    seconds = task.process_group.by_first(partial(self._write, chunk))
+                    seconds = self._write(chunk)
+                except ProcessError:
+                    raise
                 except FFEditError as error:
                     task.record_failure(facts, method, chunk, error)
                 else:
-                    task.process_group.in_all(partial(self._catch_up, chunk))
+                    task.process_group.in_all(self._follow)
             if not task.journal.done(method, "after", chunk):
                 measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
             if not task.journal.failed(method, chunk):
@@ -232,32 +250,48 @@ class MethodSequence:
 
         Raises EditError where there is no edit, or the weights would not be finite; they are unchanged then.
         """
-        task, method, started = self._task, self._method, time.perf_counter()
+        task, method, group = self._task, self._method, self._task.process_group
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
         config, stats, after = task.configs[method], task.stats, applied_edits(task.editable)
-        make = partial(ffedit.edit, task.editable, facts, method, layers, config, stats, after, task.progress)
-        edit = check_finite(saved(self._folder / f"{chunk:05d}", make) if METHODS[method].preserves else make())
+        make = partial(ffedit.edit, task.editable, facts, method, layers, config, stats, after, task.progress, group)
+        preserves, started = METHODS[method].preserves, time.perf_counter()
+        edit = saved(self._folder / f"{chunk:05d}", make, group) if preserves else make()
         seconds = time.perf_counter() - started
-        edit.check(task.editable)
-        for at, delta in edit.updates.items():
-            task.editable.memories[at].write_(delta)
-        if METHODS[method].preserves:
+
+        def write() -> None:
+            check_finite(edit).check(task.editable)
+            for at, delta in edit.updates.items():
+                task.editable.memories[at].write_(delta)
+            self._weights.save(self._file, {"chunk": chunk, "seconds": seconds})
+
+        group.by_first(write)
+        if preserves:
             task.editable.history.edits[edit.fingerprint()] = edit
-        self._weights.save(self._file, {"chunk": chunk, "seconds": seconds})
         return seconds
 
-    def _catch_up(self, chunk: int) -> None:
-        """Load the weights after a chunk that the first process saved; in that process, do nothing."""
-        if chunk >= 0 and not self._task.process_group.first:
+    def _follow(self) -> None:
+        """Load the weights that the first process saved last; in that process, do nothing."""
+        if not self._task.process_group.first:
             self._weights.load_(load_state(self._file, "cannot be read")[0])
 
+    def _catch_up(self, last: int) -> None:
+        """Load what the first process resumed from, the state after the chunk `last`; in that process, do nothing."""
+        if last >= 0 and not self._task.process_group.first:
+            self._follow()
+            self._remember(last)
+
+    def _remember(self, last: int) -> None:
+        """Load the edits up to the chunk `last` that a method preserves."""
+        written = [chunk for chunk in range(last + 1) if not self._task.journal.failed(self._method, chunk)]
+        edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[self._method].preserves]
+        self._task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
+
     def _resumed(self) -> tuple[int, float]:
-        """Load the weights after the last saved edit; return its chunk (−1 for none) and its seconds.
+        """Load the state after the last saved edit; return its chunk (−1 for none) and its seconds.
 
         If the journal lacks a measurement due before that edit, the sequence starts over.
         """
-        journal, history = self._task.journal, self._task.editable.history
-        method, stops, edited = self._method, checkpoints(self._chunks), 0
+        journal, method, stops, edited = self._task.journal, self._method, checkpoints(self._chunks), 0
         try:
             tensors, state = load_state(self._file, "nothing to resume from")
             last = state["chunk"]
@@ -266,13 +300,11 @@ class MethodSequence:
                 whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
                 if not (whole and journal.done(method, "after", chunk)):
                     raise EditError("measurements are missing")
-            written = [chunk for chunk in range(last + 1) if not journal.failed(method, chunk)]
-            edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[method].preserves]
-            history.edits = {edit.fingerprint(): edit for edit in edits}
+            self._remember(last)
             self._weights.load_(tensors)
             return last, state["seconds"]
         except EditError:  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)
             self._weights.restore_()
-            history.edits = {}
+            self._task.editable.history.edits = {}
             return -1, 0.0

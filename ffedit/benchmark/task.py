@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,19 @@ class Scorer:
     """Scores of facts that are edited together, with their prompts prepared on the unedited model.
 
     A fact that does not fit the model goes to `problems`, by its index, with the reason; `facts` are the indices of the
-    others. Each process evaluates its share of them.
+    others. Each process evaluates its share of them; an error in one of them is an error of all.
     """
 
     def __init__(self, task: Task, facts: Sequence[int]) -> None:
         self._task, group = task, task.process_group
         self.problems: dict[int, str] = {}
         try:
-            self._prepare(facts)
+            group.in_all(partial(self._prepare, facts))
         except FactError:
-            self.problems = {i: reason for i in group.share(facts) if (reason := self._problem(i))}
+            self.problems = group.in_all(lambda: {i: why for i in group.share(facts) if (why := self._problem(i))})
         self.problems = {i: reason for share in group.gather(list(self.problems.items())) for i, reason in share}
         if self.problems:
-            self._prepare([i for i in facts if i not in self.problems])
+            group.in_all(partial(self._prepare, [i for i in facts if i not in self.problems]))
 
     def _prepare(self, facts: Sequence[int]) -> None:
         task, self.facts = self._task, facts
@@ -143,25 +144,26 @@ class Scorer:
 
         For the arguments see `Line`; `model` has further entries for the line about the model.
         """
-        task, own = self._task, [i for i in facts if i in self._own]
-        scores: Sequence[FactScores] = ()
-        problem, drift, perplexity = None, None, None
-        try:
+        task, group, own = self._task, self._task.process_group, [i for i in facts if i in self._own]
+
+        def measured() -> tuple[Sequence[FactScores], float | None, float | None]:
+            scores: Sequence[FactScores] = ()
             if self._evaluation and own:
                 scores = self._evaluation.scores(only=[self._own[i] for i in own])
-            if not (task.mode.sequential and when == "after"):  # a sequence measures these at checkpoints only
-                drift, perplexity = task.text.measure()
+            if task.mode.sequential and when == "after":  # a sequence measures the text at checkpoints only
+                return scores, None, None
+            return scores, *task.text.measure()
+
+        try:
+            scores, drift, perplexity = group.in_all(measured)
         except ModelError as error:
-            problem = str(error)
-        gathered = task.process_group.gather([problem, [[i, pack(fact)] for i, fact in zip(own, scores, strict=False)]])
-        problem = next((problem for problem, _ in gathered if problem), None)
-        if problem is None:
-            by_fact = _in_order([share for _, share in gathered], facts)
-            task.record(method, when, chunk, by_fact, {**model, "drift": drift, "perplexity": perplexity})
-        else:
-            reason = {"error": problem, "finite": False}
+            reason = {"error": str(error), "finite": False}
             unmeasured = dict.fromkeys(facts, reason)
-            task.record(method, when, chunk, unmeasured, {**model, "reason": problem, "finite": False})
+            task.record(method, when, chunk, unmeasured, {**model, "reason": str(error), "finite": False})
+        else:
+            shares = group.gather([[i, pack(fact)] for i, fact in zip(own, scores, strict=True)])
+            by_fact = _in_order(shares, facts)
+            task.record(method, when, chunk, by_fact, {**model, "drift": drift, "perplexity": perplexity})
 
 
 def _in_order(shares: Sequence[Sequence[Any]], facts: Sequence[int]) -> dict[int, Any]:

@@ -146,7 +146,8 @@ def write(
 
 def write_batch(method: Method, job: Job) -> Edit:
     """Solve for the edit that stores the facts of `job` in the value matrices of its layers."""
-    assert method.solve is not None
+    solver = method.solve
+    assert solver is not None
     editable, config, groups, ff_layers = job.editable, job.config, job.groups, job.ff_layers
     record, subjects = Record(method.name, job), [group[0].subject for group in groups]
     last, spread = ff_layers[-1], len(ff_layers) > 1
@@ -162,6 +163,15 @@ def write_batch(method: Method, job: Job) -> Edit:
         editable, last, prompt_sets, keys.K, keys.lengths, config.value, job.progress, job.process_group, unfinished
     )
     V, deltas = (torch.stack(columns, 1) for columns in ([v.v for v in values], [v.delta for v in values]))
+
+    def solve(ff: FeedForward, keys: LayerKeys, V: Tensor) -> None:
+        problem = problem_of(record, ff, keys, keys.K, V)
+        delta = solver(problem)
+        division, guarantee = divisions(delta, problem.C), method.guarantee(problem, delta)
+        record.add(ff, delta, subjects, problem.K, problem.V, division, guarantee)
+        if ff is not last:
+            write_(ff, delta)
+
     with restored(job.memories):
         for i, ff in enumerate(ff_layers):
             if spread:  # a single layer keeps its keys, since nothing below it changes
@@ -171,12 +181,7 @@ def write_batch(method: Method, job: Job) -> Edit:
                 reached = (now.streams - before.streams) / gain
                 kept = ff.matrix @ keys.K
                 V = kept + ((deltas - reached.to(deltas)) / (len(ff_layers) - i)).to(kept)
-            problem = problem_of(record, ff, keys, keys.K, V)
-            delta = method.solve(problem)
-            division, guarantee = divisions(delta, problem.C), method.guarantee(problem, delta)
-            record.add(ff, delta, subjects, problem.K, problem.V, division, guarantee)
-            if ff is not last:
-                write_(ff, delta)
+            in_all(partial(solve, ff, keys, V))
             job.progress("solving", i + 1, len(ff_layers))
     cache.forget(unfinished)
     return record.edit(how_solved(groups, prompt_sets, values))

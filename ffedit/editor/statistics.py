@@ -112,12 +112,16 @@ def collect(
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
-        for memory in missing:
-            at, dtype = memory.address, str(memory.dtype).removeprefix("torch.")
-            about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": dtype, **shared}
-            with refuse_out_of_memory(_no_room(missing)):
-                collected[at] = fitters.pop(at).moments(source, marks[at], **about)
-            cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
+
+        def finish() -> None:
+            for memory in missing:
+                at, dtype = memory.address, str(memory.dtype).removeprefix("torch.")
+                about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": dtype, **shared}
+                with refuse_out_of_memory(_no_room(missing)):
+                    collected[at] = fitters.pop(at).moments(source, marks[at], **about)
+                cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
+
+        group.in_all(finish)
         cache.forget(unfinished)
     return {memory.address: collected[memory.address] for memory in memories}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,9 @@ def evaluate(
         if editable.chat != edited.chat:
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     measured = edit is not None or edited is not None
-    generic = GenericText(editable, text) if measured or text is not None else None
+    generic = None
+    if measured or text is not None:
+        generic = process_group.in_all(lambda: GenericText(editable, text))
     facts = as_facts(facts)
     own = process_group.share(range(len(facts)))
     evaluation = process_group.in_all(
@@ -180,7 +183,7 @@ def evaluate(
     with edit.applied(editable) if edit is not None else nullcontext():
         scores = process_group.in_all(lambda: evaluation.scores(edited) if evaluation else ())
         after = _of_all(scores, process_group)
-        drift, perplexity = generic.measure(edited)
+        drift, perplexity = process_group.in_all(partial(generic.measure, edited))
     changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
     return Report(means, changed, before, after, left_out(before, generic.drift_rows))
 

@@ -108,7 +108,7 @@ def find_layer(
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     first_fact = partial(shown, editable, facts, config.seed, progress)
     if asked == "sweep":
-        if (cached := remembered_sweep(editable, method)) is not None and cached.layer in allowed:
+        if (cached := remembered_sweep(editable, method, config)) is not None and cached.layer in allowed:
             return Found(first_fact(), cached.layer, "sweep", sweep=cached, kept=True)
         traces = locate_all(editable, facts, seed=config.seed, progress=progress)
         sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
@@ -185,21 +185,24 @@ def by_sweep(
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Sweep:
-    """Write all `facts` into each layer in reach (`editor.in_reach`) and measure; cache a sweep of at least `MANY`."""
+    """Write all `facts` into each layer in reach (`editor.in_reach`) and measure.
+
+    A sweep of at least `MANY` facts is cached for the model, the method and the numbers of `config`.
+    """
     config = config or EditConfig()
     layers = in_reach(editable, facts, check_method(method), range(len(editable.layers)), config.key.fact_token)
     rows = edit_at(editable, facts, layers, method, config, stats, traces, progress)
     correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
     sweep = Sweep(rows, traces.site, correlation, method, len(facts))
     if len(facts) >= MANY:
-        write_json(_path(editable, method), sweep.to_dict())
+        write_json(_path(editable, method, config), sweep.to_dict())
     return sweep
 
 
-def remembered_sweep(editable: Editable, method: str = "memit") -> Sweep | None:
-    """Read the cached sweep over many facts for this model and method; None if there is none."""
+def remembered_sweep(editable: Editable, method: str = "memit", config: EditConfig | None = None) -> Sweep | None:
+    """Read the cached sweep over many facts for this model, method and numbers; None if there is none."""
     try:
-        values = json.loads(_path(editable, method).read_text(encoding="utf-8"))
+        values = json.loads(_path(editable, method, config or EditConfig()).read_text(encoding="utf-8"))
         del values["layer"]
         sweep = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
         return sweep if sweep.layer in range(len(editable.layers)) else None
@@ -207,6 +210,7 @@ def remembered_sweep(editable: Editable, method: str = "memit") -> Sweep | None:
         return None
 
 
-def _path(editable: Editable, method: str) -> Path:
-    asked = hashlib.sha256(json.dumps([editable.chat, method]).encode()).hexdigest()[:8]
+def _path(editable: Editable, method: str, config: EditConfig) -> Path:
+    numbers = check_method(method).complete(config).to_dict()
+    asked = hashlib.sha256(json.dumps([editable.chat, method, numbers]).encode()).hexdigest()[:8]
     return cache.path("layers", f"{fingerprint(editable)}-{asked}-sweep", ".json")

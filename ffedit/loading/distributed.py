@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ffedit import errors
-from ffedit.errors import EditError, FFEditError
+from ffedit.errors import EditError, FFEditError, ProcessError, brief
+from ffedit.inference.batching import out_of_memory
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -91,34 +92,33 @@ class ProcessGroup:
             tensor.copy_(total)
 
     def in_all(self, work: Callable[[], Result]) -> Result:
-        """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all."""
-        result, error = None, None
+        """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all.
+
+        Where memory fails in one of them, all others raise an `EditError` that says in which.
+        """
         if self.size == 1:
             return work()
-        try:
-            result = work()
-        except FFEditError as own:
-            error = own
+        result, error = _caught(work)
         self._raise_first(error)
         return cast(Result, result)
 
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.
 
-        An `FFEditError` of `work` is raised in every process.
+        An `FFEditError` of `work` is raised in every process, as is an `EditError` where memory fails.
         """
-        result, error = None, None
-        if self.first:
-            try:
-                result = json.loads(json.dumps(work()))
-            except FFEditError as own:
-                error = own
+        if self.size == 1:
+            return json.loads(json.dumps(work()))
+        result, error = _caught(work) if self.first else (None, None)
         self._raise_first(error)
         return self.gather(result)[0]
 
-    def _raise_first(self, own: FFEditError | None) -> None:
+    def _raise_first(self, own: Exception | None) -> None:
         """Raise this process's error, or else one of the same type as the first one of another process."""
-        problems = self.gather(None if own is None else [type(own).__name__, str(own)])
+        words = str(own)
+        if own is not None and out_of_memory(own):  # which the other processes may have enough of
+            words = f"the process of rank {self.rank} (of {self.size}) failed: {brief(own)}"
+        problems = self.gather(None if own is None else [type(own).__name__, words])
         if own is not None:
             raise own
         for name, words in filter(None, problems):
@@ -184,6 +184,18 @@ def _state() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
 
 
+def _caught(work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    """Return the result of `work`, or the error that other processes are told: an `FFEditError`, or failed memory."""
+    try:
+        return work(), None
+    except FFEditError as error:
+        return None, error
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return None, error.with_traceback(None)  # which holds the tensors of the failed work
+
+
 def _all(own: Tensor, size: int) -> list[Tensor]:
     """Return the tensors [n] of all processes, by rank, on the CPU; they may differ in length."""
     device = _state().device
@@ -203,7 +215,7 @@ def _together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # Gloo's and NCCL's words for a closed connection differ by system and version
-        raise EditError(
+        raise ProcessError(
             "another process of this run has ended; the same command goes on where saved work allows "
             f"({str(error).splitlines()[0][:120]})"
         ) from error

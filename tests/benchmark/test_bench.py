@@ -122,6 +122,22 @@ def test_a_batch_chooses_its_values_once(editable: Editable, tmp_path: Path, mon
             assert {i: scores_of(found, method, "after")[i] for i in chunk} == wanted
 
 
+def test_values_that_cannot_be_chosen_fail_each_method_and_are_tried_once(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def failing(_: Editable, some: Sequence[Fact], *more: Any, **how: Any) -> Edit:
+        tried.append(some[0].subject)
+        raise EditError("the loss is not finite")
+
+    monkeypatch.setattr(ffedit, "edit", failing)
+    report = run(editable, tmp_path, "batch:3", methods=["memit", "alphaedit", "emmet"])
+    assert tried == ["Eiffel tower", facts()[3].subject], "once for each batch"
+    assert {method: figures.failed for method, figures in report.methods.items()} == dict.fromkeys(report.methods, 5)
+    assert {failure["reason"] for failure in report.failures} == {"the loss is not finite"}
+
+
 @pytest.mark.parametrize("method", ["alphaedit", "ft"])
 def test_a_sequence_is_edit_upon_edit(
     editable: Editable, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch

@@ -240,7 +240,7 @@ def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(
     monkeypatch.setattr(choose, "MANY", 1)
     first, again = (shell(capsys, *words) for _ in range(2))
     assert first.code == again.code == 3, "an edit of three steps does not take"
-    kept = choose.remembered_sweep(ffedit.load(str(model)), "rome")
+    kept = choose.remembered_sweep(ffedit.load(str(model)), "rome", quick(steps=3))
     assert kept is not None and "choice of" in first.out and "remembered" not in first.out
     assert f"Layer {kept.layer}: remembered from a sweep with rome over 1 fact (`ffedit cache clear`" in again.out
     result = found(shell(capsys, *words, "--json", "-"), 3)

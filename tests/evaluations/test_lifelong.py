@@ -1,20 +1,27 @@
-"""What post-processing of Δ promises: entries kept, directions left alone, singular values bounded."""
+"""What post-processing of Δ promises: entries kept, directions left alone, singular values bounded; and its table."""
 
 from __future__ import annotations
 
+import json
 import sys
 from math import log
 from pathlib import Path
 
+import pytest
 import torch
+from benching import facts, run
+from click.testing import CliRunner
 
+import ffedit
 from ffedit.algebra.low_rank import LowRank
 
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "lifelong"))
+EVALUATIONS = Path(__file__).parents[2] / "evaluations"
+sys.path += [str(EVALUATIONS / "lifelong"), str(EVALUATIONS / "scripts")]
 
-from ffedit_lifelong.prune import restrained
-from ffedit_lifelong.rect import RECT, kept
-from ffedit_lifelong.revive import REVIVE, filtered
+import lifelong  # noqa: E402
+from ffedit_lifelong.prune import restrained  # noqa: E402
+from ffedit_lifelong.rect import RECT, kept  # noqa: E402
+from ffedit_lifelong.revive import REVIVE, filtered  # noqa: E402
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -56,3 +63,57 @@ def test_prune_bounds_singular_values_and_leaves_small_ones() -> None:
 
 def test_both_keep_earlier_edits_as_alphaedit_does() -> None:
     assert RECT.preserves and REVIVE.preserves
+
+
+def test_the_steps_of_runs_stand_in_one_table_with_prune_at_their_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable, folder = ffedit.load(str(model)), tmp_path / "run"
+    curve = run(editable, folder, "sequential:2", methods=["alphaedit"]).methods["alphaedit"].curve
+    edits = lifelong.written_edits(folder / "edits" / "alphaedit")
+    assert [len(edit.facts) for edit in edits] == [2, 2, 1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifelong, "restrained", lambda W, change, alpha: change)
+        untouched, _ = lifelong.pruned(editable, edits, 1.2)
+    ((at, total),) = untouched.updates.items()
+    assert torch.allclose(total.dense, sum(edit.updates[at].dense for edit in edits)) and len(untouched.facts) == 5
+    small, about = lifelong.pruned(editable, edits, 1e300)  # so large that no singular value exceeds those of W
+    largest = torch.linalg.matrix_norm(editable.memories[at].value.double(), 2)
+    assert about[str(at)]["restrained"] == int((torch.linalg.svdvals(total.dense) > largest).sum()) > 0
+    assert torch.linalg.matrix_norm(small.updates[at].dense, 2) == pytest.approx(float(largest), rel=1e-2)
+
+    words = [str(folder), str(folder / "report.json"), "--prune", str(folder / "edits" / "alphaedit"), "--out"]
+    result = CliRunner().invoke(lifelong.main, [*words, str(tmp_path / "table")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [(row["method"], row["edited"]) for row in rows[:4]] == [
+        ("before", 0),
+        *(("alphaedit", n) for n in (2, 4, 5)),
+    ]
+    assert rows[4:7] == rows[1:4], "a folder and its report say the same"
+    for row, step in zip(rows[1:4], curve, strict=True):
+        assert [row[name] for name in lifelong.SHOWN] == [getattr(step.scores, name) for name in lifelong.SHOWN]
+    assert (rows[7]["method"], rows[7]["edited"], rows[7]["facts"]) == ("alphaedit, PRUNE α = 1.2", 5, 5)
+    assert len((tmp_path / "table.md").read_text().splitlines()) == 6 + 2 + len(rows)
+
+
+def test_a_step_that_is_not_scored_yet_and_an_edit_that_was_not_written_are_left_out(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    run(ffedit.load(str(model)), folder, "sequential:2", methods=["alphaedit"])
+    path = folder / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    steps = [(line["when"], line["chunk"]) for line in map(json.loads, lines)]
+    path.write_text("".join(lines[: steps.index(("after", 2)) + 1]))
+    assert [row["edited"] for row in lifelong.rows_of_run(folder)] == [0, 2, 4]
+    assert len(lifelong.written_edits(folder / "edits" / "alphaedit")) == 2
+
+
+def test_runs_of_other_facts_are_refused(model: Path, tmp_path: Path) -> None:
+    for name, count in (("one", 2), ("other", 3)):
+        run(ffedit.load(str(model)), tmp_path / name, "sequential:2", facts(count), ["ft"])
+    words = [str(tmp_path / "one"), str(tmp_path / "other"), "--out", str(tmp_path / "table")]
+    result = CliRunner().invoke(lifelong.main, words)
+    assert result.exit_code == 1 and "runs of other models, facts" in result.output

@@ -63,18 +63,18 @@ def timeless(found: Any) -> Any:
     return [timeless(value) for value in found] if isinstance(found, list) else found
 
 
-def same(found: Any, expected: Any) -> None:
-    """Equal counts and rates, magnitudes within 1e-6."""
+def same(found: Any, expected: Any, error: float = 1e-6) -> None:
+    """Equal counts and rates, magnitudes within an error."""
     if isinstance(expected, dict):
         assert set(found) == set(expected)
         for name in expected:
-            same(found[name], expected[name])
+            same(found[name], expected[name], error)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            same(one, other)
+            same(one, other, error)
     else:
-        assert found == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)
+        assert found == (pytest.approx(expected, abs=error) if isinstance(expected, float) else expected)
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

@@ -316,15 +316,17 @@ def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(monkeypatch: pyte
     assert remembered_sweep(editable, "rome") is None, "two facts say nothing of the model"
 
 
-def test_a_sweep_over_many_facts_is_remembered_for_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    editable = zoo.trained("gpt2", True)
+def test_a_sweep_over_many_facts_is_remembered_for_the_method_and_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, short = zoo.trained("gpt2", True), quick(ft_steps=1)
     monkeypatch.setattr(choose, "MANY", 2)
     traces = locate_all(editable, [ASKED, SECOND], samples=1)
-    sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", quick(ft_steps=1), CORPUS)
-    assert remembered_sweep(editable, "ft") == sweep and remembered_sweep(editable, "memit") is None
-    assert find_layer(editable, [ASKED], "sweep", range(3), "ft").kept
+    sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", short, CORPUS)
+    assert remembered_sweep(editable, "ft", short) == sweep and remembered_sweep(editable, "memit", short) is None
+    assert remembered_sweep(editable, "ft") is remembered_sweep(editable, "ft", quick(ft_steps=2)) is None
+    assert find_layer(editable, [ASKED], "sweep", range(3), "ft", short).kept
+    assert not find_layer(editable, [ASKED, SECOND], "sweep", range(3), "ft", quick(ft_steps=2), CORPUS).kept
     editable.chat = True
-    assert remembered_sweep(editable, "ft") is None
+    assert remembered_sweep(editable, "ft", short) is None
 
 
 def test_a_sweep_needs_targets() -> None:

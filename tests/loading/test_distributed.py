@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,14 +36,21 @@ def fails_in_the_second():
         raise FactError("it failed there")
     return "done here"
 
-try:
-    problem = crew.in_all(fails_in_the_second)
-except (EditError, FactError) as error:
-    problem = [type(error).__name__, str(error)]
+def without_memory():
+    if not crew.first:
+        raise MemoryError("it failed there")
+
+def problem_of(work):
+    try:
+        return crew.in_all(work)
+    except (EditError, FactError, MemoryError) as error:
+        return [type(error).__name__, str(error)]
+
+problems = [problem_of(work) for work in (fails_in_the_second, without_memory)]
 crew.wait()
 crew.disband()
 left = torch.distributed.is_initialized()
-told = [found, numbers, crew.first, left, [tensor.tolist() for tensor in tensors], sums.tolist(), problem]
+told = [found, numbers, crew.first, left, [tensor.tolist() for tensor in tensors], sums.tolist(), problems]
 (Path(sys.argv[1]) / f"{crew.rank}.json").write_text(json.dumps(told))
 """
 
@@ -81,11 +93,48 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
     ran = process(*launch, program, tmp_path)
     assert ran.code == 0, ran.err
     for rank in (0, 1):
-        found, numbers, first, left, tensors, sums, problem = json.loads((tmp_path / f"{rank}.json").read_text())
+        found, numbers, first, left, tensors, sums, (problem, memory) = json.loads(
+            (tmp_path / f"{rank}.json").read_text()
+        )
         assert [(one["rank"], one["size"], len(one["long"])) for one in found] == [(0, 2, 1), (1, 2, 70_001)]
         assert [one["share"] for one in found] == [[0, 2, 4], [1, 3]]
         for exact, nothing, none in numbers:
             assert exact == 0.1 + 0.2 and math.isnan(nothing) and none is None
         assert tensors == [[[item / 3] * item] * 2 for item in range(5)] and sums == [1, 3, 5, 7]
         assert problem == ["FactError", "it failed there"], "an error of one is an error of all"
+        there = ["EditError", "the process of rank 1 (of 2) failed: it failed there"]
+        assert memory == (["MemoryError", "it failed there"] if rank else there)
         assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ffedit.errors import ProcessError
+from ffedit.loading.distributed import process_group
+
+group = process_group()
+group.wait()
+if not group.first:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    group.gather("not received")
+except ProcessError as error:
+    Path(sys.argv[1]).write_text(str(error))
+"""
+
+
+def test_a_process_that_is_killed_is_an_error_of_the_others(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "told")]
+    both = [subprocess.Popen(command, env={**address, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    try:
+        assert both[1].wait(120) == -signal.SIGKILL
+        both[0].wait(120)
+    finally:
+        both[0].kill()
+    told = (tmp_path / "told").read_text()
+    assert told.startswith("another process of this run has ended; the same command goes on") and "\n" not in told

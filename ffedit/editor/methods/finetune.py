@@ -66,7 +66,14 @@ class BoundedFineTuneConfig(FineTuneConfig):
 
 
 def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
-    """Train the value matrix of one layer on the prompts of the facts; numbers with a `bound` limit each entry of Δ."""
+    """Train the value matrix of one layer on the prompts of the facts, in each process alike.
+
+    Numbers with a `bound` limit each entry of Δ.
+    """
+    return job.process_group.in_all(partial(_tune, method, kind, job))
+
+
+def _tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
     import torch
 
     from ffedit.algebra.linalg import double

@@ -6,6 +6,7 @@ always with the same k* in numerator and denominator (arXiv 2403.07175 shows wha
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfig
@@ -39,7 +40,11 @@ PAPER = EditConfig(
 
 
 def rome(job: Job) -> Edit:
-    """Store the facts of `job` in the value matrix of one layer, subject after subject."""
+    """Store the facts of `job` in the value matrix of one layer, subject after subject, in each process alike."""
+    return job.process_group.in_all(partial(_one_after_another, job))
+
+
+def _one_after_another(job: Job) -> Edit:
     import torch
 
     from ffedit.algebra.linalg import diagonal
