@@ -17,11 +17,13 @@ of the same lengths at layer 4, whose values take eight steps each, since a rand
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import click
 import measuring
@@ -33,6 +35,7 @@ from ffedit.editor import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys
 from ffedit.editor.value import Value, choose_values
 from ffedit.evaluator import Evaluation
+from ffedit.evaluator.generations import Generations
 from ffedit.facts.fact import Fact, by_subject
 
 DATA = Path(__file__).parents[1] / "data" / "smollm2-thousand.json"
@@ -62,9 +65,9 @@ class Needed:
         object.__setattr__(self, "costs", (through, above, ends, vocabulary, sum(layers)))
 
     def keys(self, prompt_sets: Sequence[PromptSet]) -> int:
-        """Run every text once, as far as its subject, through the layers up to the edited one."""
-        through = self.costs[0]
-        return sum((text.site + 1) * through for texts in (each.texts for each in prompt_sets) for text in texts)
+        """Run each distinct beginning of a text once, up to its subject, through the layers up to the edited one."""
+        texts = [text for prompt_set in prompt_sets for text in prompt_set.texts]
+        return len({text.ids[:end] for text in texts for end in range(1, text.site + 2)}) * self.costs[0]
 
     def values(self, prompt_sets: Sequence[PromptSet], values: Sequence[Value]) -> int:
         """Run every text once, and for each step the layers above from the subject's last token on, there and back.
@@ -83,13 +86,16 @@ class Needed:
             needed += sum(ends) * whole + len(prompt_set.essence) * vocabulary + (2 * steps + 1) * step
         return needed
 
-    def scoring(self, evaluation: Evaluation) -> int:
-        """Run each distinct beginning of a text once, and read the prediction wherever an answer's token follows."""
+    def scoring(self, evaluation: Evaluation, generated: int) -> int:
+        """Run each distinct beginning of a text once, and read the prediction wherever an answer's token follows.
+
+        Each of the `generated` tokens, beyond those that the answers' predictions tell, is run and predicted, too.
+        """
         *_, vocabulary, whole = self.costs
         texts = {text for questions in evaluation._questions.values() for text in questions.texts}
         beginnings = {text.ids[:end] for text in texts for end in range(1, len(text.ids))}
         reads = {text.ids[:end] for text in texts for end in range(text.answer, len(text.ids))}
-        return len(beginnings) * whole + len(reads) * vocabulary
+        return (len(beginnings) + generated) * whole + (len(reads) + generated) * vocabulary
 
 
 def random_facts(count: int) -> list[Fact]:
@@ -112,6 +118,21 @@ def random_facts(count: int) -> list[Fact]:
     ]
 
 
+@contextmanager
+def counted_generation() -> Iterator[list[int]]:
+    """Count the tokens of each prompt that goes on: those beyond what the scored answers tell."""
+    counts: list[int] = []
+    begin = Generations._begin
+
+    def counting(self: Generations, prompt: tuple[int, ...]) -> int:
+        count = begin(self, prompt)
+        counts.append(max(0, count - len(self._said[prompt])))
+        return count
+
+    with patch.object(Generations, "_begin", counting):
+        yield counts
+
+
 def stages(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config: EditConfig) -> dict[str, Any]:
     """Time the stages on `facts`, and count what each needs."""
     ff, needed = editable.feed_forward[layer], Needed(editable, layer)
@@ -121,9 +142,14 @@ def stages(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config:
         lambda: choose_values(editable, ff, prompt_sets, keys.K, keys.lengths, config.value)
     )
     evaluation = Evaluation(editable, facts)
-    score_seconds, _ = measuring.timed(evaluation.scores)
+    with counted_generation() as generated:
+        score_seconds, _ = measuring.timed(evaluation.scores)
     seconds = (key_seconds, value_seconds, score_seconds)
-    products = (needed.keys(prompt_sets), needed.values(prompt_sets, values), needed.scoring(evaluation))
+    products = (
+        needed.keys(prompt_sets),
+        needed.values(prompt_sets, values),
+        needed.scoring(evaluation, sum(generated)),
+    )
     return {
         name: {"seconds": each / len(facts), "needed": count / len(facts)}
         for name, each, count in zip(STAGES, seconds, products, strict=True)

@@ -3,9 +3,9 @@
 That is as far as it is worth a pass of its own:
 
 - a context that is a prefix of another is read while that one is run, and needs no row;
-- rows that share at least half of their tokens (long objects behind one prompt, prompts behind one sentence) run these
-  once, as their *stem*; the rest of each row, its *tail*, goes on from the stem's keys and values (`Past`). A model
-  that is not `ragged` runs every row whole.
+- rows that share at least half of their tokens are a family; where it is large (prompts behind one sentence) they run
+  these once, as their *stem*; the rest of each row, its *tail*, goes on from the stem's keys and values (`Past`). A
+  model that is not `ragged` runs every row whole.
 
 Rows run in batches of similar lengths, padded on the right, where causal attention does not see the padding.
 """
@@ -28,12 +28,14 @@ from ffedit.model.tokenization import pad
 Context: TypeAlias = tuple[int, ...]
 # Contexts that are run together, each a prefix of the next: the last one holds all tokens.
 Row: TypeAlias = list[Context]
+# A stem, and the rows that begin with it: a row that shares nothing is its own stem.
+Branch: TypeAlias = tuple[Context, list[Row]]
 T = TypeVar("T")
 # Runs the model on token ids [rows, tokens], right-padded, with its further inputs (a cache of earlier tokens, mask,
 # positions), and returns what it computed at the (row, position) pairs, [k, 2].
 Read: TypeAlias = Callable[[Tensor, dict[str, Any], Tensor], T]
 
-# Tokens that the stems of a batch must save, since the tails take a pass of their own.
+# Tokens that a stem must save, since its tails take a pass of their own.
 WORTH = 64
 NO_MEMORY = "not enough memory to read a single text; use a smaller dtype, or another --device"
 
@@ -63,16 +65,14 @@ def passes(
     """
     ragged = editable.resumable and editable.ragged
     rows = _rows(sorted(contexts))
-    families = _families(rows) if ragged else [[row] for row in rows]
-    for batch in batches([len(_stem(family)) for family in families], budget):
-        chosen = [families[i] for i in batch]
-        if sum(len(_stem(family)) * (len(family) - 1) for family in chosen) < WORTH:
-            chosen = [[row] for family in chosen for row in family]
+    families = [_branches(family) for family in _families(rows)] if ragged else [[(row[-1], [row])] for row in rows]
+    lengths = [max(len(stem) for stem, _ in branches) for branches in families]
 
-        def run(part: Sequence[list[Row]]) -> list[Pass[T]]:
-            return list(_run(editable, part, budget, read, ragged))
+    def run(part: Sequence[int]) -> list[Pass[T]]:
+        return list(_run(editable, [branch for i in part for branch in families[i]], budget, read, ragged))
 
-        yield from split_on_oom(run, chosen, refusal)
+    for batch in batches(lengths, budget, rows=list(map(len, families))):
+        yield from split_on_oom(run, batch, refusal)
 
 
 def _rows(contexts: Sequence[Context]) -> list[Row]:
@@ -104,24 +104,23 @@ def _common(a: Context, b: Context) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _stem(family: Sequence[Row]) -> Context:
-    """Return what all rows begin with: they are sorted, so the first and the last share the fewest tokens."""
-    first, last = family[0][-1], family[-1][-1]
-    return first[: _common(first, last)]
+def _branches(family: list[Row]) -> list[Branch]:
+    """Return a family as one branch where its stem is worth it, else each row as its own."""
+    first, last = family[0][-1], family[-1][-1]  # rows are sorted, so these share the fewest tokens
+    stem = first[: _common(first, last)]
+    return [(stem, family)] if len(stem) * (len(family) - 1) >= WORTH else [(row[-1], [row]) for row in family]
 
 
-def _run(
-    editable: Editable, families: Sequence[list[Row]], budget: int, read: Read[T], ragged: bool
-) -> Iterator[Pass[T]]:
-    """Run the stem of each family, then all tails from their keys and values."""
-    stems = [_stem(family) for family in families]
-    early = [(i, c) for i, family in enumerate(families) for row in family for c in row if len(c) <= len(stems[i])]
+def _run(editable: Editable, branches: Sequence[Branch], budget: int, read: Read[T], ragged: bool) -> Iterator[Pass[T]]:
+    """Run the stems, then all tails from their keys and values."""
+    stems = [stem for stem, _ in branches]
+    early = [(i, c) for i, (stem, rows) in enumerate(branches) for row in rows for c in row if len(c) <= len(stem)]
     cache = DynamicCache() if ragged else None
     ends = _pairs([(i, len(context) - 1) for i, context in early])
     read_early = read(pad(stems).to(editable.device), {"cache": cache, "use_cache": ragged}, ends)
     past = None if cache is None else Past.of(cache, torch.zeros(len(stems), dtype=torch.long))
     yield Pass([context for _, context in early], read_early, [i for i, _ in early], past)
-    late = [(i, row) for i, family in enumerate(families) for row in family if len(row[-1]) > len(stems[i])]
+    late = [(i, row) for i, (stem, rows) in enumerate(branches) for row in rows if len(row[-1]) > len(stem)]
     if past is None or not late:
         return
     for batch in batches([len(row[-1]) - len(stems[i]) for i, row in late], budget):
