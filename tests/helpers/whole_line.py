@@ -1,6 +1,7 @@
 """Everything that a person does with a model, on the CPU and on a device without float64.
 
-`python whole_line.py FAMILY FOLDER` prints, as JSON, how far the numbers of each step are apart on the two, relative to their size.
+`python whole_line.py FAMILY FOLDER` prints, as JSON, how far the numbers of each step are apart on the two,
+relative to their size.
 """
 
 from __future__ import annotations
