@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -25,8 +27,8 @@ from transformers import DynamicCache
 
 from ffedit.errors import ModelError
 from ffedit.inference import replay
-from ffedit.inference.batching import batches
-from ffedit.inference.generation import log_softmax
+from ffedit.inference.batching import batches, split_on_oom
+from ffedit.inference.generation import NO_ROOM, log_softmax
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, pad
 from ffedit.progress import Progress, silent
@@ -92,14 +94,13 @@ def ask(
             tokens.setdefault(context, set()).update(text.ids[len(context) : len(context) + 1])
     log_prob: dict[tuple[Context, int], float] = {}
     argmax: dict[Context, int] = {}
-    for contexts, logits in _run(editable, _rows(sorted(tokens)), budget):
-        distribution = log_softmax(logits)
+    for contexts, distribution in _run(editable, _rows(sorted(tokens)), budget):
         top, best = distribution.max(-1)
         _check(editable, contexts, top)
         argmax.update(zip(contexts, best.tolist(), strict=True))
         pairs = [(i, context, token) for i, context in enumerate(contexts) for token in tokens[context]]
         entries = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2)
-        values = distribution[entries.to(logits.device).unbind(1)].tolist()
+        values = distribution[entries.to(distribution.device).unbind(1)].tolist()
         log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
         if listener is not None and (rows := [i for i, context in enumerate(contexts) if context in watched]):
             listener([contexts[i] for i in rows], distribution[rows])
@@ -138,7 +139,7 @@ def _rows(contexts: Sequence[Context]) -> list[Row]:
 
 
 def _run(editable: Editable, rows: Sequence[Row], budget: int) -> Iterator[tuple[list[Context], Tensor]]:
-    """Yield contexts, and the logits after each, [k, vocabulary], batch by batch."""
+    """Yield contexts, and the log-probabilities after each, [k, vocabulary], batch by batch, halved if memory fails."""
     whole: list[Row] = []
     stems: dict[int, list[list[Row]]] = defaultdict(list)
     for family in _families(rows) if editable.resumable else [[row] for row in rows]:
@@ -151,12 +152,18 @@ def _run(editable: Editable, rows: Sequence[Row], budget: int) -> Iterator[tuple
             whole += [row for family in families for row in family]
             continue
         for batch in batches([sum(len(row[-1]) for row in family) for family in families], budget):
-            yield from _branched(editable, [families[i] for i in batch], length)
+            owned = [(i, row) for i in batch for row in families[i]]  # by row: a family may be halved, too
+            branched = partial(_branched, editable, stem=length)
+            yield from chain.from_iterable(split_on_oom(branched, owned, ModelError(NO_ROOM)))
     for batch in batches([len(row[-1]) for row in whole], budget):
-        chosen = [whole[i] for i in batch]
-        reads = torch.tensor([(i, len(context) - 1) for i, row in enumerate(chosen) for context in row])
-        logits = replay.forward(editable, pad([row[-1] for row in chosen]), reads)
-        yield [context for row in chosen for context in row], logits
+        yield from split_on_oom(partial(_whole, editable), [whole[i] for i in batch], ModelError(NO_ROOM))
+
+
+def _whole(editable: Editable, rows: Sequence[Row]) -> tuple[list[Context], Tensor]:
+    """Run every row from its first token on."""
+    reads = torch.tensor([(i, len(context) - 1) for i, row in enumerate(rows) for context in row])
+    logits = replay.forward(editable, pad([row[-1] for row in rows]), reads)
+    return [context for row in rows for context in row], log_softmax(logits)
 
 
 def _families(rows: Sequence[Row]) -> list[list[Row]]:
@@ -177,22 +184,25 @@ def _common(a: Context, b: Context) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _branched(
-    editable: Editable, families: Sequence[Sequence[Row]], stem: int
-) -> Iterator[tuple[list[Context], Tensor]]:
-    """Run the first `stem` tokens of each family once, then the rest of every row from their keys and values."""
-    cache = DynamicCache()
-    rows = [(owner, row) for owner, family in enumerate(families) for row in family]
+def _branched(editable: Editable, owned: Sequence[tuple[int, Row]], stem: int) -> list[tuple[list[Context], Tensor]]:
+    """Run the first `stem` tokens of each family once, then the rest of every row from their keys and values.
+
+    `owned` are rows, each with the number of its family; rows of a family are adjacent.
+    """
+    cache, scored = DynamicCache(), []
+    beginnings = {family: row[-1][:stem] for family, row in owned}
+    numbers = {family: number for number, family in enumerate(beginnings)}
+    rows = [(numbers[family], row) for family, row in owned]
     early = [(owner, context) for owner, row in rows for context in row if len(context) <= stem]
     reads = torch.tensor([(owner, len(context) - 1) for owner, context in early], dtype=torch.long).reshape(-1, 2)
-    ids = torch.tensor([family[0][-1][:stem] for family in families], device=editable.device)
+    ids = torch.tensor(list(beginnings.values()), device=editable.device)
     with replay.unembedding(editable, reads):
         logits = editable.run(input_ids=ids, cache=cache, use_cache=True).logits[0]
     if early:
-        yield [context for _, context in early], logits
+        scored.append(([context for _, context in early], log_softmax(logits)))
     cache.batch_select_indices(torch.tensor([owner for owner, _ in rows]))  # on the CPU: layers may be anywhere
     late = [(i, context) for i, (_, row) in enumerate(rows) for context in row if len(context) > stem]
     with replay.unembedding(editable, torch.tensor([(i, len(context) - 1 - stem) for i, context in late])):
         tails = pad([row[-1][stem:] for _, row in rows]).to(editable.device)
         logits = editable.run(input_ids=tails, cache=cache, use_cache=True).logits[0]
-    yield [context for _, context in late], logits
+    return [*scored, ([context for _, context in late], log_softmax(logits))]
