@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import torch
@@ -66,8 +66,18 @@ def split(rows: Tensor, matrix: Moment) -> tuple[Tensor, ...]:
 
 
 def double(tensor: Tensor) -> Tensor:
-    """Convert `tensor` to float64; move it to the CPU first where its device has no float64 (Apple's)."""
-    return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
+    """Convert `tensor` to float64; move it to the CPU first where its device has no float64."""
+    return tensor.double() if has_float64(tensor.device) else tensor.cpu().double()
+
+
+@lru_cache
+def has_float64(device: torch.device) -> bool:
+    """Return True if a device computes in float64; Apple's and some of Intel's do not."""
+    try:
+        torch.ones(1, dtype=torch.float64, device=device).add_(1)
+    except (RuntimeError, TypeError):  # each backend refuses in its own way
+        return False
+    return True
 
 
 def whiten(k: Tensor, C: Moment) -> Tensor:

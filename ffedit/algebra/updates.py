@@ -22,7 +22,8 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ from torch import Tensor
 from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double, split, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.errors import EditError
+
+Eigh: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 # Share of a key's squared norm that is independent of all other keys. Below this (1e-4 of the norm) it is the rounding
 # of 32-bit activations, which C⁻¹ magnifies, and no direction to write along.
@@ -128,12 +131,17 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kep
     return _smallest(V - W @ K, K, kept, weight, C)
 
 
-def projector(C: Tensor, share: float) -> Tensor:
+def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor:
     """Return AlphaEdit's projector P = U Uᵀ, as the directions U of key space that ordinary text hardly uses.
 
     They are the eigenvectors of C [d_in, d_in] with the smallest eigenvalues, as many as together hold at most `share`
     of tr(C), so that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all
     eigenvalues below a fixed number; a share means the same in every model.
+
+    Args:
+        C: second moment of keys, [d_in, d_in].
+        share: of tr(C).
+        eigh: returns the eigenvalues of a symmetric matrix, ascending, and its eigenvectors.
 
     Returns:
         U, orthonormal columns, [d_in, m], float64.
@@ -141,7 +149,7 @@ def projector(C: Tensor, share: float) -> Tensor:
     Raises:
         EditError: no direction is that little used, or all are.
     """
-    eigenvalues, eigenvectors = torch.linalg.eigh(double(C))
+    eigenvalues, eigenvectors = eigh(double(C))
     used = eigenvalues.clamp(min=0).cumsum(0)
     size = int((used <= share * used[-1]).sum())
     if size == 0:

@@ -24,13 +24,16 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import huggingface_hub
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
+from ffedit.algebra.key_moments import HELD, KeyMoments, KeyMomentsFitter
 from ffedit.editor.edit import unedited
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
@@ -45,6 +48,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory
+from ffedit.model.storage import device_of, solve_device
 from ffedit.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
@@ -52,6 +56,8 @@ logger = logging.getLogger(__name__)
 # A few thousand keys: enough for fast matrix products, few enough for float32 sums.
 ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
+# Relative error of eigenvectors in float64.
+EXACT = 1e-10
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 2
 
@@ -118,7 +124,8 @@ def collect(
                 at, dtype = memory.address, str(memory.dtype).removeprefix("torch.")
                 about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": dtype, **shared}
                 with refuse_out_of_memory(_no_room(missing)):
-                    collected[at] = fitters.pop(at).moments(source, marks[at], **about)
+                    device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
+                    collected[at] = fitters.pop(at).moments(source, marks[at], device, **about)
                 cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
 
         group.in_all(finish)
@@ -154,6 +161,39 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
         return KeyMoments.load(path, fingerprint)
     except EditError:
         return None
+
+
+def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], on the CPU; both are cached beside C.
+
+    They are found by the numbers of C itself, whatever text or folder it came from, and are as large as C. A file that
+    is not a decomposition of C, by a random vector, is ignored.
+
+    Args:
+        C: second moment of keys, float64, on the CPU.
+        device: where they are computed; the CPU instead, where it has no room for `HELD` such matrices.
+    """
+    path = cache.path("eigenvectors", hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24], ".safetensors")
+    try:
+        values, vectors = itemgetter("values", "vectors")(load_file(path))
+        if _decomposes(values, vectors, C):
+            return values, vectors.clone()  # aligned as new memory is, so that products have the same bits
+    except (OSError, SafetensorError, KeyError):  # there is none, or it is damaged
+        pass
+    values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, HELD * C.numel()))))
+    kept = {"values": values, "vectors": vectors.contiguous()}
+    cache.write(path, lambda target: save_file(kept, target))
+    return values, kept["vectors"]
+
+
+def _decomposes(values: Tensor, vectors: Tensor, C: Tensor) -> bool:
+    """Return True if C = U diag(values) Uᵀ and UᵀU = I, U = `vectors`, as far as a random vector shows."""
+    if values.shape != C.shape[:1] or vectors.shape != C.shape or {values.dtype, vectors.dtype} != {C.dtype}:
+        return False
+    z = torch.randn(len(C), dtype=C.dtype, generator=torch.Generator().manual_seed(0))
+    along = vectors @ z
+    errors = (vectors.T @ along - z).norm(), (C @ along - vectors @ (values * z)).norm() / values.abs().max()
+    return all(bool(error <= EXACT * z.norm()) for error in errors)
 
 
 def moments_for(

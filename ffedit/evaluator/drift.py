@@ -20,8 +20,8 @@ from torch import Tensor
 from ffedit.errors import EditError, ModelError
 from ffedit.evaluator.formulas import divergence, perplexity
 from ffedit.inference import replay
-from ffedit.inference.batching import batches
-from ffedit.inference.contexts import Context
+from ffedit.inference.batching import batches, split_on_oom
+from ffedit.inference.contexts import NO_MEMORY, Context
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.text import own_text
 from ffedit.model.editable import Editable
@@ -71,16 +71,26 @@ class GenericText:
         reference, so its drift is 0. Raises ModelError for numbers that are not finite.
         """
         editable = editable or self._editable
-        distances, chosen = [], []
-        for batch in batches([len(row) for row in self.rows], BUDGET):
+        distances: list[Tensor] = []
+        chosen: list[Tensor] = []
+        model = editable
+
+        def read(batch: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
             ids = torch.tensor([self.rows[i] for i in batch])
             reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
-            log_probs = log_softmax(replay.forward(editable, ids, reads)).float().view(*ids.shape, -1)
-            chosen.append(log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device)).flatten().cpu())
+            log_probs = log_softmax(replay.forward(model, ids, reads)).float().view(*ids.shape, -1)
+            following = log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device)).flatten().cpu()
+            apart = []
             for i, row in zip(batch, log_probs, strict=True):
                 if i in self._compared:
                     reference = self._reference.setdefault(i, row.cpu())
-                    distances.append(divergence(reference.to(row.device), row).cpu())
+                    apart.append(divergence(reference.to(row.device), row).cpu())
+            return following, apart
+
+        for batch in batches([len(row) for row in self.rows], BUDGET):
+            for following, apart in split_on_oom(read, batch, ModelError(NO_MEMORY)):
+                chosen.append(following)
+                distances += apart
         drift, text = float(torch.cat(distances).mean()), perplexity(torch.cat(chosen))
         if not text < float("inf") or drift != drift:
             raise ModelError(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -74,9 +73,13 @@ def ask(
             tokens.setdefault(context, set()).update(text.ids[len(context) : len(context) + 1])
     log_prob: dict[tuple[Context, int], float] = {}
     argmax: dict[Context, int] = {}
-    for batch in passes(editable, tokens, budget, partial(logits_at, editable), ModelError(NO_MEMORY)):
+
+    def read(ids: Tensor, past: dict[str, Any], at: Tensor) -> Tensor:
+        return log_softmax(logits_at(editable, ids, past, at))
+
+    for batch in passes(editable, tokens, budget, read, ModelError(NO_MEMORY)):
         for done in batch:
-            contexts, distribution = done.contexts, log_softmax(done.read)
+            contexts, distribution = done.contexts, done.read
             top, best = distribution.max(-1)
             _check(editable, contexts, top)
             argmax.update(zip(contexts, best.tolist(), strict=True))

@@ -117,7 +117,7 @@ With `model` loaded by transformers, these lines apply it:
 ```python
 for name, delta in safetensors.torch.load_file("delta.safetensors").items():
     {weight}
-    weight.copy_(weight.double() + delta.to(weight.device))
+    weight.copy_(weight.cpu().double() + delta)
 ```"""
     return _card(base, f"An edit of {base.name}", text, [edit])
 

@@ -104,7 +104,8 @@ def split_on_oom(
         return
     # Outside the handler, where the error no longer holds the failed work's tensors. cuBLAS and cuSOLVER allocate
     # beside torch's cache, which would keep what they need.
-    torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.get_device_module().empty_cache()
     half = len(items) // 2
     yield from split_on_oom(work, items[:half], refusal)
     yield from split_on_oom(work, items[half:], refusal)

@@ -28,8 +28,8 @@ from ffedit.model.tokenization import pad
 Context: TypeAlias = tuple[int, ...]
 # Contexts that are run together, each a prefix of the next: the last one holds all tokens.
 Row: TypeAlias = list[Context]
-# A stem, and the rows that begin with it: a row that shares nothing is its own stem.
-Branch: TypeAlias = tuple[Context, list[Row]]
+# A stem, and a row that begins with it; a row that shares nothing is its own stem.
+Branch: TypeAlias = tuple[Context, Row]
 T = TypeVar("T")
 # Runs the model on token ids [rows, tokens], right-padded, with its further inputs (a cache of earlier tokens, mask,
 # positions), and returns what it computed at the (row, position) pairs, [k, 2].
@@ -65,14 +65,15 @@ def passes(
     """
     ragged = editable.resumable and editable.ragged
     rows = _rows(sorted(contexts))
-    families = [_branches(family) for family in _families(rows)] if ragged else [[(row[-1], [row])] for row in rows]
+    families = [_branches(family) for family in _families(rows)] if ragged else [[(row[-1], row)] for row in rows]
     lengths = [max(len(stem) for stem, _ in branches) for branches in families]
+    stems = [len({stem for stem, _ in branches}) for branches in families]
 
-    def run(part: Sequence[int]) -> list[Pass[T]]:
-        return list(_run(editable, [branch for i in part for branch in families[i]], budget, read, ragged))
+    def run(branches: Sequence[Branch]) -> list[Pass[T]]:
+        return list(_run(editable, branches, budget, read, ragged))
 
-    for batch in batches(lengths, budget, rows=list(map(len, families))):
-        yield from split_on_oom(run, batch, refusal)
+    for batch in batches(lengths, budget, rows=stems):
+        yield from split_on_oom(run, [branch for i in batch for branch in families[i]], refusal)
 
 
 def _rows(contexts: Sequence[Context]) -> list[Row]:
@@ -105,22 +106,23 @@ def _common(a: Context, b: Context) -> int:
 
 
 def _branches(family: list[Row]) -> list[Branch]:
-    """Return a family as one branch where its stem is worth it, else each row as its own."""
+    """Return the rows of a family with their stem where that is worth it, else each with itself."""
     first, last = family[0][-1], family[-1][-1]  # rows are sorted, so these share the fewest tokens
     stem = first[: _common(first, last)]
-    return [(stem, family)] if len(stem) * (len(family) - 1) >= WORTH else [(row[-1], [row]) for row in family]
+    return [(stem if len(stem) * (len(family) - 1) >= WORTH else row[-1], row) for row in family]
 
 
 def _run(editable: Editable, branches: Sequence[Branch], budget: int, read: Read[T], ragged: bool) -> Iterator[Pass[T]]:
     """Run the stems, then all tails from their keys and values."""
-    stems = [stem for stem, _ in branches]
-    early = [(i, c) for i, (stem, rows) in enumerate(branches) for row in rows for c in row if len(c) <= len(stem)]
+    stems = list(dict.fromkeys(stem for stem, _ in branches))
+    owner = {stem: i for i, stem in enumerate(stems)}
+    early = [(owner[stem], context) for stem, row in branches for context in row if len(context) <= len(stem)]
     cache = DynamicCache() if ragged else None
     ends = _pairs([(i, len(context) - 1) for i, context in early])
     read_early = read(pad(stems).to(editable.device), {"cache": cache, "use_cache": ragged}, ends)
     past = None if cache is None else Past.of(cache, torch.zeros(len(stems), dtype=torch.long))
     yield Pass([context for _, context in early], read_early, [i for i, _ in early], past)
-    late = [(i, row) for i, (stem, rows) in enumerate(branches) for row in rows if len(row[-1]) > len(stem)]
+    late = [(owner[stem], row) for stem, row in branches if len(row[-1]) > len(stem)]
     if past is None or not late:
         return
     for batch in batches([len(row[-1]) - len(stems[i]) for i, row in late], budget):

@@ -206,12 +206,13 @@ def _sampled(layer: FeedForward, seen: Seen, at: Tensor) -> dict[str, Tensor]:
     norms = torch.cat([torch.linalg.vector_norm(memory.value.float(), dim=0) for memory in layer.memories])
     strengths = key.abs() * norms
     by_norm = (strengths >= ACTIVE * torch.linalg.vector_norm(output, dim=1, keepdim=True)).sum(1)
+    counts = (key > 0).sum(1), by_norm, effective_number(strengths)
     return {
         "before": (total - added).cpu(),
         "added": added.cpu(),
         "after": after.cpu(),
         "positive": torch.from_numpy(np.packbits((key > 0).cpu().numpy(), axis=1)),
-        "activity": torch.stack([(key > 0).sum(1), by_norm, effective_number(strengths)], 1).float().cpu(),
+        "activity": torch.stack([count.cpu() for count in counts], 1).float(),
     }
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import split_on_oom
+from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.locator.cases import Batch, Run, numbers_at_once
 from ffedit.locator.result import position_of, span_of
 from ffedit.model.editable import Editable
@@ -215,7 +215,8 @@ def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[floa
     for number, case in enumerate(batch.cases):
         single = torch.full((depth, case.encoded.answer, samples, answers), torch.nan, dtype=torch.float64)
         for answer in range(answers):
-            single[:, :, : case.samples, answer] = _estimate_layers(editable, batch, run, number, answer)
+            with refuse_out_of_memory(ModelError("not enough memory for a single estimate; trace with fewer samples")):
+                single[:, :, : case.samples, answer] = _estimate_layers(editable, batch, run, number, answer)
         singles.append(single)
     sites = sites_of(batch, run, depth)
     spans = [(site, _span(site, run, depth)) for site in sites]

@@ -23,16 +23,18 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ffedit.errors import EditError, FactError
+from ffedit.errors import EditError, FactError, ModelError
 from ffedit.facts.fact import Fact, FactLike, FactToken, as_facts
 from ffedit.files import cache
 from ffedit.files.resuming import Journal
+from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
 from ffedit.locator.restore import Site, estimate, restore
@@ -201,8 +203,13 @@ def trace_each(
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
     parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
     cases, done = prepare(editable, facts, indices, run), 0
-    for members in batches(editable, cases):
-        batch = run_batch(editable, [cases[i] for i in members], run, noise, parts)
+    refusal = ModelError("not enough memory to record the runs of a single fact; trace with fewer samples")
+
+    def recorded(members: Sequence[int]) -> tuple[Sequence[int], Batch]:
+        return members, run_batch(editable, [cases[i] for i in members], run, noise, parts)
+
+    recordings = (split_on_oom(recorded, members, refusal) for members in batches(editable, cases))
+    for members, batch in chain.from_iterable(recordings):
 
         def advance(share: float, before: int = done, count: int = len(members)) -> None:
             progress("tracing", round(100 * (before + share * count)), 100 * len(cases))

@@ -15,11 +15,15 @@ from choosing import FOUR, FULL, choose, same
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
+import ffedit
 from ffedit import EditError, ModelError, editor
 from ffedit.editor import build_prompts, collect, read_keys
 from ffedit.editor.value import Objective
-from ffedit.inference import generation, replay, routing
+from ffedit.evaluator import responses
+from ffedit.evaluator.drift import GenericText
+from ffedit.inference import batching, generation, replay, routing
 from ffedit.inference.batching import split_on_oom
+from ffedit.model import storage
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -36,6 +40,8 @@ ERRORS = [
     RuntimeError(
         "MPS backend out of memory (MPS allocated: 9.06 GB, other allocations: 1.00 GB, max allowed: 9.07 GB)"
     ),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     RuntimeError("magma: malloc failed (MAGMA_ERR_DEVICE_ALLOC)"),
 ]
 Fail = Callable[[int], bool]
@@ -189,6 +195,80 @@ def test_routes_are_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None
     crowded(monkeypatch, "run_to", lambda rows: True)
     with pytest.raises(ModelError, match="not enough memory to read a single text"):
         routing.routes(editable, texts, [0, 2])
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+ASKED = [
+    replace(FACT, paraphrases=("{} stands in", "the city of {} is"), neighbors=("the Nile river is located in",)),
+    replace(SECOND, paraphrases=("{} and",), same_subject=("{} lives in",)),
+]
+
+
+@pytest.mark.parametrize("worth", [0, 10**9], ids=["shared beginnings", "whole texts"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_scores_are_the_same(worth: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, model = zoo.trained("gpt2", True, torch.float64), type(zoo.shared("gpt2").model)
+    monkeypatch.setattr(responses, "WORTH", worth)
+    expected, plainly, rows = ffedit.evaluate(editable, ASKED), model.forward, []
+
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        done = plainly(self, *given, **named)
+        rows.append(len(named["input_ids"]))
+        if rows[-1] > 1:
+            raise error
+        return done
+
+    monkeypatch.setattr(model, "forward", forward)
+    found = ffedit.evaluate(editable, ASKED)
+    measured = {name: score for name, score in expected.before.to_dict().items() if score is not None}
+    again = {name: score for name, score in found.before.to_dict().items() if score is not None}
+    assert again == pytest.approx(measured, rel=1e-9, abs=1e-12) and len(again) > 5
+    assert max(rows) > 2 and min(rows) == 1
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_drift_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    edit = editor.write(editable, [FACT], "rome", [1], quick(steps=2), CORPUS)
+    expected = GenericText(editable)
+    with edit.applied(editable):
+        far = expected.measure()
+    crowded(monkeypatch, "forward", lambda rows: rows > most)
+    drift = GenericText(editable)
+    assert drift.perplexity == pytest.approx(expected.perplexity, rel=1e-9) and drift.measure()[0] == 0
+    with edit.applied(editable):
+        assert drift.measure() == pytest.approx(far, rel=1e-9)
+    crowded(monkeypatch, "forward", lambda rows: True)
+    with pytest.raises(ModelError, match="not enough memory to read a single text"):
+        drift.measure()
+
+
+# What is free -------------------------------------------------------------------------------------
+
+
+def test_batches_are_as_large_as_free_memory_allows_and_what_torch_keeps_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    editable = zoo.build("gpt2")
+    assert batching.batch_budget(editable, 1000, 8) == 1000, "a CPU is not filled"
+
+    class OnGpu:
+        is_cuda = True
+
+    memory = {"mem_get_info": (2**30, 2**34), "memory_reserved": 5 * 2**30, "memory_allocated": 3 * 2**30}
+    for name, value in memory.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: OnGpu())
+    free = 2**30 + (5 - 3) * 2**30
+    assert batching.batch_budget(editable, 1000, 8) == free // (8 * 4)
+    assert batching.batch_budget(editable, 2**40, 8) == 2**40
+    device = torch.device("cuda", 0)
+    assert storage.solve_device(device, free // 8 - 1) == device, "float64 numbers"
+    assert storage.solve_device(device, free // 8) == torch.device("cpu")
+    for name, value in {"mem_get_info": (0, 2**34), "memory_reserved": 3 * 2**30}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert batching.batch_budget(editable, 1000, 8) == 1000 and storage.solve_device(device, 1).type == "cpu"
 
 
 # Values -------------------------------------------------------------------------------------------

@@ -51,10 +51,14 @@ def solve(problem: Problem) -> LowRank:
 
 def unused(problem: Problem) -> Moment:
     """Return an orthonormal basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
+    from functools import partial
+
     from ffedit.algebra.linalg import diagonal
+    from ffedit.editor.statistics import cached_eigh
 
     share = problem.config.of("alphaedit", AlphaEditConfig).null_share
-    return diagonal([moments.unused(share).to(problem.W.device) for moments in problem.moments])
+    device, eigh = problem.W.device, partial(cached_eigh, device=problem.W.device)
+    return diagonal([moments.unused(share, eigh).to(device) for moments in problem.moments])
 
 
 def _with_ridge(own: Moment) -> Moment:

@@ -100,7 +100,8 @@ def _tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
         stack.enter_context(restored(ff.memories))
         stack.enter_context(frozen(editable.model))
         for step in range(numbers.steps):
-            loss, delta.grad = _loss_and_gradient(editable, ff, texts)
+            loss, gradient = _loss_and_gradient(editable, ff, texts)
+            delta.grad = gradient.to(delta.device)  # where W is in float64, which the model's device may lack
             losses.append(loss)
             if loss < STOP:
                 break

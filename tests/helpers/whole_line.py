@@ -1,0 +1,98 @@
+"""Everything that a person does with a model, on the CPU and on a device without float64.
+
+`python whole_line.py FAMILY FOLDER` prints, as JSON, how far the numbers of each step are apart on the two,
+relative to their size.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zoo
+from second_device import SECOND, SecondDevice, moved
+from writing import CORPUS, FACT, SECOND as OTHER, quick
+
+import ffedit
+from ffedit import Edit, Editable, editor
+from ffedit.editor import METHODS
+
+FACTS = [dataclasses.replace(FACT, paraphrases=("{} stands in",)), OTHER]
+PROMPT = "the Eiffel tower is located in"
+
+
+def of_edit(edit: Edit) -> list[Any]:
+    """The numbers of an edit."""
+    return [[update.dense, edit.keys.get(at), edit.values.get(at)] for at, update in edit.updates.items()]
+
+
+def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
+    """Each step's name and numbers."""
+    stats = ffedit.stats(editable, [0, 1], CORPUS)
+    yield "stats", [[moments.sum, moments.ridge, moments.condition] for moments in stats.values()]
+    for kind in ("state", "feed_forward"):
+        yield f"locate {kind}", ffedit.locate(editable, FACT, samples=2, kind=kind).effects
+    yield "estimate", ffedit.locate(editable, FACT, samples=2, approximate=True).effects
+    for method in METHODS:
+        layers = [0, 1] if method == "memit" else [1]
+        edit = editor.write(editable, FACTS, method, layers, quick(steps=3, ft_steps=2), stats)
+        yield method, of_edit(edit)
+        report = ffedit.evaluate(editable, FACTS, edit, full=method == "memit")
+        yield f"evaluate {method}", [report.before.to_dict(), report.after.to_dict()]
+    first = editor.write(editable, FACTS[:1], "memit", [1], quick(steps=3), stats)
+    first.apply_(editable)
+    for method in ("alphaedit", "rome"):
+        edit = editor.write(editable, FACTS[1:], method, [1], quick(steps=3), stats, after=[first])
+        yield f"{method} after another", of_edit(edit)
+    first.undo_(editable)
+    memory = str(editable.memories[1].address) if 1 in editable.memories else "1.0"
+    yield "inspect memory", ffedit.inspect_memory(editable, f"{memory}.5", CORPUS).to_dict()
+    yield "inspect prompt", ffedit.inspect_prompt(editable, PROMPT).to_dict()
+    yield "inspect edit", ffedit.inspect_edit(editable, first, CORPUS).to_dict()
+    yield "inspect model", ffedit.inspect_model(editable, CORPUS, folder / str(editable.device)).to_dict()
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a value, in order."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return [float(number) for number in value.flatten().tolist()]
+    if isinstance(value, dict):
+        return [number for name, item in value.items() if name not in ("seconds", "folder") for number in numbers(item)]
+    if isinstance(value, list | tuple):
+        return [number for item in value for number in numbers(item)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def main(family: str, folder: Path) -> None:
+    """Run all steps on both and print."""
+    torch.set_num_threads(1)
+    plain = zoo.trained(family, True)
+    found: list[dict[str, list[float]]] = []
+    for name in ("cpu", "second"):
+        os.environ["FFEDIT_CACHE"] = str(folder / f"cache-{name}")
+        pair = copy.deepcopy(plain.model), plain.tokenizer
+        if name == "cpu":
+            found.append({step: numbers(value) for step, value in steps(ffedit.load(pair), folder)})
+            continue
+        with SecondDevice():
+            editable = ffedit.load((moved(pair[0]), pair[1]))
+            assert editable.device == SECOND
+            found.append({step: numbers(value) for step, value in steps(editable, folder)})
+    apart = {}
+    for step, expected in found[0].items():
+        one, other = (np.nan_to_num(np.array(side)) for side in (expected, found[1][step]))
+        difference = np.abs(one - other).max() / np.abs(one).max() if len(one) == len(other) else np.inf
+        apart[step] = [len(one), float(difference)]
+    sys.stdout.write(json.dumps(apart) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
