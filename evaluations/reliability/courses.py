@@ -1,8 +1,8 @@
-"""What the drivers `kill.py` and `together.py` share: commands on tiny models in a folder, each run in a forked process.
+"""What the drivers `kill.py` and `together.py` share: commands on tiny models in a folder, each in a forked process.
 
-All modules are imported once, and every run is forked from there. In all runs the clock stands still, so that files with
-times in them are equal to the bit, and what verifies an export is forked too instead of started anew. Unfinished work is
-saved as often as can be.
+All modules are imported once, and every run is forked from there. In all runs the clock stands still, so that files
+with times in them are equal to the bit, and what verifies an export is forked too instead of started anew. Unfinished
+work is saved as often as can be.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,17 +150,23 @@ def begin(start: Path, folder: Path, course: Course) -> Path:
     return folder
 
 
-def files(folder: Path) -> dict[str, str]:
-    """Return all that is in a folder, hidden files and empty folders too, by hashes of the contents."""
-    return {str(path.relative_to(folder)): _hash(path) for path in sorted(folder.rglob("*"))}
+def files(folder: Path, ordered: bool = True) -> dict[str, str]:
+    """Return all that is in a folder, hidden files and empty folders too, by hashes of the contents.
+
+    Where processes trace the same facts at once, each adds its lines to the journal in the cache: unless `ordered`,
+    only which lines are there matters.
+    """
+    return {str(path.relative_to(folder)): _hash(path, ordered) for path in sorted(folder.rglob("*"))}
 
 
-def _hash(path: Path) -> str:
+def _hash(path: Path, ordered: bool) -> str:
     if not path.is_file():
         return "folder"
     content = path.read_bytes()
     if path.parent.name == "gguf" and path.suffix == ".json":  # holds the times of the file that was converted
         content = json.dumps({name: value for name, value in json.loads(content).items() if name != "mark"}).encode()
+    if path.parent.name == "traces" and not ordered:
+        content = b"\n".join(sorted(set(content.split(b"\n"))))
     return hashlib.sha256(content).hexdigest()
 
 
@@ -175,12 +182,15 @@ class Ran:
 class Running:
     """A forked process that runs the command line in a folder."""
 
-    def __init__(self, folder: Path, words: Sequence[str], before: Callable[[], None] | None = None) -> None:
-        self.started, self._log = _clock(), tempfile.TemporaryFile()
+    def __init__(
+        self, folder: Path, words: Sequence[str], before: Callable[[], None] | None = None, delay: float = 0.0
+    ) -> None:
+        self.started, self._log = _clock(), tempfile.TemporaryFile()  # noqa: SIM115, closed by `wait`
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            time.sleep(delay)
             _run(folder, words, before, self._log.fileno())
 
     def _signal(self, number: int) -> None:
@@ -191,7 +201,7 @@ class Running:
             os.kill(self.pid, number)
 
     def _ended(self, until: float) -> tuple[bool, int]:
-        """Wait until the process has ended, or so many seconds after it began; return whether it has, and its status."""
+        """Wait until the process has ended, or so many seconds after it began; return if it has, and its status."""
         while True:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done or _clock() - self.started > until:
@@ -206,10 +216,8 @@ class Running:
                 self._signal(number)
             ended, status = self._ended(WAITED)
         seconds, hanging = _clock() - self.started, not ended
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         if hanging:
             os.waitpid(self.pid, 0)
         self._log.seek(0)
@@ -235,6 +243,7 @@ def _run(folder: Path, words: Sequence[str], before: Callable[[], None] | None, 
     """Run a command in this forked process, and end it."""
     code = 70
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # before the command begins
         os.setsid()
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -251,7 +260,10 @@ def _run(folder: Path, words: Sequence[str], before: Callable[[], None] | None, 
         subprocess_check.subprocess = SimpleNamespace(run=verify_forked)  # type: ignore[assignment]
         if before is not None:
             before()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         code = invoke([*words, *(["--quiet"] if words[0] != "ask" else [])])
+    except KeyboardInterrupt:  # just before or after the command
+        code = 130
     except BaseException:
         import traceback
 

@@ -1,7 +1,7 @@
 """Kill every command that writes, anywhere, and see what is left and whether the next run mends it.
 
-The promise: a result is absent or complete, files that were there are as they were, nothing temporary stays that the next
-run does not clear away, and the same command then gives, bit for bit, what a run gives that nobody interrupted.
+The promise: a result is absent or complete, files that were there are as they were, nothing temporary stays that the
+next run does not clear away, and the same command then gives, bit for bit, what an uninterrupted run gives.
 
     python evaluations/reliability/kill.py --cases 300 --calls --out evaluations/reports/reliability/kill.json
 
@@ -30,8 +30,8 @@ from courses import COURSES, Course, Ran, Running, begin, files, imported, must,
 from tally import Tally
 
 PROMISE = (
-    "A command that is killed at any moment leaves each result absent or complete and all earlier files as they were; the "
-    "same command then clears what was left and gives, bit for bit, what an uninterrupted run gives."
+    "A command that is killed at any moment leaves each result absent or complete and all earlier files as they were; "
+    "the same command then clears what was left and gives, bit for bit, what an uninterrupted run gives."
 )
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 CALLS = {

@@ -34,7 +34,7 @@ from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.editor.edit import unedited
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
-from ffedit.files.atomic import written
+from ffedit.files.atomic import read_whole, written
 from ffedit.files.placing import delay_interrupt
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
@@ -148,8 +148,8 @@ def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tenso
 def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
     """Read cached moments; None if the file is missing, damaged, or of another version."""
     try:
-        return KeyMoments.load(path, fingerprint)
-    except EditError:
+        return read_whole(path, lambda entry: KeyMoments.load(entry, fingerprint))
+    except (EditError, OSError):
         return None
 
 

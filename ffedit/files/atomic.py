@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ffedit.errors import EditError
-from ffedit.files.placing import Placing, beside, named_errors, sweep, together
+from ffedit.files.placing import Placing, beside, named_errors, refuse_existing, sweep, together
+
+Read = TypeVar("Read")
 
 
 def check_free(target: Path, force: bool) -> None:
@@ -23,8 +25,8 @@ def check_free(target: Path, force: bool) -> None:
     """
     with named_errors(target):
         sweep(target.absolute().parent, target.name)
-        if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
-            raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
+        if not force:
+            refuse_existing(target)
         above = next(folder for folder in target.absolute().parents if folder.exists())
         with beside(above / target.name):
             pass
@@ -93,9 +95,28 @@ def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
     check_free(target, force)
     with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        made = placing.new(target)
+        made = placing.new(target, force)
         made.mkdir()
     return made
+
+
+def read_whole(path: Path, read: Callable[[Path], Read]) -> Read:
+    """Return what `read` makes of one version of a file that other processes may replace meanwhile.
+
+    safetensors opens a file twice, for its header and for its numbers, which may then be of two versions.
+    """
+    while True:
+        error: Exception | None = None
+        with path.open("rb") as held:  # while it is open, no other file has its number
+            try:
+                content = read(path)
+            except Exception as raised:  # where the sizes differ, torch raises a RuntimeError
+                error = raised
+            replaced = path.exists() and not os.path.samestat(os.fstat(held.fileno()), path.stat())
+        if not replaced:
+            if error is not None:
+                raise error
+            return content
 
 
 def finite(value: Any) -> Any:

@@ -125,6 +125,7 @@ def sizes() -> dict[Path, int]:
 
 def prune(limits: Limits) -> int:
     """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed."""
+    _sweep()
     bytes_of, freed = sizes(), 0
     total, now = sum(bytes_of.values()), time.time()
     for entry, size in bytes_of.items():
@@ -136,7 +137,14 @@ def prune(limits: Limits) -> int:
 
 def clear() -> int:
     """Delete all entries; return the number of bytes freed, without those that other processes delete meanwhile."""
+    _sweep()
     return sum(_delete(entry, size) for entry, size in sizes().items())
+
+
+def _sweep() -> None:
+    """Delete what killed processes left in the cache."""
+    for kind in folder().glob("*"):
+        sweep(kind)
 
 
 def _delete(entry: Path, size: int) -> int:

@@ -102,7 +102,10 @@ def sweep(above: Path, name: str | None = None) -> None:
     """
     start = "." if name is None else _prefix(name)
     own = re.compile(rf"{re.escape(start)}{'.*' if name is None else ''}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
-    for path in above.glob(f"{glob.escape(start)}*{SUFFIX}"):
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths += above.glob(f"{glob.escape(start)}*{SUFFIX}")
+    for path in paths:
         if own.fullmatch(path.name) and _is_mine(path):
             with suppress(OSError, ValueError, KeyError, TypeError, NotImplementedError):  # Timeout is an OSError
                 _recover(path)
@@ -184,18 +187,30 @@ def _recorded(leader: Path) -> list[Move]:
     return [Move(Path(at["source"]), Path(at["target"]), at["replaced"]) for at in json.loads(text)]
 
 
+def refuse_existing(target: Path) -> None:
+    """Refuse a target that exists, unless it is an empty folder (EditError)."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
+
+
 class Placing:
     """Results that take their places together; each is made at the path that `new` returns."""
 
     def __init__(self, folders: ExitStack) -> None:
         self._folders = folders
         self._targets: dict[Path, Path] = {}  # by the path where each is made
+        self._may_replace: dict[Path, bool] = {}
 
-    def new(self, target: Path) -> Path:
-        """Return the path in a new temporary folder at which `target`, a file or a folder, is to be made."""
+    def new(self, target: Path, force: bool = False) -> Path:
+        """Return the path in a new temporary folder at which `target` is to be made.
+
+        A file replaces what is there; a folder does so with `force`, else it is refused where another process has made
+        `target` meanwhile.
+        """
         with named_errors(target):
             made = self._folders.enter_context(beside(target)) / f"made{target.suffix}"
         self._targets[made] = target
+        self._may_replace[made] = force
         return made
 
     def place(self) -> None:
@@ -203,6 +218,8 @@ class Placing:
         for made, target in self._targets.items():
             with named_errors(target):
                 _set_permissions(made)
+                if made.is_dir() and not self._may_replace[made]:
+                    refuse_existing(target)
         moves = [Move(made, target.absolute(), _identity(target)) for made, target in self._targets.items()]
         if [move.replaced is None or move.source.is_file() for move in moves] == [True]:  # the move itself replaces
             with named_errors(self._targets[moves[0].source]):

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.files.atomic import write_file
+from ffedit.files.atomic import read_whole, write_file
 from ffedit.files.placing import named_errors, sweep
 
 LOCK = ".lock"
@@ -39,24 +39,29 @@ class Journal:
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        self._first = "" if settings is None else json_lines([{"settings": settings}])
         self.lines: list[Any] = read_journal(path)  # the results
         if settings is not None:
             if not self.lines:
-                self.add({"settings": settings})
-            if other := differences(self.lines[0]["settings"], json.loads(json.dumps(settings))):
+                self.add()
+            first, *self.lines = read_journal(path) or [json.loads(self._first)]
+            if not isinstance(first, dict) or "settings" not in first:
+                raise EditError(f"{path}: does not say which settings it was begun with; delete it")
+            if other := differences(first["settings"], json.loads(self._first)["settings"]):
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
-            # Two processes may both have begun the file.
-            self.lines = [line for line in self.lines if line != self.lines[0]]
 
     def add(self, *lines: Any) -> None:
-        """Append results, plain JSON, all of them in one write."""
+        """Append results, plain JSON, all of them in one write; first the settings, where the file is not there yet.
+
+        It is not there anymore where it was one of the cache, which was cleared meanwhile.
+        """
         text = json_lines(lines)
         with named_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
                 _lock(file)
                 _cut_torn_line(file)
-                file.write(text.encode())
+                file.write(((self._first if file.seek(0, os.SEEK_END) == 0 else "") + text).encode())
                 file.flush()
                 os.fsync(file.fileno())
         self.lines += map(json.loads, text.split("\n")[:-1])  # parsed back, so that a run that is resumed has the same
@@ -133,10 +138,14 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
 
 def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
     """Return the tensors and values that `save_state` wrote; EditError, which says `refusal`, where there are none."""
-    try:
+
+    def read(path: Path) -> tuple[dict[str, Tensor], Any]:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["state"])
             return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118
+
+    try:
+        return read_whole(path, read)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise EditError(f"{path}: {refusal} ({error})") from error
 
