@@ -84,7 +84,7 @@ COURSES = {
 
 
 def imported() -> None:
-    """Import what the commands use, and let the clock stand still."""
+    """Import what the commands use."""
     import click.testing  # noqa: F401
     import peft  # noqa: F401
     import torch
@@ -92,16 +92,17 @@ def imported() -> None:
     import ffedit.exporter.verification  # noqa: F401
     from ffedit.benchmark import editing, report, run  # noqa: F401
     from ffedit.cli import COMMANDS, cli
-    from ffedit.editor import statistics, value
 
     for name in COMMANDS:
         cli.get_command(None, name)  # type: ignore[arg-type]
     torch.set_num_threads(1)
-    statistics.ROWS_PER_BATCH, statistics.SAVED_EVERY, value.SAVED_EVERY = 1, 1, -1.0
 
 
 def stop_clock() -> None:
-    """Let every clock of this process stand still."""
+    """Let every clock of this process stand still, and save unfinished work as often as can be."""
+    from ffedit.editor import statistics, value
+
+    statistics.ROWS_PER_BATCH, statistics.SAVED_EVERY, value.SAVED_EVERY = 1, 1, -1.0
     for name in ("time", "perf_counter", "monotonic"):
         setattr(time, name, lambda: 1e9)
     for module in list(sys.modules.values()):
@@ -109,7 +110,7 @@ def stop_clock() -> None:
             module.perf_counter = lambda: 1e9  # type: ignore[attr-defined]
 
 
-def prepare(folder: Path) -> Path:
+def prepare(folder: Path, with_gguf: bool = True) -> Path:
     """Make the folder that every case begins with: models, facts, edits, an exported checkpoint."""
     import gguf_making
     import shell
@@ -120,11 +121,12 @@ def prepare(folder: Path) -> Path:
     (start / "corpus.txt").write_text(TEXT * 8)
     (start / "fact.json").write_text(json.dumps(FACT))
     (start / "facts.json").write_text(json.dumps([FACT, OTHER]))
-    gguf_making.write_gguf(start / "tiny.gguf", *gguf_making.parts())
     on_gguf = ["apply", "fact.json", "--model=tiny.gguf", "--corpus=corpus.txt", "--layers=1", *QUICK]
     must(start, [*APPLY, "--out=edit", "--export=exported"])
     must(start, [*APPLY, "--seed=1", "--out=other", "--export=other-exported"])
-    must(start, [*on_gguf, "--out=gguf-edit", "--force"])
+    if with_gguf:
+        gguf_making.write_gguf(start / "tiny.gguf", *gguf_making.parts())
+        must(start, [*on_gguf, "--out=gguf-edit", "--force"])
     clear(start)
     return start
 

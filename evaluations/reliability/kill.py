@@ -6,8 +6,9 @@ next run does not clear away, and the same command then gives, bit for bit, what
     python evaluations/reliability/kill.py --cases 300 --calls --out evaluations/reports/reliability/kill.json
 
 Each case runs a command of `courses.py` in a forked process and ends it: at a moment drawn from its whole course, by
-SIGKILL, SIGTERM or SIGINT (`--cases`), or right before the n-th call that changes something in the file system, by
-SIGKILL, for every n (`--calls`; `--stride 10` tries every tenth). Then the same command runs to its end.
+SIGKILL, SIGTERM or SIGINT (`--cases`), and with `--calls` right before the n-th call that changes something in the file
+system, for every n by SIGKILL and for every tenth by SIGINT, and inside the writing of every file, when it has some
+bytes. Then the same command runs to its end.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from functools import partial
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ CALLS = {
     *("os.utime", "fcntl.flock"),
 }
 UNFINISHED = ".unfinished"
+TORN = 7  # bytes of a file that are written before a kill
 
 
 @dataclass
@@ -51,13 +56,13 @@ class Trial:
     before: dict[str, str] = field(init=False)
     after: dict[str, str] = field(init=False)  # an uninterrupted run
     seconds: float = field(init=False)
-    calls: int = field(init=False)
+    calls: bytes = field(init=False)  # the kind of each call that changes the file system, as of `noting`
 
     def __post_init__(self) -> None:
         self.before = files(begin(self.start, self.folder, self.course))
-        with mmap.mmap(-1, 8) as counter:
-            must(self.folder, self.course.words, counting(counter))
-            self.calls = int.from_bytes(counter[:8], "little")
+        with mmap.mmap(-1, 100_000) as kinds:
+            must(self.folder, self.course.words, noting(kinds))
+            self.calls = kinds[1:].rstrip(b"\0")
         self.after = files(self.folder)
         self.seconds = must(begin(self.start, self.folder, self.course), self.course.words).seconds
         if files(self.folder) != self.after:
@@ -73,9 +78,14 @@ class Trial:
         begin(self.start, self.folder, self.course)
         return self._judge(ran(self.folder, self.course.words, signalling(call, number)))
 
+    def at_write(self, call: int) -> str | None:
+        """Kill inside the first write into the file that a call opens, and return what is wrong then, if anything."""
+        begin(self.start, self.folder, self.course)
+        return self._judge(ran(self.folder, self.course.words, tearing(call)))
+
     def _judge(self, killed: Ran) -> str | None:
         """Look at what a killed run left, run the command again, and return the first fault."""
-        if killed.code not in (0, 130, -signal.SIGKILL, -signal.SIGTERM):
+        if killed.code not in (0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGXFSZ):
             return f"ended with {killed.code}: {killed.said[-400:]}"
         left = files(self.folder)
         if fault := self._fault_of_left(left):
@@ -87,7 +97,10 @@ class Trial:
                 return f"refused, though not all is there: {again.said[-300:]}"
             if hidden := [name for name in there if UNFINISHED in name and not name.startswith(("cache", "tmp"))]:
                 return f"the refusing run left {hidden}"
-            again = ran(self.folder, [*self.course.words, "--force"])
+            for name in self.course.outputs:
+                path = self.folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            again = ran(self.folder, self.course.words)
         if again.code:
             return f"the same command then ended with {again.code}: {again.said[-400:]}"
         if files(self.folder) != self.after:
@@ -118,8 +131,8 @@ class Trial:
         return [name for name in sorted(tree.keys() | self.after.keys()) if tree.get(name) != self.after.get(name)]
 
 
-def counting(counter: mmap.mmap, then: Callable[[int], None] = lambda call: None) -> Callable[[], None]:
-    """Return what lets a process count its calls that change the file system, and call `then` before each."""
+def watching(then: Callable[[int, str, tuple[Any, ...]], None]) -> Callable[[], None]:
+    """Return what lets a process call `then` before each call that changes the file system, with its number from 1."""
 
     def install() -> None:
         calls = 0
@@ -128,8 +141,7 @@ def counting(counter: mmap.mmap, then: Callable[[int], None] = lambda call: None
             nonlocal calls
             if event in CALLS or (event == "open" and _writes(*arguments)):
                 calls += 1
-                counter[:8] = calls.to_bytes(8, "little")
-                then(calls)
+                then(calls, event, arguments)
 
         sys.addaudithook(hook)
 
@@ -141,46 +153,89 @@ def _writes(path: Any, mode: Any, flags: Any) -> bool:
     return bool(int(flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) and not str(path).startswith("/dev/")
 
 
-def signalling(at: int, number: int) -> Callable[[], None]:
-    """Return what lets a process send itself a signal before its n-th call that changes the file system."""
+def noting(kinds: mmap.mmap) -> Callable[[], None]:
+    """Return what lets a process note the kind of each of its calls: 1, or 2 where it opens a file to write into it."""
 
-    def then(call: int) -> None:
+    def then(call: int, event: str, arguments: tuple[Any, ...]) -> None:
+        kinds[call] = 2 if event == "open" else 1
+
+    return watching(then)
+
+
+def signalling(at: int, number: int) -> Callable[[], None]:
+    """Return what lets a process send itself a signal before its n-th call."""
+
+    def then(call: int, event: str, arguments: tuple[Any, ...]) -> None:
         if call == at:
             os.kill(os.getpid(), number)
 
-    return counting(mmap.mmap(-1, 8), then)
+    return watching(then)
 
 
-def moments(names: Iterable[str], cases: int, seed: int) -> list[tuple[str, float, int]]:
+def tearing(at: int) -> Callable[[], None]:
+    """Return what kills a process when it has written some bytes of the file that its n-th call opens."""
+
+    def then(call: int, event: str, arguments: tuple[Any, ...]) -> None:
+        if call == at:
+            path, _, flags = arguments
+            there = os.path.getsize(path) if flags & os.O_APPEND and os.path.exists(path) else 0
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (there + TORN, there + TORN))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+    return watching(then)
+
+
+Case = tuple[str, dict[str, Any], Callable[[], "str | None"]]  # kind, what repeats it, and the case itself
+
+
+def at_moments(trials: dict[str, Trial], count: int, seed: int) -> Iterator[Case]:
     """Draw cases: a course, a share of its duration, and a signal; all courses in turn."""
     drawn = random.Random(seed)
-    return [(name, drawn.random(), drawn.choice(SIGNALS)) for name in islice(cycle(names), cases)]
+    for name, trial in islice(cycle(trials.items()), count):
+        share, number = drawn.random(), drawn.choice(SIGNALS)
+        case = {"course": name, "share": round(share, 4), "signal": signal.Signals(number).name}
+        yield f"{name}, at a moment", case, partial(trial.at_moment, share, number)
+
+
+def at_calls(trials: dict[str, Trial], stride: int) -> Iterator[Case]:
+    """Return the cases at calls: a kill before each, an interrupt before every tenth, and a kill inside each write."""
+    for name, trial in trials.items():
+        for call in range(1, len(trial.calls) + 1, stride):
+            yield f"{name}, before a call", {"course": name, "call": call}, partial(trial.at_call, call)
+        for call in range(1, len(trial.calls) + 1, 10 * stride):
+            case = {"course": name, "interrupted call": call}
+            yield f"{name}, interrupted before a call", case, partial(trial.at_call, call, signal.SIGINT)
+        for call in [call for call, kind in enumerate(trial.calls, 1) if kind == 2][::stride]:
+            yield f"{name}, in a write", {"course": name, "torn call": call}, partial(trial.at_write, call)
 
 
 @click.command()
 @click.option("--cases", default=300, help="Signals at drawn moments, over all courses.")
-@click.option("--calls/--no-calls", default=True, help="Kill before every call that changes the file system, too.")
+@click.option("--calls/--no-calls", default=True, help="Also at every call that changes the file system.")
 @click.option("--stride", default=1, help="Only every so manieth of these calls.")
 @click.option("--course", "names", multiple=True, type=click.Choice(list(COURSES)), help="Only these courses.")
+@click.option("--minutes", type=float, help="Begin no case after so many minutes; the report says how many were left.")
 @click.option("--seed", default=0)
 @click.option("--out", type=click.Path(path_type=Path))
-def main(cases: int, calls: bool, stride: int, names: tuple[str, ...], seed: int, out: Path | None) -> None:
+def main(
+    cases: int, calls: bool, stride: int, names: tuple[str, ...], minutes: float | None, seed: int, out: Path | None
+) -> None:
     """Kill commands at moments and at calls, and count the broken promises."""
     imported()
-    tally, chosen = Tally(PROMISE), list(names or COURSES)
+    tally, left = Tally(PROMISE), 0
     work = Path(tempfile.mkdtemp(prefix="ffedit-kill-"))
     try:
         start = prepare(work)
-        trials = {name: Trial(COURSES[name], start, work / "case") for name in chosen}
-        for name, share, number in moments(chosen, cases, seed):
-            case = {"course": name, "share": round(share, 4), "signal": signal.Signals(number).name}
-            tally.count(f"{name}, at a moment", case, trials[name].at_moment(share, number))
-        for name, trial in trials.items() if calls else ():
-            for call in range(1, trial.calls + 1, stride):
-                tally.count(f"{name}, at a call", {"course": name, "call": call}, trial.at_call(call))
+        trials = {name: Trial(COURSES[name], start, work / "case") for name in names or COURSES}
+        for kind, case, judge in chain(at_moments(trials, cases, seed), at_calls(trials, stride) if calls else ()):
+            if minutes is not None and time.perf_counter() - tally.started > 60 * minutes:
+                left += 1
+            else:
+                tally.count(kind, case, judge())
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    tally.finish(out, seed=seed, calls={name: trial.calls for name, trial in trials.items()}, stride=stride)
+    tally.finish(out, seed=seed, calls={name: len(trial.calls) for name, trial in trials.items()}, cases_left=left)
 
 
 if __name__ == "__main__":

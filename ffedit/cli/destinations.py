@@ -19,7 +19,7 @@ from ffedit.editor.edit_files import recipe_of, to_yaml
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file, check_free, text_ready, write_text
-from ffedit.files.placing import together
+from ffedit.files.placing import sweep, together
 
 if TYPE_CHECKING:
     from ffedit.editor import Edit
@@ -45,6 +45,8 @@ class Destinations:
         if self.hub is not None and self.export_to is None:
             raise EditError(f"--push-to-hub {self.hub}: uploads what --export writes; add --export DIR")
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
+        for folder in folders:  # all of them, before one is refused
+            sweep(folder.absolute().parent, folder.name)
         for folder in folders:
             check_free(folder, self.force)
         if self.out is not None and self.export_to is not None:

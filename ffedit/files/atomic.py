@@ -33,8 +33,9 @@ def check_free(target: Path, force: bool) -> None:
 
 
 def check_file(target: Path) -> None:
-    """Refuse a folder, or a file that cannot be written; before any long work."""
+    """Refuse a folder, or a file that cannot be written; before any long work. What a killed process left goes."""
     with named_errors(target):
+        sweep(target.resolve().parent, target.resolve().name)
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
         if not target.exists():
