@@ -190,10 +190,12 @@ class Running:
         self.started, self._log = _clock(), tempfile.TemporaryFile()  # noqa: SIM115, closed by `wait`
         sys.stdout.flush()
         sys.stderr.flush()
+        before_fork = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the command begins
         self.pid = os.fork()
         if self.pid == 0:
             time.sleep(delay)
             _run(folder, words, before, self._log.fileno())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before_fork)
 
     def _signal(self, number: int) -> None:
         """Send a signal to the process; an interrupt also to what it has started, as a terminal does."""
@@ -245,7 +247,6 @@ def _run(folder: Path, words: Sequence[str], before: Callable[[], None] | None, 
     """Run a command in this forked process, and end it."""
     code = 70
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # before the command begins
         os.setsid()
         os.dup2(log, 1)
         os.dup2(log, 2)

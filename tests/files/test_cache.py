@@ -173,6 +173,15 @@ def test_a_damaged_entry_is_collected_anew() -> None:
     torch.testing.assert_close(load(entry.read_bytes()), load(whole), rtol=0, atol=0)
 
 
+def test_what_killed_processes_left_goes_when_the_cache_is_used(cache_folder: Path) -> None:
+    (left := cache_folder / "kind" / ".key.bin.abcdefgh.unfinished").mkdir(parents=True)
+    cache.path("kind", "key", ".bin")
+    assert not left.exists(), "no later write of this entry would clear it"
+    for clear in (cache.clear, lambda: cache.prune(cache.Limits())):
+        left.mkdir()
+        assert clear() == 0 and not left.exists()
+
+
 # Limits -------------------------------------------------------------------------------------------
 
 
