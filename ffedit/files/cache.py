@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from platformdirs import user_cache_path
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
 from ffedit.files.placing import beside, sweep
+from ffedit.files.resuming import LOCK, claimed
 
 DAY = 24 * 60 * 60
 IN_USE = DAY  # seconds
@@ -80,8 +82,8 @@ def path(kind: str, key: str, suffix: str) -> Path:
 
 @lru_cache(None)
 def _swept(folder: Path) -> None:
-    """Delete what killed processes left in a folder, once in each process: of some entries it would never be again."""
-    sweep(folder)
+    """Do as `_sweep`, once in each process: most commands only read the entries that are there."""
+    _sweep(folder)
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -125,7 +127,8 @@ def sizes() -> dict[Path, int]:
 
 def prune(limits: Limits) -> int:
     """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed."""
-    _sweep()
+    for kind in folder().glob("*"):
+        _sweep(kind)
     bytes_of, freed = sizes(), 0
     total, now = sum(bytes_of.values()), time.time()
     for entry, size in bytes_of.items():
@@ -137,14 +140,17 @@ def prune(limits: Limits) -> int:
 
 def clear() -> int:
     """Delete all entries; return the number of bytes freed, without those that other processes delete meanwhile."""
-    _sweep()
+    for kind in folder().glob("*"):
+        _sweep(kind)
     return sum(_delete(entry, size) for entry, size in sizes().items())
 
 
-def _sweep() -> None:
-    """Delete what killed processes left in the cache."""
-    for kind in folder().glob("*"):
-        sweep(kind)
+def _sweep(kind: Path) -> None:
+    """Delete what killed processes left in the folder of a kind of entries."""
+    sweep(kind)
+    if (kind / LOCK).exists():
+        with suppress(EditError), claimed(kind):  # another process's, or claimed and released, which deletes it
+            pass
 
 
 def _delete(entry: Path, size: int) -> int:
