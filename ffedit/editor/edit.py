@@ -24,7 +24,8 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, Described, Numbers, SavedEdit, checksum, digest
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact, same_question, same_target, show
-from ffedit.files.atomic import written
+from ffedit.files.atomic import make_folder
+from ffedit.files.placing import Placing, named_errors, together
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
@@ -239,6 +240,11 @@ class Edit(Described, Displayed):
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a folder, whole or not at all; EditError where it exists (without `force`) or cannot be written."""
+        with together() as placing:
+            self.save_with(placing, path, force)
+
+    def save_with(self, placing: Placing, path: str | Path, force: bool = False) -> None:
+        """Save as `save` does, but the folder takes its path together with all else that is placed by `placing`."""
         manifest = {
             "format": FORMAT,
             "fingerprint": self.fingerprint(),
@@ -246,7 +252,8 @@ class Edit(Described, Displayed):
             "provenance": dict(self.provenance),
         }
         manifest["checksum"] = checksum(manifest)
-        with written(Path(path), force) as folder:
+        folder = make_folder(placing, Path(path), force)
+        with named_errors(Path(path)):
             save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (folder / MANIFEST).write_text(text, encoding="utf-8")

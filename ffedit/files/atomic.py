@@ -1,4 +1,4 @@
-"""Atomic writes: a folder or file is written to a temporary path beside its target and moved there when complete.
+"""Atomic writes: a folder or file is made in a temporary folder beside its target and moved there when complete.
 
 Where a target cannot be written, every function raises an EditError that names it.
 """
@@ -7,43 +7,40 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from safetensors import SafetensorError
+from ffedit.errors import EditError
+from ffedit.files.placing import Placing, beside, named_errors, refuse_existing, sweep, together
 
-from ffedit.errors import EditError, brief
-
-
-@contextmanager
-def named_errors(target: Path) -> Iterator[None]:
-    """Raise an EditError that names `target` for an OSError, or for safetensors' own error for a full disk."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise EditError(f"{target}: cannot be written ({getattr(error, 'strerror', '') or brief(error)})") from error
+Read = TypeVar("Read")
 
 
 def check_free(target: Path, force: bool) -> None:
-    """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work."""
+    """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work.
+
+    What a killed process was about to move there is moved first.
+    """
     with named_errors(target):
-        if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
-            raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
+        sweep(target.absolute().parent, target.name)
+        if not force:
+            refuse_existing(target)
         above = next(folder for folder in target.absolute().parents if folder.exists())
-        os.rmdir(tempfile.mkdtemp(dir=above, prefix=f".{target.name}."))
+        with beside(above / target.name):
+            pass
 
 
 def check_file(target: Path) -> None:
-    """Refuse a folder, or a file that cannot be written; before any long work."""
+    """Refuse a folder, or a file that cannot be written; before any long work. What a killed process left goes."""
     with named_errors(target):
+        sweep(target.resolve().parent, target.resolve().name)
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
         if not target.exists():
-            tempfile.TemporaryFile(dir=target.absolute().parent).close()
+            with beside(target):
+                pass
         elif not os.access(target, os.W_OK):
             raise EditError(f"{target}: cannot be written (no permission)")
 
@@ -75,61 +72,52 @@ def write_file(target: Path, write: Callable[[Path], object]) -> None:
 @contextmanager
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it."""
-    with named_errors(target):
-        folder = Path(tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}."))
-    try:
-        made = folder / f"made{target.suffix}"
-        with named_errors(target):
-            write(made)
+    with together() as placing:
+        make_file(placing, target, write)
         yield
-        with named_errors(target):
-            _set_permissions(folder)
-            os.replace(made, target.resolve())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_file(placing: Placing, target: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file that takes the path `target`, or that which a link there points to, with `placing`."""
+    made = placing.new(target.resolve())
+    with named_errors(target):
+        write(made)
 
 
 @contextmanager
 def written(target: Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise."""
+    with together() as placing, named_errors(target):
+        yield make_folder(placing, target, force)
+
+
+def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
+    """Return a new folder that takes the path `target` with `placing`."""
     check_free(target, force)
     with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
-    try:
-        with named_errors(target):
-            yield temporary
-            _set_permissions(temporary)
-            _move(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        made = placing.new(target, force)
+        made.mkdir()
+    return made
 
 
-def _set_permissions(folder: Path) -> None:
-    """Give a folder and its files the permissions of new ones: some writers make theirs for the owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(folder, 0o777 & ~mask)
-    for path in folder.rglob("*"):
-        # A file with several hard links belongs to others, too.
-        if path.is_file() and path.stat().st_nlink == 1:
-            os.chmod(path, 0o666 & ~mask)
+def read_whole(path: Path, read: Callable[[Path], Read]) -> Read:
+    """Return what `read` makes of one version of a file that other processes may replace meanwhile.
 
-
-def _move(temporary: Path, target: Path) -> None:
-    """Move `temporary` to `target`; an existing target is deleted only after the new one is there."""
-    if not target.exists():
-        os.replace(temporary, target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}.")) / "old"
-    os.replace(target, old)
-    try:
-        os.replace(temporary, target)
-    except OSError:
-        os.replace(old, target)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    safetensors opens a file twice, for its header and for its numbers, which may then be of two versions.
+    """
+    while True:
+        error: Exception | None = None
+        with path.open("rb") as held:  # while it is open, no other file has its number
+            try:
+                content = read(path)
+            except Exception as raised:  # where the sizes differ, torch raises a RuntimeError
+                error = raised
+            replaced = path.exists() and not os.path.samestat(os.fstat(held.fileno()), path.stat())
+        if not replaced:
+            if error is not None:
+                raise error
+            return content
 
 
 def finite(value: Any) -> Any:

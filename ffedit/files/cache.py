@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
+from ffedit.files.placing import beside, sweep
+from ffedit.files.resuming import LOCK, claimed
 
 DAY = 24 * 60 * 60
 IN_USE = DAY  # seconds
@@ -70,11 +72,18 @@ def folder() -> Path:
 def path(kind: str, key: str, suffix: str) -> Path:
     """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
     entry = folder() / kind / f"{key}{suffix}"
+    _swept(entry.parent)
     try:
         os.utime(entry)
     except OSError:  # there is none, or it is another user's
         return entry
     return entry
+
+
+@lru_cache(None)
+def _swept(folder: Path) -> None:
+    """Do as `_sweep`, once in each process: most commands only read the entries that are there."""
+    _sweep(folder)
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -118,6 +127,8 @@ def sizes() -> dict[Path, int]:
 
 def prune(limits: Limits) -> int:
     """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed."""
+    for kind in folder().glob("*"):
+        _sweep(kind)
     bytes_of, freed = sizes(), 0
     total, now = sum(bytes_of.values()), time.time()
     for entry, size in bytes_of.items():
@@ -129,17 +140,25 @@ def prune(limits: Limits) -> int:
 
 def clear() -> int:
     """Delete all entries; return the number of bytes freed, without those that other processes delete meanwhile."""
+    for kind in folder().glob("*"):
+        _sweep(kind)
     return sum(_delete(entry, size) for entry, size in sizes().items())
+
+
+def _sweep(kind: Path) -> None:
+    """Delete what killed processes left in the folder of a kind of entries."""
+    sweep(kind)
+    if (kind / LOCK).exists():
+        with suppress(EditError), claimed(kind):  # another process's, or claimed and released, which deletes it
+            pass
 
 
 def _delete(entry: Path, size: int) -> int:
     """Delete an entry; return its size, or 0 if another process deleted it."""
     try:
         if entry.is_dir():
-            # Moved away first, so that no other process sees it half deleted.
-            away = Path(tempfile.mkdtemp(dir=entry.parent, prefix="."))
-            os.replace(entry, away / entry.name)
-            shutil.rmtree(away)
+            with beside(entry) as away:  # moved there first, so that no other process sees it half deleted
+                os.replace(entry, away / entry.name)
         else:
             entry.unlink()
     except FileNotFoundError:

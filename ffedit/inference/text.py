@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
+from ffedit.files.atomic import read_whole
 from ffedit.inference import generation, replay
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
@@ -135,7 +136,7 @@ def _keep(ids: array[int], path: Path) -> None:
 def _kept(path: Path) -> list[int]:
     """Return the ids of a text that was sampled before, possibly in part."""
     try:
-        ids: list[int] = load_file(path)["ids"].tolist() if path.exists() else []
+        ids: list[int] = read_whole(path, load_file)["ids"].tolist()
     except (OSError, SafetensorError, KeyError):  # damaged: sampled anew, and replaced
         return []
     return ids

@@ -204,6 +204,58 @@ def test_an_interrupt_waits_for_the_end_of_a_batch(text: Path, monkeypatch: pyte
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.parametrize("entry", [1, 2])
+def test_a_pass_that_was_killed_between_its_entries_goes_on_and_leaves_nothing(
+    entry: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(statistics, "SAVED_EVERY", 1)
+    editable, corpus, write = zoo.shared("gpt2"), Corpus(text, 1111), cache.write
+    whole = collect(editable, of(editable, 0, 1), corpus)
+    cache.clear()
+    written: list[Path] = []
+
+    def killed(target: Path, save: Any) -> None:
+        write(target, save)
+        written.append(target)
+        if len(written) == entry:
+            raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(cache, "write", killed)
+        collect(editable, of(editable, 0, 1), corpus)
+    halt = Halt(0)
+    assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole)
+    assert halt.seen == [] and {path.parent.name for path in cache.entries()} == {"moments"}
+
+
+def test_a_pass_that_was_begun_for_fewer_layers_starts_over(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
+    editable, corpus = zoo.shared("gpt2"), Corpus(text, 1111)
+    whole = collect(editable, of(editable, 0, 1), corpus)
+    next(path for path in cache.entries() if path.parent.name == "moments").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        collect(editable, of(editable, 0, 1), corpus, Halt(2))
+    for path in cache.entries():
+        if path.parent.name == "moments":
+            path.unlink()
+    halt = Halt(0)
+    assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole) and halt.seen[0] == 192
+
+
+def test_a_pass_that_another_process_has_just_finished_is_none(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable, corpus, load = zoo.shared("gpt2"), Corpus(text, 1000), statistics.load_state
+    with pytest.raises(KeyboardInterrupt):
+        collect(editable, of(editable, 0), corpus, Halt(1))
+
+    def finished(path: Path, refusal: str) -> Any:
+        path.unlink()
+        return load(path, refusal)
+
+    monkeypatch.setattr(statistics, "load_state", finished)
+    assert collect(editable, of(editable, 0), corpus)
+
+
 def test_a_damaged_pass_is_named(text: Path) -> None:
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1000)
     with pytest.raises(KeyboardInterrupt):

@@ -23,6 +23,7 @@ from writing import collect_moments
 
 from ffedit import EditError
 from ffedit.files import cache
+from ffedit.files.resuming import claimed
 from ffedit.inference.corpus import Corpus
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
@@ -171,6 +172,19 @@ def test_a_damaged_entry_is_collected_anew() -> None:
     assert collects(editable) and not collects(editable)
     # Tensors, not bytes: the header tells how many seconds the pass took.
     torch.testing.assert_close(load(entry.read_bytes()), load(whole), rtol=0, atol=0)
+
+
+def test_what_killed_processes_left_goes_when_the_cache_is_used(cache_folder: Path) -> None:
+    (left := cache_folder / "kind" / ".key.bin.abcdefgh.unfinished").mkdir(parents=True)
+    (lock := cache_folder / "kind" / ".lock").touch()
+    cache.path("kind", "key", ".bin")
+    assert not left.exists() and not lock.exists(), "no later write of this entry would clear it"
+    for clear in (cache.clear, lambda: cache.prune(cache.Limits())):
+        left.mkdir()
+        lock.touch()
+        assert clear() == 0 and not left.exists() and not lock.exists()
+    with claimed(lock.parent):
+        assert cache.clear() == 0 and lock.exists(), "of a process that lives"
 
 
 # Limits -------------------------------------------------------------------------------------------

@@ -52,3 +52,26 @@ def test_a_folder_is_claimed_by_one_process_and_left_clean(tmp_path: Path) -> No
         with claimed(tmp_path / "out"), pytest.raises(EditError, match="another run"), claimed(tmp_path / "out"):
             pass
         assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_journal_that_is_deleted_or_torn_meanwhile_begins_anew_with_its_settings(tmp_path: Path) -> None:
+    path, settings = tmp_path / "a.jsonl", {"layer": 1}
+    one, two = Journal(path, settings), Journal(path, settings)
+    path.unlink()  # as `ffedit cache clear` does
+    one.add({"fact": 1})
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"fact": 2')  # by a process that was killed
+    two.add({"fact": 3})
+    assert Journal(path, settings).lines == [{"fact": 1}, {"fact": 3}]
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3, "the settings stand there once"
+    path.write_text('{"fact": 1}\n', encoding="utf-8")
+    with pytest.raises(EditError, match="does not say which settings"):
+        Journal(path, settings)
+
+
+def test_a_claimed_folder_is_cleared_of_what_killed_processes_left(tmp_path: Path) -> None:
+    (tmp_path / ".report.json.abcdefgh.unfinished").mkdir()
+    (tmp_path / ".lock").touch()  # of a killed process
+    with claimed(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,233 @@
+"""What a kill leaves is cleared or finished by the next run; results take their places together, or none does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from shell import disk
+
+from ffedit import EditError
+from ffedit.files.atomic import check_file, check_free, make_file, make_folder, read_whole, write_text, written
+from ffedit.files.placing import Move, beside, sweep, together
+
+UNFINISHED = ".unfinished"
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Do some work in a process that is killed before it ends by itself."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(70)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def dying_at(move: int) -> Iterator[None]:
+    """Let a process die before its n-th move."""
+    made, make = [0], Move.make
+
+    def counted(self: Move) -> None:
+        made[0] += 1
+        die() if made[0] == move else make(self)
+
+    Move.make = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Move.make = make  # type: ignore[method-assign]
+
+
+def folder_of(path: Path, text: str) -> None:
+    path.mkdir()
+    (path / "file").write_text(text)
+
+
+def place_both(edit: Path, model: Path, text: str, force: bool) -> None:
+    with together() as placing:
+        (make_folder(placing, model, force) / "file").write_text(text)
+        (make_folder(placing, edit, force) / "file").write_text(text)
+
+
+# What is left ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_kill_left_goes_with_the_next_and_what_another_process_makes_stays(tmp_path: Path) -> None:
+    target = tmp_path / "a[1]*"
+
+    def begin() -> None:
+        with written(target) as made:
+            (made / "file").write_text("half")
+            die()
+
+    killed(begin)
+    assert len(list(tmp_path.iterdir())) == 1
+    with beside(target) as live:  # of this process, which is not killed
+        (live / "mine").touch()
+        check_free(target, False)
+        with written(target) as made:
+            (made / "file").write_text("whole")
+        assert (live / "mine").exists()
+    assert disk(tmp_path).keys() == {"a[1]*", "a[1]*/file"}
+
+
+def test_nothing_else_is_deleted(tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "file").touch()
+    folder_of(tmp_path / ".out.settings", "a person's")
+    folder_of(tmp_path / ".out.abcdefgh.old", "a person's")
+    folder_of(tmp_path / ".other.abcdefgh.unfinished", "of another target")
+    (tmp_path / ".out.link1234.unfinished").symlink_to(elsewhere)
+    before = disk(tmp_path)
+    check_free(tmp_path / "out", False)
+    assert disk(tmp_path) == before
+    sweep(tmp_path)
+    assert before.keys() - disk(tmp_path).keys() == {
+        ".other.abcdefgh.unfinished",
+        ".other.abcdefgh.unfinished/file",
+    }
+
+
+def test_the_checks_before_long_work_leave_nothing_and_clear_what_was_left(tmp_path: Path) -> None:
+    for name in ("file.json", "folder"):
+        (tmp_path / f".{name}.abcdefgh.unfinished").mkdir()
+    write_text(tmp_path / "there.json", "{}")
+    (tmp_path / ".there.json.abcdefgh.unfinished").mkdir()
+    check_file(tmp_path / "file.json")
+    check_file(tmp_path / "there.json")
+    check_free(tmp_path / "folder", False)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+
+
+def test_names_as_long_as_a_file_system_takes_them_are_written(tmp_path: Path) -> None:
+    write_text(tmp_path / ("é" * 127), "text")
+    assert (tmp_path / ("é" * 127)).read_text() == "text"
+
+
+# Together -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("move", [1, 2])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("first", ["edit", "model"])
+def test_two_results_of_a_killed_process_take_their_places_with_the_next(
+    move: int, force: bool, first: str, tmp_path: Path
+) -> None:
+    edit, model = tmp_path / "edits" / "edit", tmp_path / "models" / "model"
+    for target in (edit, model):
+        target.parent.mkdir()
+        if force:
+            folder_of(target, "old")
+
+    def work() -> None:
+        with dying_at(move):
+            place_both(edit, model, "new", force)
+
+    killed(work)
+    with pytest.raises(EditError, match="exists already"):
+        check_free(edit if first == "edit" else model, False)
+    assert disk(tmp_path).keys() == {
+        *("edits", "edits/edit", "edits/edit/file"),
+        *("models", "models/model", "models/model/file"),
+    }
+    assert (edit / "file").read_text() == (model / "file").read_text() == "new"
+
+
+def test_a_folder_that_is_replaced_is_not_lost_by_a_kill(tmp_path: Path) -> None:
+    folder_of(tmp_path / "out", "old")
+
+    def work() -> None:
+        replace = os.replace
+        os.replace = lambda source, target: die() if Path(target).name == "out" else replace(source, target)
+        with written(tmp_path / "out", force=True) as made:
+            (made / "file").write_text("new")
+
+    killed(work)
+    assert not (tmp_path / "out").exists()
+    check_free(tmp_path / "out", True)
+    assert disk(tmp_path).keys() == {"out", "out/file"} and (tmp_path / "out" / "file").read_text() == "new"
+
+
+def test_what_was_put_there_after_a_kill_is_not_replaced(tmp_path: Path) -> None:
+    folder_of(tmp_path / "out", "old")
+
+    def work() -> None:
+        with dying_at(1), written(tmp_path / "out", force=True) as made:
+            (made / "file").write_text("new")
+
+    killed(work)
+    (tmp_path / "out").rename(tmp_path / "kept")
+    folder_of(tmp_path / "out", "by hand")
+    check_free(tmp_path / "out", True)
+    assert (tmp_path / "out" / "file").read_text() == "by hand" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path / "model", "old")
+    write_text(tmp_path / "model.gguf", "old")
+    before, replace = disk(tmp_path), os.replace
+
+    def refusing(source: Path, target: Path) -> None:
+        if Path(target).name == "edit":
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    with pytest.raises(EditError, match=r"edit: cannot be written \(No space"), together() as placing:
+        make_file(placing, tmp_path / "model.gguf", lambda made: made.write_text("new"))
+        (make_folder(placing, tmp_path / "model", True) / "file").write_text("new")
+        make_folder(placing, tmp_path / "edit")
+    assert disk(tmp_path) == before
+
+
+def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="exists already"), written(tmp_path / "out") as made:
+        (made / "file").write_text("mine")
+        folder_of(tmp_path / "out", "another's")
+    assert (tmp_path / "out" / "file").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_interrupt_while_results_are_moved_waits_for_the_last(tmp_path: Path) -> None:
+    make = Move.make
+
+    def interrupted(self: Move) -> None:
+        signal.raise_signal(signal.SIGINT)
+        make(self)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Move, "make", interrupted)
+        place_both(tmp_path / "edit", tmp_path / "model", "new", False)
+    assert disk(tmp_path).keys() == {"edit", "edit/file", "model", "model/file"}
+
+
+# Reading --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    path, versions = tmp_path / "state", iter(["second", "third"])
+    path.write_text("first")
+
+    def read(path: Path) -> str:
+        before = path.read_text()
+        if (after := next(versions, None)) is not None:
+            write_text(path, after)
+        if before == "second":
+            raise RuntimeError("two versions")
+        return before
+
+    assert read_whole(path, read) == "third"
+    with pytest.raises(ValueError, match="damaged"):
+        read_whole(path, lambda _: int("damaged"))
+    with pytest.raises(FileNotFoundError):
+        read_whole(tmp_path / "none", read)
