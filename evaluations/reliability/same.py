@@ -4,8 +4,9 @@
     python evaluations/reliability/same.py --model smollm2 --layer 8 --facts 1 --tokens 2048 --out ...
 
 Every process edits the same facts one by one and scores them. Two processes that run alike, as the machine comes with
-one number of threads, must give the same bits. Those with other instructions (what torch, oneDNN and MKL may use) or another number of threads must give scores within
-1e-4; whether their bits are the same is noted, not asked for. A checkpoint exported by one must be undone by another.
+one number of threads, must give the same bits. Those with other instructions (what torch, oneDNN and MKL may use) or
+another number of threads must give scores within 1e-4; whether their bits are the same is noted, not asked for. A
+checkpoint exported by one must be undone by another.
 """
 
 import hashlib
@@ -62,7 +63,7 @@ def main(
         print(json.dumps(edited(checkpoint, **what)))
         return
     tally = Tally(
-        "One edit with one seed is the same bits in two runs, and its scores are the same everywhere to 1e-4."
+        "An edit with its seed is the same bits in two runs; its scores are the same everywhere to 1e-4."
     )
     words = [word for name, value in what.items() for word in (f"--{'cases' if name == 'count' else name}", str(value))]
     features = cpu_features()
@@ -85,6 +86,7 @@ def main(
                     for i, (bits, others) in enumerate(zip(one["bits"], two["bits"], strict=True)):
                         fault = None if bits == others else f"edit {bits} in one process, {others} in another"
                         tally.count("two runs: the same bits", {**case, "fact": i}, fault)
+                first = first or one
                 for i, scores in enumerate(one["scores"]):
                     far = apart(first["scores"][i], scores)
                     fault = f"{far} from those of one thread" if far > NEAR else None
