@@ -230,7 +230,7 @@ class Edit(Described, Displayed):
         current = fingerprint(editable)
         if self.base == current:
             return current
-        if self.base != history.base:
+        if self.base != base_of(editable):
             raise EditError(
                 f"the edit was computed on weights {self.base}, but {editable.name} has {current} (another model, "
                 "another dtype, or edited already); load the model it was made for"
@@ -338,6 +338,15 @@ def write_(ff: FeedForward, delta: LowRank) -> None:
     """Add `delta` [d_model, Σ d_ff] to the value matrices of a layer's memories, in place."""
     for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
         memory.write_(LowRank(delta.left, right))
+
+
+def base_of(editable: Editable) -> str:
+    """Return the fingerprint of the weights before the edits that are applied and can be undone."""
+    history = editable.history
+    if history.base == "":
+        with unedited(editable):
+            history.base = fingerprint(editable)
+    return history.base or fingerprint(editable)
 
 
 @contextmanager

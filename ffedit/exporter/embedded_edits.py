@@ -62,7 +62,8 @@ def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
         if originals is None:
             editable.history = History(lasting=by_name)
         else:
-            editable.history = History(edits[0].base, by_name, originals)
+            # Not the base of the oldest edit, which may hold an edit undone since, or be in another precision.
+            editable.history = History("", by_name, originals)
     return editable
 
 

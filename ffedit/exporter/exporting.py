@@ -323,7 +323,8 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     if isinstance(model, Editable):
         edit.check(model)
         folder = cached_folder(model)
-        folder = folder if folder is not None and is_on_disk(model, folder) else None
+        if folder is not None and not _holds(folder, model):
+            folder = None
         if "matrices" not in edit.provenance:
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
         return Base(model.name, edit, folder, model)
@@ -334,6 +335,12 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     if not is_of_edited_base(edit, contents(folder), read_originals(folder), str(model)):
         refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
     return Base(str(model), edit, folder, revision=revision)
+
+
+def _holds(folder: Path, editable: Editable) -> bool:
+    """Check whether a folder holds the model's weights and its edits: a small edit may change no number of a sample."""
+    held = [edit.fingerprint() for edit in history(folder)]
+    return held == list(editable.history.known) and is_on_disk(editable, folder)
 
 
 def _check_comparable(base: Base, format: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import METHODS, EditConfig, check_method, collect, preset, write
+from ffedit.editor.edit import base_of
 from ffedit.errors import FactError
 from ffedit.evaluator.evaluate import Evaluation
 from ffedit.evaluator.formulas import exact_match
@@ -38,7 +39,6 @@ from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.layer_choice.published import nearest, published
 from ffedit.locator import TraceSet, locate_all
 from ffedit.model.editable import Editable, check_model
-from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
@@ -313,7 +313,7 @@ def _path(editable: Editable, method: str, facts: Sequence[Fact], config: EditCo
     records = [fact.to_dict() for fact in facts]
     about = [__version__, editable.chat, method, config.to_dict(), str(stats), numbers, records]
     digest = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:8]
-    weights = editable.history.base or fingerprint(editable)
+    weights = base_of(editable)
     return cache.path("layers", f"{weights}-{digest}", ".json")
 
 

@@ -276,7 +276,9 @@ class History:
     never undone, and part of what later edits count as original.
     """
 
-    base: str | None = None  # fingerprint of the weights before the oldest of `edits`; None while there is none
+    # fingerprint of the weights before the oldest of `edits`; None while there is none; "" where these came with a
+    # checkpoint, until `ffedit.editor.edit.base_of` is asked for it
+    base: str | None = None
     edits: dict[str, Any] = field(default_factory=dict)  # what is applied and can be undone, by fingerprint, in order
     # the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype
     originals: dict[Address, Tensor] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from making import FACT, SECOND, made, on_disk, same, verified_here, weights, wr
 from shell import disk, shell
 
 import ffedit
-from ffedit import CheckError, Edit, EditError, Fact
+from ffedit import Address, CheckError, Edit, EditError, Fact, LowRank
 from ffedit.editor import applied_edits
 from ffedit.exporter import history
 from ffedit.exporter.embedded_edits import read_originals
@@ -169,3 +170,57 @@ def test_the_models_history_undoes_what_the_checkpoint_holds(base: Path, edits: 
     assert zoo.unchanged(loaded, zoo.snapshot(one))
     edits[1].undo_(loaded)
     assert zoo.unchanged(loaded, zoo.snapshot(ffedit.load(base)))
+
+
+def small(editable: ffedit.Editable) -> Edit:
+    """An edit of one number, which is none of those that the sample of a matrix holds."""
+    edit = made(editable, {1: 1}, THIRD)
+    left, right = (torch.zeros_like(factor) for factor in vars(edit.updates[Address(1)]).values())
+    left[0], right[0, 1] = 1.0, 1.0
+    return replace(edit, updates={Address(1): LowRank(left, right)})
+
+
+def test_an_export_holds_the_edits_of_the_model_not_those_of_its_folder(
+    base: Path, edits: list[Edit], tmp_path: Path
+) -> None:
+    editable = ffedit.load(base)
+    first = small(editable)
+    first.apply_(editable)
+    both = ffedit.export(editable, edits[0], tmp_path / "both").folder
+    assert same(weights(both), written_by_hand(weights(base), editable, first, edits[0]))
+    assert [e.fingerprint() for e in history(both)] == [first.fingerprint(), edits[0].fingerprint()]
+    first.undo_(editable)
+    reopened = ffedit.load(ffedit.export(editable, first, tmp_path / "first").folder)
+    first.undo_(reopened)
+    second = ffedit.export(reopened, edits[0], tmp_path / "second").folder
+    assert same(weights(second), written_by_hand(weights(base), editable, edits[0]))
+    assert [e.fingerprint() for e in history(second)] == [edits[0].fingerprint()]
+
+
+def test_what_was_before_all_edits_is_known_when_the_first_is_undone(
+    base: Path, edits: list[Edit], tmp_path: Path
+) -> None:
+    first = exported(base, edits[:1], tmp_path)
+    loaded = ffedit.load(first)
+    upon = made(loaded, {1: 1}, SECOND, seed=3)  # computed with the first edit, as is
+    again = made(loaded, {2: 1}, THIRD, seed=4)  # this one
+    both = ffedit.export(first, upon, tmp_path / "both").folder
+    left = ffedit.load(ffedit.undo(both, tmp_path / "left", 0).folder)
+    with pytest.raises(EditError, match="was computed on weights"):
+        again.apply_(left)
+    edits[2].apply_(left)  # computed on the base
+    expected = written_by_hand(weights(base), left, upon, edits[2])
+    assert all(torch.equal(left.model.state_dict()[name], tensor) for name, tensor in expected.items())
+    edits[2].undo_(left)
+    upon.undo_(left)
+    assert zoo.unchanged(left, zoo.snapshot(ffedit.load(base)))
+
+
+def test_in_another_precision_an_edit_of_the_base_is_one(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    wide = ffedit.load(base, dtype="float32")
+    edit = made(wide, {1: 1}, SECOND, seed=3)
+    loaded = ffedit.load(exported(base, edits[:1], tmp_path), dtype="float32")
+    edit.apply_(loaded)
+    for applied in (edit, edits[0]):
+        applied.undo_(loaded)
+    assert zoo.unchanged(loaded, zoo.snapshot(wide))
