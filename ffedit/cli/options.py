@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -364,7 +364,7 @@ def output_options(command: Command) -> Command:
 def logged(verbose: bool, file: Path | None) -> Iterator[None]:
     """Log what ffedit does within the block, on standard error or to a file or both."""
     handlers: list[logging.Handler] = [logging.StreamHandler()] if verbose else []
-    handlers += [logging.FileHandler(file, encoding="utf-8")] if file is not None else []
+    handlers += [LogFile(file, encoding="utf-8")] if file is not None else []
     logger, started = logging.getLogger("ffedit"), perf_counter()
     level = logger.level
     for handler in handlers:
@@ -381,8 +381,17 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
     finally:
         for handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # of a full disk, which `LogFile` has seen
+                handler.close()
         logger.setLevel(level)
+
+
+class LogFile(logging.FileHandler):
+    """A log that ends where it cannot be written: a full disk must not cost the result, nor show a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Write nothing from now on."""
+        self.setLevel(logging.CRITICAL + 1)
 
 
 class Surface:

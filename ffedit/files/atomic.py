@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,12 @@ def _set_permissions(folder: Path) -> None:
     """Give a folder and its files the permissions of new ones: some writers make theirs for the owner alone."""
     mask = os.umask(0)
     os.umask(mask)
-    os.chmod(folder, 0o777 & ~mask)
-    for path in folder.rglob("*"):
-        # A file with several hard links belongs to others, too.
-        if path.is_file() and path.stat().st_nlink == 1:
-            os.chmod(path, 0o666 & ~mask)
+    with suppress(OSError):  # a file system without permissions
+        os.chmod(folder, 0o777 & ~mask)
+        for path in folder.rglob("*"):
+            # A file with several hard links belongs to others, too.
+            if path.is_file() and path.stat().st_nlink == 1:
+                os.chmod(path, 0o666 & ~mask)
 
 
 def _move(temporary: Path, target: Path) -> None:
