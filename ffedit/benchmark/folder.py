@@ -14,6 +14,7 @@ merged in a fixed order.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
 from ffedit.files import resuming
 from ffedit.files.atomic import finite, write_text
+from ffedit.files.placing import sweep
 from ffedit.files.resuming import LOCK, differences, leaves
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
@@ -142,6 +144,8 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         EditError: results of another run or version, a damaged manifest, or files other than results.
     """
     path = folder / MANIFEST
+    for inside, _, _ in os.walk(folder / EDITS):
+        sweep(Path(inside))
     if force:
         own = [path for name in OWN for path in folder.glob(name)]
         if (other := _other(folder, own)) is not None:

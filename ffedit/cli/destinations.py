@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-import ffedit
 from ffedit.display.figures.saving import check_plot, figure_ready
 from ffedit.display.terminal.messages import Commands
 from ffedit.editor.edit_files import recipe_of, to_yaml
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file, check_free, text_ready, write_text
+from ffedit.files.placing import together
 
 if TYPE_CHECKING:
     from ffedit.editor import Edit
@@ -96,11 +96,14 @@ class Destinations:
             yield
 
     def save(self, editable: Editable, edit: Edit) -> None:
-        """Write the folders: first the checkpoint, because its export may be refused."""
-        if self.export_to is not None:
-            ffedit.export(editable, edit, self.export_to, self.force)
-        if self.out is not None:
-            edit.save(self.out, self.force)
+        """Write the folders, which take their paths together; first the checkpoint, whose export may be refused."""
+        from ffedit.exporter.exporting import export_with
+
+        with together() as placing:
+            if self.export_to is not None:
+                export_with(placing, editable, edit, self.export_to, self.force)
+            if self.out is not None:
+                edit.save_with(placing, self.out, self.force)
         if self.save_recipe is not None:
             folders = {"out": self.out, "export": self.export_to}
             goes_to = {name: str(path) for name, path in folders.items() if path is not None}

@@ -19,6 +19,7 @@ from ffedit.cli.options import FILE, is_first_process
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import set_numbers
 from ffedit.errors import EditError, FFEditError
+from ffedit.files.placing import beside
 
 FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves
 EXPORT = "export"  # a folder, as of `apply`, or a list of the options of `export`
@@ -39,7 +40,7 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
     values |= {name: True for name, value in flags.items() if value}
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
     with ExitStack() as temporary:
-        folder = Path(temporary.enter_context(tempfile.TemporaryDirectory()))
+        folder = temporary.enter_context(beside(Path(tempfile.gettempdir()) / "ffedit-run"))
         if exports:
             edit = str(values.setdefault("out", str(folder / "edit")))
         export_words = [

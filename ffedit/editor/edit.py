@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
@@ -24,7 +24,8 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, Described, Numbers, SavedEdit, checksum, digest
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact, same_question, same_target, show
-from ffedit.files.atomic import written
+from ffedit.files.atomic import make_folder
+from ffedit.files.placing import Placing, named_errors, together
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
@@ -239,6 +240,11 @@ class Edit(Described, Displayed):
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a folder, whole or not at all; EditError where it exists (without `force`) or cannot be written."""
+        with together() as placing:
+            self.save_with(placing, path, force)
+
+    def save_with(self, placing: Placing, path: str | Path, force: bool = False) -> None:
+        """Save as `save` does, but the folder takes its path together with all else that is placed by `placing`."""
         manifest = {
             "format": FORMAT,
             "fingerprint": self.fingerprint(),
@@ -246,7 +252,8 @@ class Edit(Described, Displayed):
             "provenance": dict(self.provenance),
         }
         manifest["checksum"] = checksum(manifest)
-        with written(Path(path), force) as folder:
+        folder = make_folder(placing, Path(path), force)
+        with named_errors(Path(path)):
             save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (folder / MANIFEST).write_text(text, encoding="utf-8")
@@ -255,7 +262,7 @@ class Edit(Described, Displayed):
     def load(cls, path: str | Path) -> Edit:
         """Read what `save` wrote; EditError where that is missing, damaged, changed by hand, or of another format."""
         saved = SavedEdit.read(Path(path))
-        tensors = load_file(Path(path) / TENSORS)
+        tensors = {name: _tensor(numbers) for name, numbers in saved.numbers.items()}
         updates: dict[Address, Update] = {}
         keys, values = {}, {}
         for name in saved.addresses:
@@ -277,6 +284,13 @@ def _numbers(tensor: Tensor) -> Numbers:
     # As bytes, since numpy has no bfloat16.
     content = _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
     return Numbers(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), content)
+
+
+def _tensor(numbers: Numbers) -> Tensor:
+    dtype = getattr(torch, numbers.dtype)
+    if not numbers.content:  # which frombuffer refuses
+        return torch.empty(numbers.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(numbers.content), dtype=dtype).reshape(numbers.shape)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:

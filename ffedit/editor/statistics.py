@@ -35,7 +35,8 @@ from ffedit.editor.edit import unedited
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import written
-from ffedit.files.resuming import delay_interrupt, load_state, save_state
+from ffedit.files.placing import delay_interrupt
+from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
@@ -93,12 +94,12 @@ def collect(
     lacking = {name for names in group.gather([str(at) for at in marks if at not in collected]) for name in names}
     collected = {at: moments for at, moments in collected.items() if str(at) not in lacking}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
+    share = f":{group}" if group.size > 1 else ""
+    # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
+    unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{sorted(marks.values())}{share}")
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begun(editable, ids)
-        now = [marks[memory.address] for memory in missing]
-        share = f":{group}" if group.size > 1 else ""
-        unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{now}{share}")
         fitters, seconds = group.in_all(
             lambda: _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
         )
@@ -118,7 +119,7 @@ def collect(
             with refuse_out_of_memory(_no_room(missing)):
                 collected[at] = fitters.pop(at).moments(source, marks[at], **about)
             cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
-        cache.forget(unfinished)
+    cache.forget(unfinished)
     return {memory.address: collected[memory.address] for memory in memories}
 
 
@@ -281,9 +282,14 @@ def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds
 
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
     """Restore what `_save` saved, if anything; return the seconds that it took."""
-    if not unfinished.exists():
-        return 0.0
-    tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
+    try:
+        tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
+    except EditError:
+        if unfinished.exists():
+            raise
+        return 0.0  # there is none, or another process has just finished it
+    if not {str(address) for address in fitters} <= values["fitters"].keys():
+        return 0.0  # entries that were there when it began have been deleted since
     for address, fitter in fitters.items():
         sums = {name.removeprefix(f"{address}/"): t for name, t in tensors.items() if name.startswith(f"{address}/")}
         fitter.restore_(sums, values["fitters"][str(address)])

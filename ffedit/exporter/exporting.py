@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +28,8 @@ from ffedit.exporter.embedded_edits import embed, history, plan_undo, read_origi
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
-from ffedit.files.atomic import check_free, write_file, written
+from ffedit.files.atomic import check_free, make_file, make_folder, written
+from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import cached_folder, local_folder
 from ffedit.model.editable import Editable
@@ -105,6 +105,23 @@ def export(
             logits are asked for that cannot be compared.
         CheckError: the verification failed; nothing is left then.
     """
+    with together() as placing:
+        return export_with(placing, model, edit, out, force, format, verify, originals, revision, trust_remote_code)
+
+
+def export_with(
+    placing: Placing,
+    model: Editable | str | Path,
+    edit: Edit,
+    out: str | Path,
+    force: bool = False,
+    format: str | None = None,
+    verify: str = "auto",
+    originals: bool = True,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Exported:
+    """Export as `export` does, but what is verified takes its path together with all else that `placing` places."""
     check_edit(edit)
     ModelError.unless(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
     check_how(verify)
@@ -114,19 +131,20 @@ def export(
     check_free(Path(out), force)
     base = find_base(model, edit, revision)
     if format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf"):
-        return _export_gguf(base, Path(out), format, verify)
+        return _export_gguf(placing, base, Path(out), format, verify)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
     if verify == "logits":
         _check_comparable(base, format)
-    with written(Path(out), force) as folder:
+    folder = make_folder(placing, Path(out), force)
+    with named_errors(Path(out)):
         moved = _write(base, folder, format, originals)
         against = str(base.folder.absolute()) if base.folder else ""
         task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
-            with tempfile.TemporaryDirectory() as beside, base.edit.applied(base.editable):
-                expected = Path(beside) / "expected.safetensors"
+            with base.edit.applied(base.editable):
+                expected = folder.with_name("expected.safetensors")
                 save_expected(base.editable, expected)
                 checked = check_fresh(replace(task, kind="memory", base=str(expected)))
         else:
@@ -134,7 +152,7 @@ def export(
     return Exported(Path(out), moved, checked, edit)
 
 
-def _export_gguf(base: Base, out: Path, format: str, verify: str) -> Exported:
+def _export_gguf(placing: Placing, base: Base, out: Path, format: str, verify: str) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.folder)
     if out.suffix != ".gguf":
@@ -156,7 +174,7 @@ def _export_gguf(base: Base, out: Path, format: str, verify: str) -> Exported:
         done.append(Exported(out, moved, checked, base.edit, packed=tuple(packed.values())))
 
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_file(out, make)
+    make_file(placing, out, make)
     return done[0]
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -60,16 +59,16 @@ def check_fresh(task: Task) -> Checked:
     if not task.trust_remote_code:  # everything is on the disk, so nothing is to be asked of the hub
         environment["HF_HUB_OFFLINE"] = "1"
     question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
-    with tempfile.TemporaryDirectory() as elsewhere:  # no file of the current folder is taken for a module
-        try:
-            process = subprocess.run(
-                [sys.executable, "-m", "ffedit.exporter.verification"],
-                input=question, capture_output=True, text=True, env=environment, cwd=elsewhere, check=False,
-            )  # fmt: skip
-        except OSError as error:
-            raise CheckError(
-                f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
-            ) from error
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "ffedit.exporter.verification"],
+            # Python looks for modules in the working folder first: no file of the current one is to be taken for one.
+            input=question, capture_output=True, text=True, env=environment, cwd=package, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise CheckError(
+            f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
+        ) from error
     code, lines, problems = process.returncode, process.stdout.strip().splitlines(), process.stderr.strip().splitlines()
     if code not in (0, DIFFERS) or not lines:
         last = (problems or [f"exit code {code}"])[-1]

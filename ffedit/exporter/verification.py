@@ -274,7 +274,7 @@ def check_gguf(task: Task) -> Checked:
         return Checked(len(after.tensors), False)
     plan = export_plan(stored, gguf.as_packed(edit, packed))
     expected = base_and_edited(replace(task, base=str(folder)), plan)[1]
-    _check_logits(expected, logits_of(read(str(file), file, after, silent)[0].eval()))
+    _check_logits(expected, logits_of(read(str(file), file, after, file, silent)[0].eval()))
     return Checked(len(after.tensors), True)
 
 

@@ -1,4 +1,4 @@
-"""Atomic writes: a folder or file is written to a temporary path beside its target and moved there when complete.
+"""Atomic writes: a folder or file is made in a temporary folder beside its target and moved there when complete.
 
 Where a target cannot be written, every function raises an EditError that names it.
 """
@@ -7,34 +7,27 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from ffedit.errors import EditError, brief
-
-
-@contextmanager
-def named_errors(target: Path) -> Iterator[None]:
-    """Raise an EditError that names `target` for an OSError, or for safetensors' own error for a full disk."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise EditError(f"{target}: cannot be written ({getattr(error, 'strerror', '') or brief(error)})") from error
+from ffedit.files.placing import Placing, beside, named_errors, sweep, together
 
 
 def check_free(target: Path, force: bool) -> None:
-    """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work."""
+    """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work.
+
+    What a killed process was about to move there is moved first.
+    """
     with named_errors(target):
+        sweep(target.absolute().parent, target.name)
         if target.exists() and not force and not (target.is_dir() and not any(target.iterdir())):
             raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
         above = next(folder for folder in target.absolute().parents if folder.exists())
-        os.rmdir(tempfile.mkdtemp(dir=above, prefix=f".{target.name}."))
+        with beside(above / target.name):
+            pass
 
 
 def check_file(target: Path) -> None:
@@ -43,7 +36,8 @@ def check_file(target: Path) -> None:
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
         if not target.exists():
-            tempfile.TemporaryFile(dir=target.absolute().parent).close()
+            with beside(target):
+                pass
         elif not os.access(target, os.W_OK):
             raise EditError(f"{target}: cannot be written (no permission)")
 
@@ -75,62 +69,44 @@ def write_file(target: Path, write: Callable[[Path], object]) -> None:
 @contextmanager
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it."""
-    with named_errors(target):
-        folder = Path(tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}."))
-    try:
-        made = folder / f"made{target.suffix}"
-        with named_errors(target):
-            write(made)
+    with together() as placing:
+        make_file(placing, target, write)
         yield
-        with named_errors(target):
-            _set_permissions(folder)
-            os.replace(made, target.resolve())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_file(placing: Placing, target: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file that takes the path `target`, or that which a link there points to, with `placing`."""
+    made = placing.new(target.resolve())
+    with named_errors(target):
+        write(made)
 
 
 @contextmanager
 def written(target: Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise."""
+    with together() as placing, named_errors(target):
+        yield make_folder(placing, target, force)
+
+
+def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
+    """Return a new folder that takes the path `target` with `placing`."""
     check_free(target, force)
     with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
+        made = placing.new(target)
+        made.mkdir()
+    return made
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Raise an OSError for whatever the libraries raise that write a model: tokenizers a bare Exception, and so on."""
     try:
-        with named_errors(target):
-            yield temporary
-            _set_permissions(temporary)
-            _move(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _set_permissions(folder: Path) -> None:
-    """Give a folder and its files the permissions of new ones: some writers make theirs for the owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    with suppress(OSError):  # a file system without permissions
-        os.chmod(folder, 0o777 & ~mask)
-        for path in folder.rglob("*"):
-            # A file with several hard links belongs to others, too.
-            if path.is_file() and path.stat().st_nlink == 1:
-                os.chmod(path, 0o666 & ~mask)
-
-
-def _move(temporary: Path, target: Path) -> None:
-    """Move `temporary` to `target`; an existing target is deleted only after the new one is there."""
-    if not target.exists():
-        os.replace(temporary, target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}.")) / "old"
-    os.replace(target, old)
-    try:
-        os.replace(temporary, target)
+        yield
     except OSError:
-        os.replace(old, target)
         raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    except Exception as error:
+        raise OSError(brief(error)) from error
 
 
 def finite(value: Any) -> Any:

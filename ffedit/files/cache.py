@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
+from ffedit.files.placing import beside, sweep
 
 DAY = 24 * 60 * 60
 IN_USE = DAY  # seconds
@@ -73,11 +73,18 @@ def folder() -> Path:
 def path(kind: str, key: str, suffix: str) -> Path:
     """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
     entry = folder() / kind / f"{key}{suffix}"
+    _swept(entry.parent)
     try:
         os.utime(entry)
     except OSError:  # there is none, or it is another user's
         return entry
     return entry
+
+
+@lru_cache(None)
+def _swept(folder: Path) -> None:
+    """Delete what killed processes left in a folder, once in each process: of some entries it would never be again."""
+    sweep(folder)
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -143,10 +150,8 @@ def _delete(entry: Path, size: int) -> int:
     """Delete an entry; return its size, or 0 if another process deleted it."""
     try:
         if entry.is_dir():
-            # Moved away first, so that no other process sees it half deleted.
-            away = Path(tempfile.mkdtemp(dir=entry.parent, prefix="."))
-            os.replace(entry, away / entry.name)
-            shutil.rmtree(away)
+            with beside(entry) as away:  # moved there first, so that no other process sees it half deleted
+                os.replace(entry, away / entry.name)
         else:
             entry.unlink()
     except FileNotFoundError:

@@ -3,20 +3,18 @@
 Work of many small results appends each to a journal (`Journal`), work on tensors replaces its state from time to time
 (`save_state`). Both record the settings they were made with, and other settings are refused (`differences`). Meanwhile
 no other process works on the same folder (`claimed`), and an interrupt waits until the state is whole
-(`delay_interrupt`). What cannot be written, or was damaged, is an EditError.
+(`placing.delay_interrupt`). What cannot be written, or was damaged, is an EditError.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -24,7 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.files.atomic import named_errors, write_file
+from ffedit.files.atomic import write_file
+from ffedit.files.placing import named_errors, sweep
 
 LOCK = ".lock"
 
@@ -41,25 +40,44 @@ class Journal:
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.lines: list[Any] = read_journal(path)  # the results
-        with named_errors(path):
-            if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):  # its last line was cut off
-                os.truncate(path, content.rfind(b"\n") + 1)
         if settings is not None:
             if not self.lines:
                 self.add({"settings": settings})
-            if other := differences(self.lines.pop(0)["settings"], json.loads(json.dumps(settings))):
+            if other := differences(self.lines[0]["settings"], json.loads(json.dumps(settings))):
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
+            # Two processes may both have begun the file.
+            self.lines = [line for line in self.lines if line != self.lines[0]]
 
     def add(self, *lines: Any) -> None:
         """Append results, plain JSON, all of them in one write."""
         text = json_lines(lines)
         with named_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
+            with self.path.open("a+b") as file:
+                _lock(file)
+                _cut_torn_line(file)
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
         self.lines += map(json.loads, text.split("\n")[:-1])  # parsed back, so that a run that is resumed has the same
+
+
+def _lock(file: BinaryIO) -> None:
+    """Wait until no other process appends to a journal, which may be the cache's; closing the file releases it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Remove a last line that a killed process, or a full disk, cut off."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - 1))
+    if file.read(1) not in (b"", b"\n"):
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def json_lines(values: Iterable[Any]) -> str:
@@ -127,7 +145,8 @@ def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
 def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
     """Lock a folder, which is created if need be, against every other process; a process that ends releases its lock.
 
-    Where another process holds it, `wait` until it is released, or raise an EditError.
+    What killed processes left unfinished in the folder is deleted. Where another process holds it, `wait` until it is
+    released, or raise an EditError.
     """
     lock = FileLock(folder / LOCK, timeout=-1 if wait else 0)
     with named_errors(folder):
@@ -137,26 +156,9 @@ def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
         except Timeout as error:
             raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
     try:
+        sweep(folder)
         yield
     finally:
         if sys.platform != "win32":  # Windows deletes no open file
             (folder / LOCK).unlink(missing_ok=True)  # a process that has opened it meanwhile sees this, and tries again
         lock.release()
-
-
-@contextmanager
-def delay_interrupt() -> Iterator[None]:
-    """Delay an interrupt (Ctrl-C) until the end of the block, so that what it adds is added whole or not at all."""
-    main = threading.current_thread() is threading.main_thread()  # only this thread is interrupted or may set a handler
-    before = signal.getsignal(signal.SIGINT)
-    if not main or before is None:
-        yield
-        return
-    waiting: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting:
-        signal.raise_signal(signal.SIGINT)

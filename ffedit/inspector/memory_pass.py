@@ -24,7 +24,8 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import written
-from ffedit.files.resuming import delay_interrupt, differences, load_state, save_state
+from ffedit.files.placing import delay_interrupt
+from ffedit.files.resuming import differences, load_state, save_state
 from ffedit.inference.batching import batches
 from ffedit.inspector.keys import PAIRS, Frequencies, pair_hash
 from ffedit.inspector.rows import CHUNK, WIDTH, Row, RowLayout, RowStore, chunks

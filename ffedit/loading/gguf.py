@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.files import cache
-from ffedit.files.atomic import written
+from ffedit.files.atomic import os_errors, written
+from ffedit.files.placing import beside
 from ffedit.files.resuming import claimed
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent
@@ -62,8 +62,6 @@ def converted(name: str, file: Path, progress: Progress = silent) -> Path:
     if not (folder / SOURCE).is_file():
         with claimed(folder.parent, wait=True):
             if not (folder / SOURCE).is_file():  # another process may have made it meanwhile
-                for unfinished in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
-                    shutil.rmtree(unfinished, ignore_errors=True)
                 _convert(name, file, about, folder, progress)
     if _content(remembered) != about:
         cache.write(remembered, lambda temporary: _write(temporary, about))
@@ -128,7 +126,7 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         )
     reader = _checked(name, file)
     progress("converting", 0, 1)
-    model, tokenizer = read(name, file, reader, progress)
+    model, tokenizer = read(name, file, reader, folder, progress)
     about = {
         **_origin(name, file),
         "sha256": known["sha256"],
@@ -138,8 +136,9 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
     with written(folder, force=True) as made, _without_bars():
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+        with os_errors():
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
         _write(made / SOURCE, about)
         if _mark(file) != known["mark"]:
             raise ModelError(f"{name}: {file} changed while it was read; try again")
@@ -224,8 +223,11 @@ def _kinds(reader: Any) -> list[Any]:
     return [kind for kind, _ in counts.most_common()]
 
 
-def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, Any]:
-    """Read model and tokenizer of a GGUF file with transformers, as if never quantised; ModelError if it cannot."""
+def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> tuple[Any, Any]:
+    """Read model and tokenizer of a GGUF file with transformers, as if never quantised; ModelError if it cannot.
+
+    A temporary folder is made beside the path `near`.
+    """
     import gguf
 
     # transformers would parse the file for each part of a model, and name the tensors anew for each module.
@@ -237,11 +239,11 @@ def read(name: str, file: Path, reader: Any, progress: Progress) -> tuple[Any, A
     config: Any
     loaded: Any
     # Alone in a folder: transformers would use a tokenizer that lies beside the file.
-    with tempfile.TemporaryDirectory() as folder, patch.multiple(gguf, **once), _steps(progress):
+    with beside(near) as folder, patch.multiple(gguf, **once), _steps(progress):
         try:
-            os.symlink(file.absolute(), Path(folder) / "model.gguf")
+            os.symlink(file.absolute(), folder / "model.gguf")
         except OSError:  # Windows, without the permission for links
-            shutil.copyfile(file, Path(folder) / "model.gguf")
+            shutil.copyfile(file, folder / "model.gguf")
         advice = "; give the model as a Hugging Face folder"
         with readable(f"{name}: {version} does not read {_architecture(reader)} from a GGUF file", advice):
             config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")

@@ -170,7 +170,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(file: Path, monkeypatch
 def test_the_rest_of_a_conversion_that_was_killed_goes_with_the_next(file: Path) -> None:
     ffedit.load(file)
     (folder,) = (entry for entry in cache.entries() if entry.is_dir())
-    (left := folder.parent / f".{folder.name}.left").mkdir()
+    (left := folder.parent / f".{folder.name}.k3x_9a2b.unfinished").mkdir()
     (folder / gguf_files.SOURCE).unlink()  # half a folder is none
     ffedit.load(file)
     assert not left.exists() and (folder / gguf_files.SOURCE).is_file()

@@ -1,0 +1,253 @@
+"""Temporary folders that no kill leaves behind for good, and results that take their places together.
+
+What is written is made in a temporary folder beside its target and moved there when it is complete. The folder is
+locked while its process lives, and a process that is killed releases its locks: so whoever writes there next can tell
+an abandoned folder from another process's, and deletes it (`sweep`).
+
+One move is one step of the file system. Where several results belong together, or a folder that exists is to be
+replaced (two moves: the old one away, the new one there), a record of all moves is written first. Before the record is
+there, nothing has changed; from then on the results count as done, and `sweep` finishes the moves that a killed process
+had left.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from ffedit.errors import EditError, brief
+
+SUFFIX, RANDOM = ".unfinished", "[a-z0-9_]{8}"  # of a temporary folder: .TARGET.k3x_9a2b.unfinished
+LOCK, MOVES, LEADER = ".lock", "moves.json", "leader"
+LONGEST = 60  # characters of the target's name in it: names of files have up to 255 bytes
+
+
+@contextmanager
+def named_errors(target: Path) -> Iterator[None]:
+    """Raise an EditError that names `target` for an OSError, or for safetensors' own error for a full disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise EditError(f"{target}: cannot be written ({getattr(error, 'strerror', '') or brief(error)})") from error
+
+
+@contextmanager
+def delay_interrupt() -> Iterator[None]:
+    """Delay an interrupt (Ctrl-C) until the end of the block, so that what it adds is added whole or not at all."""
+    main = threading.current_thread() is threading.main_thread()  # only this thread is interrupted or may set a handler
+    before = signal.getsignal(signal.SIGINT)
+    if not main or before is None:
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        signal.raise_signal(signal.SIGINT)
+
+
+# Temporary folders --------------------------------------------------------------------------------
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """Yield a new temporary folder in the folder of `target`; delete it, and those that killed processes left there."""
+    above, name = target.absolute().parent, target.name
+    sweep(above, name)
+    folder, lock = _new(above, name)
+    try:
+        yield folder
+    finally:
+        lock.release()  # first, because Windows deletes no open file
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new(above: Path, name: str) -> tuple[Path, FileLock]:
+    """Create a temporary folder, and lock it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=above, prefix=_prefix(name), suffix=SUFFIX))
+        lock = FileLock(folder / LOCK, timeout=0)
+        with suppress(Timeout, FileNotFoundError):  # another process has just taken the empty folder for abandoned
+            lock.acquire()
+            return folder, lock
+
+
+def _prefix(name: str) -> str:
+    return f".{name[:LONGEST]}."
+
+
+def sweep(above: Path, name: str | None = None) -> None:
+    """Finish the moves, and delete the temporary folders, that killed processes left in `above`.
+
+    `name` is that of the target whose folders are meant; None: all. Folders of other users stay, and where something
+    cannot be read or deleted, it is left to the next process.
+    """
+    start = "." if name is None else _prefix(name)
+    own = re.compile(rf"{re.escape(start)}{'.*' if name is None else ''}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
+    for path in above.glob(f"{glob.escape(start)}*{SUFFIX}"):
+        if own.fullmatch(path.name) and _is_mine(path):
+            with suppress(OSError, ValueError, KeyError, TypeError, NotImplementedError):  # Timeout is an OSError
+                _recover(path)
+
+
+def _is_mine(folder: Path) -> bool:
+    """Check that a folder is no link, and that nobody else can have put anything into it."""
+    try:
+        about = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and (not hasattr(os, "getuid") or about.st_uid == os.getuid())
+
+
+def _recover(folder: Path) -> None:
+    """Finish the moves that an abandoned folder is part of, and delete it; Timeout if a process still works with it."""
+    with ExitStack() as locks:
+        locks.enter_context(FileLock(folder / LOCK, timeout=0))
+        parts, moves = {folder}, _recorded(folder)
+        if (folder / LEADER).is_file() and _is_mine(leader := Path((folder / LEADER).read_text(encoding="utf-8"))):
+            locks.enter_context(FileLock(leader / LOCK, timeout=0))
+            parts, moves = {folder, leader}, _recorded(leader)
+        for move in moves:
+            if move.source.exists() and _identity(move.target) in (None, move.replaced):
+                move.make()
+        parts |= {move.source.parent for move in moves}
+        # Before the locks are released: a process that has just created the folder may be about to lock it.
+        for part in parts:
+            shutil.rmtree(part, ignore_errors=True)
+    for part in parts if sys.platform == "win32" else ():  # which deletes no open file
+        shutil.rmtree(part, ignore_errors=True)
+
+
+# Moves --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Move:
+    """A complete result, the path that it goes to, and the identity of what it replaces there (None: nothing)."""
+
+    source: Path
+    target: Path
+    replaced: str | None
+
+    @property
+    def aside(self) -> Path:
+        """The path at which what is replaced is kept until all is done."""
+        return self.source.with_name("old")
+
+    def make(self) -> None:
+        """Move the result to its target."""
+        if self.target.exists():
+            os.replace(self.target, self.aside)
+        os.replace(self.source, self.target)
+
+    def unmake(self) -> None:
+        """Put everything back that `make` has moved."""
+        if not self.source.exists():
+            os.replace(self.target, self.source)
+        if self.aside.exists():
+            os.replace(self.aside, self.target)
+
+
+def _identity(path: Path) -> str | None:
+    """Return what tells a file or a folder from any other that takes its path; None where there is none."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        return None
+    return f"{about.st_dev}:{about.st_ino}"
+
+
+def _recorded(leader: Path) -> list[Move]:
+    """Read the moves that a folder's process had begun; none where it was killed before."""
+    try:
+        text = (leader / MOVES).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [Move(Path(at["source"]), Path(at["target"]), at["replaced"]) for at in json.loads(text)]
+
+
+class Placing:
+    """Results that take their places together; each is made at the path that `new` returns."""
+
+    def __init__(self, folders: ExitStack) -> None:
+        self._folders = folders
+        self._targets: dict[Path, Path] = {}  # by the path where each is made
+
+    def new(self, target: Path) -> Path:
+        """Return the path in a new temporary folder at which `target`, a file or a folder, is to be made."""
+        with named_errors(target):
+            made = self._folders.enter_context(beside(target)) / f"made{target.suffix}"
+        self._targets[made] = target
+        return made
+
+    def place(self) -> None:
+        """Move all results to their targets; EditError where that cannot be, and everything is as before then."""
+        for made, target in self._targets.items():
+            with named_errors(target):
+                _set_permissions(made)
+        moves = [Move(made, target.absolute(), _identity(target)) for made, target in self._targets.items()]
+        if [move.replaced is None or move.source.is_file() for move in moves] == [True]:  # the move itself replaces
+            with named_errors(self._targets[moves[0].source]):
+                return os.replace(moves[0].source, moves[0].target)
+        with delay_interrupt():
+            _record(moves)
+            for number, move in enumerate(moves):
+                try:
+                    with named_errors(self._targets[move.source]):
+                        move.make()
+                except EditError:
+                    for begun in reversed(moves[: number + 1]):
+                        begun.unmake()
+                    (moves[0].source.parent / MOVES).unlink()
+                    raise
+
+
+def _record(moves: list[Move]) -> None:
+    """Write the moves into the folder of the first, in one step, after all others' folders name that one."""
+    leader = moves[0].source.parent
+    with named_errors(moves[0].target):
+        for move in moves[1:]:
+            move.source.with_name(LEADER).write_text(str(leader), encoding="utf-8")
+        content = [{name: value and str(value) for name, value in asdict(move).items()} for move in moves]
+        begun = leader / f"{MOVES}.begun"
+        begun.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(begun, leader / MOVES)
+
+
+@contextmanager
+def together() -> Iterator[Placing]:
+    """Yield a `Placing`, whose results are placed when the block ends without an error, and are deleted otherwise."""
+    with ExitStack() as folders:
+        placing = Placing(folders)
+        yield placing
+        placing.place()
+
+
+def _set_permissions(made: Path) -> None:
+    """Give files and folders the permissions of new ones: some writers make theirs for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    made.stat()  # an OSError where nothing was made
+    for path in (made, *made.rglob("*")):
+        # A file with several hard links belongs to others, too.
+        if path.is_file() and path.stat().st_nlink == 1:
+            with suppress(OSError):  # a file system without permissions
+                os.chmod(path, 0o666 & ~mask)
