@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -381,8 +381,7 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
     finally:
         for handler in handlers:
             logger.removeHandler(handler)
-            with suppress(OSError):  # of a full disk, which `LogFile` has seen
-                handler.close()
+            handler.close()
         logger.setLevel(level)
 
 
@@ -392,6 +391,13 @@ class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Write nothing from now on."""
         self.setLevel(logging.CRITICAL + 1)
+
+    def close(self) -> None:
+        """Close the file; a full disk, which may refuse the last lines, has been seen by then."""
+        try:
+            super().close()
+        except OSError:
+            return
 
 
 class Surface:
