@@ -40,6 +40,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import condition, whiten
 from ffedit.algebra.updates import Eigh, projector
 from ffedit.errors import EditError
+from ffedit.files.seal import UNSEALED, check, seal
 
 # Products are taken in blocks of this many rows: small enough to save nearly half, large enough for full speed (at d_ff
 # 1,536, 256 rows take 0.80 of the seconds of 768, at 3,072 0.89; fewer take no less).
@@ -165,12 +166,14 @@ class KeyMoments:
         if self.probes is not None:
             tensors["probes"] = self.probes.contiguous()
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "_unused")}
-        save_file(tensors, path, metadata={"moments": json.dumps(about)})
+        save_file(tensors, path, metadata={"moments": json.dumps(about), **UNSEALED})
+        seal(path)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str | None = None) -> KeyMoments:
         """Read what `save` wrote; EditError where the file is damaged, or not of the `fingerprint` asked for."""
         try:
+            check(path)
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = json.loads(file.metadata()["moments"])
                 about["texts"] = tuple(about["texts"])

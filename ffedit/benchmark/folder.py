@@ -28,6 +28,7 @@ from ffedit.files import resuming
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.placing import sweep
 from ffedit.files.resuming import LOCK, differences, leaves
+from ffedit.files.seal import sealed, unsealed
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
 RESULTS = "results.jsonl"
@@ -161,7 +162,7 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         return {}, []
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        there, made_by = dict(manifest["run"]), dict(manifest["versions"])
+        there, made_by = dict(unsealed(manifest["run"])), dict(manifest["versions"])
         machines = [dict(machine) for machine in manifest["hardware"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
@@ -183,7 +184,12 @@ def write_manifest(
     Raises EditError where the run differs from the settings `there` that `earlier` returned, or it cannot be written.
     """
     _refuse_difference(folder, "another run", there, run)
-    content = {"run": run, "versions": versions(), "hardware": list(machines), "unusable": list(map(dict, unusable))}
+    content = {
+        "run": sealed(run),
+        "versions": versions(),
+        "hardware": list(machines),
+        "unusable": list(map(dict, unusable)),
+    }
     write_text(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -364,7 +364,7 @@ def output_options(command: Command) -> Command:
 def logged(verbose: bool, file: Path | None) -> Iterator[None]:
     """Log what ffedit does within the block, on standard error or to a file or both."""
     handlers: list[logging.Handler] = [logging.StreamHandler()] if verbose else []
-    handlers += [logging.FileHandler(file, encoding="utf-8")] if file is not None else []
+    handlers += [LogFile(file, encoding="utf-8")] if file is not None else []
     logger, started = logging.getLogger("ffedit"), perf_counter()
     level = logger.level
     for handler in handlers:
@@ -383,6 +383,21 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
             logger.removeHandler(handler)
             handler.close()
         logger.setLevel(level)
+
+
+class LogFile(logging.FileHandler):
+    """A log that ends where it cannot be written: a full disk must not cost the result, nor show a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Write nothing from now on."""
+        self.setLevel(logging.CRITICAL + 1)
+
+    def close(self) -> None:
+        """Close the file; a full disk, which may refuse the last lines, has been seen by then."""
+        try:
+            super().close()
+        except OSError:
+            return
 
 
 class Surface:

@@ -18,7 +18,7 @@ from ffedit.cli.export import export
 from ffedit.cli.options import FILE, is_first_process
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import set_numbers
-from ffedit.errors import EditError, FFEditError
+from ffedit.errors import EditError, FFEditError, brief
 from ffedit.files.placing import beside
 
 FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves
@@ -69,6 +69,8 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise EditError(f"{path}{line}: not YAML ({error.problem})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a control character; a date that is none
+        raise EditError(f"{path}: not YAML that can be read ({brief(error)})") from error
     if not isinstance(values, dict):
         raise EditError(f"{path}: holds no recipe; a mapping of options was expected, such as `facts: FILE`")
     lines: dict[str, int] = {}

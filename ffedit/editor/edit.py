@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
@@ -262,7 +262,7 @@ class Edit(Described, Displayed):
     def load(cls, path: str | Path) -> Edit:
         """Read what `save` wrote; EditError where that is missing, damaged, changed by hand, or of another format."""
         saved = SavedEdit.read(Path(path))
-        tensors = load_file(Path(path) / TENSORS)
+        tensors = {name: _tensor(numbers) for name, numbers in saved.numbers.items()}
         updates: dict[Address, Update] = {}
         keys, values = {}, {}
         for name in saved.addresses:
@@ -284,6 +284,13 @@ def _numbers(tensor: Tensor) -> Numbers:
     # As bytes, since numpy has no bfloat16.
     content = _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
     return Numbers(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), content)
+
+
+def _tensor(numbers: Numbers) -> Tensor:
+    dtype = getattr(torch, numbers.dtype)
+    if not numbers.content:  # which frombuffer refuses
+        return torch.empty(numbers.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(numbers.content), dtype=dtype).reshape(numbers.shape)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:

@@ -21,11 +21,9 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -36,6 +34,7 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit, applied_edits
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
+from ffedit.files.atomic import os_errors
 from ffedit.files.tensor_ranges import FLOATS, INDEX, Matrix, Stored, contents, patch, row_blocks, sample_of
 from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
@@ -235,15 +234,13 @@ def _save(editable: Editable, folder: Path) -> None:
         name: cast.setdefault(weight.data_ptr(), weight.to(dtype)) if weight.is_floating_point() else weight
         for name, weight in editable.model.state_dict().items()
     }
-    try:
+    with os_errors():
         editable.model.save_pretrained(folder, state_dict=weights)
-    except SafetensorError as error:
-        raise OSError(shorten(str(error), 200)) from error
+        editable.tokenizer.save_pretrained(folder)
     # The dtype written may differ from the one computed in.
     config = folder / "config.json"
     content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    editable.tokenizer.save_pretrained(folder)
 
 
 @torch.no_grad()

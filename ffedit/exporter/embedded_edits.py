@@ -21,6 +21,7 @@ from ffedit.editor import Edit
 from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.errors import EditError
 from ffedit.exporter.checkpoint import Plan, Rewrite, export_plan, file_name
+from ffedit.files.seal import check
 from ffedit.files.tensor_ranges import Matrix, Stored, contents, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
 from ffedit.model.editable import Editable, History
@@ -36,9 +37,18 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
 
 
 def read_originals(folder: Path) -> dict[str, Stored]:
-    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out."""
+    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out.
+
+    EditError where the file is damaged.
+    """
     path = folder / EDITS / ORIGINALS
-    return read_header(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        check(path)
+    except (OSError, ValueError) as error:
+        raise EditError(f"{path}: the original matrices are damaged ({error}); export from the base again") from error
+    return read_header(path)
 
 
 def embed(folder: Path, edits: Sequence[Edit], originals: Mapping[str, Matrix]) -> None:

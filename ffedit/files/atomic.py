@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.files.placing import Placing, beside, named_errors, refuse_existing, sweep, together
 
 Read = TypeVar("Read")
@@ -118,6 +118,17 @@ def read_whole(path: Path, read: Callable[[Path], Read]) -> Read:
             if error is not None:
                 raise error
             return content
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Raise an OSError for whatever the libraries raise that write a model: tokenizers a bare Exception, and so on."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(brief(error)) from error
 
 
 def finite(value: Any) -> Any:

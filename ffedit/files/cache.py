@@ -65,8 +65,11 @@ def parse_days(text: str) -> float:
 
 
 def folder() -> Path:
-    """Return `FFEDIT_CACHE`, or `ffedit` in the platform's cache folder."""
-    return Path(os.environ.get("FFEDIT_CACHE") or user_cache_path("ffedit", appauthor=False))
+    """Return `FFEDIT_CACHE`, or `ffedit` in the platform's cache folder; EditError for a user without a home."""
+    try:
+        return Path(os.environ.get("FFEDIT_CACHE") or user_cache_path("ffedit", appauthor=False))
+    except RuntimeError as error:
+        raise EditError(f"no folder for the cache ({error}); name one in FFEDIT_CACHE") from error
 
 
 def path(kind: str, key: str, suffix: str) -> Path:
@@ -94,7 +97,7 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, save)
-        prune(Limits.set())
+        prune(Limits.set(), target.stat().st_mtime)
     except (EditError, OSError):
         return
 
@@ -125,12 +128,16 @@ def sizes() -> dict[Path, int]:
     return {entry: size for _, entry, size in sorted(listed)}
 
 
-def prune(limits: Limits) -> int:
-    """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed."""
+def prune(limits: Limits, now: float | None = None) -> int:
+    """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed.
+
+    `now` is a time of the file system's, by default this machine's: a file server's clock may be another, and where
+    they are days apart, entries would be deleted that were used a moment ago.
+    """
     for kind in folder().glob("*"):
         _sweep(kind)
     bytes_of, freed = sizes(), 0
-    total, now = sum(bytes_of.values()), time.time()
+    total, now = sum(bytes_of.values()), time.time() if now is None else now
     for entry, size in bytes_of.items():
         idle = now - (entry.stat().st_mtime if entry.exists() else 0)
         if idle > IN_USE and (total - freed > limits.size or idle > limits.age * DAY):

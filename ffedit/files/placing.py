@@ -266,4 +266,11 @@ def _set_permissions(made: Path) -> None:
     for path in (made, *made.rglob("*")):
         # A file with several hard links belongs to others, too.
         if path.is_file() and path.stat().st_nlink == 1:
-            os.chmod(path, 0o666 & ~mask)
+            _chmod(path, 0o666 & ~mask)
+
+
+def _chmod(path: Path, mode: int) -> None:
+    try:
+        os.chmod(path, mode)
+    except OSError:  # a file system without permissions
+        return

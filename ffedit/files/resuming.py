@@ -24,6 +24,7 @@ from torch import Tensor
 from ffedit.errors import EditError
 from ffedit.files.atomic import read_whole, write_file
 from ffedit.files.placing import named_errors, sweep
+from ffedit.files.seal import UNSEALED, check, seal, sealed, unsealed
 
 LOCK = ".lock"
 
@@ -64,7 +65,9 @@ class Journal:
                 file.write(((self._first if file.seek(0, os.SEEK_END) == 0 else "") + text).encode())
                 file.flush()
                 os.fsync(file.fileno())
-        self.lines += map(json.loads, text.split("\n")[:-1])  # parsed back, so that a run that is resumed has the same
+        self.lines += (
+            unsealed(json.loads(line)) for line in text.split("\n")[:-1]
+        )  # parsed back, so that a run that is resumed has the same
 
 
 def _lock(file: BinaryIO) -> None:
@@ -86,7 +89,8 @@ def _cut_torn_line(file: BinaryIO) -> None:
 
 
 def json_lines(values: Iterable[Any]) -> str:
-    """Return each value as one line of JSON."""
+    """Return each value as one line of JSON, objects with a checksum."""
+    values = (sealed(value) if isinstance(value, Mapping) else value for value in values)
     return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
@@ -101,7 +105,7 @@ def read_journal(path: Path) -> list[Any]:
     lines = []
     for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
+            lines.append(unsealed(json.loads(text)))
         except ValueError as error:
             raise EditError(f"{path}, line {number}: damaged; start over with --force, or delete the line") from error
     return lines
@@ -132,14 +136,19 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
     """Replace the state of unfinished work: tensors, and `values`, which is plain JSON."""
     with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"state": json.dumps(values)}
-    write_file(path, lambda made: save_file(dict(tensors), made, metadata=about))
+
+    def save(made: Path) -> None:
+        save_file(dict(tensors), made, metadata={"state": json.dumps(values), **UNSEALED})
+        seal(made)
+
+    write_file(path, save)
 
 
 def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
     """Return the tensors and values that `save_state` wrote; EditError, which says `refusal`, where there are none."""
 
     def read(path: Path) -> tuple[dict[str, Tensor], Any]:
+        check(path)
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["state"])
             return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, TypeAlias
 import torch
 from torch import Tensor
 
-from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
+from ffedit.files.seal import UNSEALED, seal
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -85,7 +85,7 @@ class Stored:
             for i in range(0, entries, max(1, entries // count))[:count]:
                 file.seek(self.start + i * self.dtype.itemsize)
                 numbers += self._read(file, self.dtype.itemsize)
-        return double(torch.frombuffer(numbers, dtype=self.dtype))
+        return torch.frombuffer(numbers, dtype=self.dtype).cpu().double()
 
     def chunks(self) -> Iterator[bytes]:
         """Yield its bytes, a few MiB at a time."""
@@ -119,7 +119,7 @@ def of_expert(parameter: str) -> tuple[str, int | None]:
 def sample_of(tensor: Tensor, count: int) -> Tensor:
     """Return the entries that `Stored.sample` reads, of a tensor in memory."""
     flat = tensor.reshape(-1)
-    return double(flat[:: max(1, len(flat) // count)][:count]).cpu()
+    return flat[:: max(1, len(flat) // count)][:count].cpu().double()
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -187,8 +187,8 @@ def patch(stored: Stored, blocks: Iterable[Tensor]) -> None:
 
 
 def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
-    """Write a new safetensors file."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    """Write a new safetensors file, with a checksum."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **UNSEALED}}
     end = 0
     for name, (dtype, shape, _) in matrices.items():
         first, end = end, end + prod(shape) * dtype.itemsize
@@ -199,6 +199,7 @@ def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, blocks in matrices.values():
             file.writelines(map(_bytes, blocks))
+    seal(path)
 
 
 def _bytes(block: Tensor) -> Any:

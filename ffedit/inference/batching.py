@@ -13,8 +13,12 @@ import torch
 from ffedit.model.editable import Editable
 from ffedit.model.storage import device_of, free_memory
 
-# How failed allocations are worded: by torch on a CPU (two), CUDA and MPS, by cuBLAS, cuSOLVER and cuDNN, and by MAGMA.
-FAILED = ("not enough memory", "allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "MAGMA_ERR_DEVICE_ALLOC")
+# How failed allocations are worded: by torch on a CPU (two), CUDA and MPS, by cuBLAS, cuSOLVER and cuDNN, by MAGMA, and
+# by Python where there is no memory for the stack of a thread.
+FAILED = (
+    *("not enough memory", "allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "MAGMA_ERR_DEVICE_ALLOC"),
+    "can't start new thread",
+)
 
 # Padded tokens in a batch: more of them leave a CPU's cache between two products.
 TOKENS = 2048

@@ -32,6 +32,7 @@ from torch import Tensor
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import read_whole
+from ffedit.files.seal import UNSEALED, check, seal
 from ffedit.inference import generation, replay
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
@@ -130,14 +131,25 @@ def nats_per_character(editable: Editable, text: str) -> float:
 
 
 def _keep(ids: array[int], path: Path) -> None:
-    cache.write(path, lambda temporary: save_file({"ids": _tensor(ids)}, temporary))
+    def save(temporary: Path) -> None:
+        save_file({"ids": _tensor(ids)}, temporary, metadata=UNSEALED)
+        seal(temporary)
+
+    cache.write(path, save)
+
+
+def _checked(path: Path) -> dict[str, torch.Tensor]:
+    check(path)
+    return load_file(path)
 
 
 def _kept(path: Path) -> list[int]:
     """Return the ids of a text that was sampled before, possibly in part."""
     try:
-        ids: list[int] = read_whole(path, load_file)["ids"].tolist()
-    except (OSError, SafetensorError, KeyError):  # damaged: sampled anew, and replaced
+        if not path.exists():
+            return []
+        ids: list[int] = read_whole(path, _checked)["ids"].tolist()
+    except (OSError, SafetensorError, KeyError, ValueError):  # damaged: sampled anew, and replaced
         return []
     return ids
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
+from ffedit.files.seal import UNSEALED, check, seal
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.text import ROW_TOKENS, identity, sampled, texts
 from ffedit.model.editable import Editable, Stack
@@ -198,7 +199,12 @@ class RowStore:
         ids = torch.full((len(rows), WIDTH + 1), NOTHING, dtype=torch.int32)
         for padded, row in zip(ids, rows, strict=True):
             padded[: len(row)] = torch.tensor(row, dtype=torch.int32)
-        write_file(self._path(self.count // CHUNK), lambda made: save_file({"ids": ids}, made))
+
+        def save(made: Path) -> None:
+            save_file({"ids": ids}, made, metadata=UNSEALED)
+            seal(made)
+
+        write_file(self._path(self.count // CHUNK), save)
         self._shard.cache_clear()
         self.count += len(rows)
 
@@ -247,8 +253,9 @@ class RowStore:
     def _load(self, shard: int) -> Tensor:
         path = self._path(shard)
         try:
+            check(path)
             return load_file(path)["ids"]
-        except (OSError, SafetensorError, KeyError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise EditError(f"{path}: no rows of an inspection ({error}); inspect anew with --force") from error
 
 

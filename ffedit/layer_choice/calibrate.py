@@ -34,6 +34,7 @@ from ffedit.evaluator.scores import Scores, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts, by_subject
 from ffedit.facts.reading import read_facts
 from ffedit.files import cache
+from ffedit.files.seal import sealed, unsealed
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.layer_choice.published import nearest, published
@@ -320,7 +321,7 @@ def _path(editable: Editable, method: str, facts: Sequence[Fact], config: EditCo
 def _read(path: Path, depth: int) -> Choice | None:
     """Read a cached choice; None if there is none, or it is damaged."""
     try:
-        choice = Choice.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        choice = Choice.from_dict(unsealed(json.loads(path.read_text(encoding="utf-8"))))
         return choice if choice.layer is None or choice.layer in range(depth) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -328,5 +329,5 @@ def _read(path: Path, depth: int) -> Choice | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file of the cache."""
-    text = json.dumps(content)
+    text = json.dumps(sealed(content))
     cache.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

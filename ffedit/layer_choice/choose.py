@@ -21,6 +21,7 @@ from ffedit.editor import EditConfig, check_method, in_reach, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
+from ffedit.files.seal import unsealed
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.calibrate import (
     SHALLOW,
@@ -202,7 +203,7 @@ def by_sweep(
 def remembered_sweep(editable: Editable, method: str = "memit", config: EditConfig | None = None) -> Sweep | None:
     """Read the cached sweep over many facts for this model, method and numbers; None if there is none."""
     try:
-        values = json.loads(_path(editable, method, config or EditConfig()).read_text(encoding="utf-8"))
+        values = unsealed(json.loads(_path(editable, method, config or EditConfig()).read_text(encoding="utf-8")))
         del values["layer"]
         sweep = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
         return sweep if sweep.layer in range(len(editable.layers)) else None

@@ -28,13 +28,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.files import cache
-from ffedit.files.atomic import written
+from ffedit.files.atomic import os_errors, written
 from ffedit.files.placing import beside
 from ffedit.files.resuming import claimed
+from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent
 
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
+CHECKSUMS = ".checksums.json"  # of all its files; it stays in the cache
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
 BLOCK = 1 << 24
@@ -59,9 +61,9 @@ def converted(name: str, file: Path, progress: Progress = silent) -> Path:
     except OSError as error:
         raise ModelError(f"{name}: {file} cannot be read ({error.strerror or error})") from error
     folder = cache.path("gguf", about["sha256"][:24], "")
-    if not (folder / SOURCE).is_file():
+    if not _is_whole(folder):
         with claimed(folder.parent, wait=True):
-            if not (folder / SOURCE).is_file():  # another process may have made it meanwhile
+            if not _is_whole(folder):  # another process may have made it meanwhile
                 _convert(name, file, about, folder, progress)
     if _content(remembered) != about:
         cache.write(remembered, lambda temporary: _write(temporary, about))
@@ -91,6 +93,23 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
     return {"file": file.name, "package": package}
 
 
+def _is_whole(folder: Path) -> bool:
+    """Return True if a converted model is in the cache, and undamaged."""
+    if not (folder / CHECKSUMS).is_file():
+        return False
+    files = {folder / name: checksum for name, checksum in _content(folder / CHECKSUMS).items()}
+    try:
+        return bool(files) and all(_checksum(file, *_mark(file)) == checksum for file, checksum in files.items())
+    except OSError:
+        return False
+
+
+@lru_cache(64)
+def _checksum(file: Path, *mark: int) -> str:
+    """Return a file's checksum; `mark` is its `_mark`, so that an unchanged file is read once in a process."""
+    return file_checksum(file)
+
+
 def _mark(file: Path) -> list[int]:
     """Return what changes when a file does, without reading it: size and times."""
     stat = file.stat()
@@ -100,14 +119,14 @@ def _mark(file: Path) -> list[int]:
 def _content(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = unsealed(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(sealed(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _hash(file: Path) -> str:
@@ -136,9 +155,11 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
     with written(folder, force=True) as made, _without_bars():
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+        with os_errors():
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
         _write(made / SOURCE, about)
+        _write(made / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(made.iterdir())})
         if _mark(file) != known["mark"]:
             raise ModelError(f"{name}: {file} changed while it was read; try again")
 

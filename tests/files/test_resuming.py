@@ -23,7 +23,7 @@ def test_a_journal_is_continued_with_its_own_settings_only(tmp_path: Path) -> No
     with pytest.raises(EditError, match=r"run.seed 0 there, 1 now; layer 1 there, None now") as caught:
         Journal(path, {"run": {**settings["run"], "seed": 1}})  # type: ignore[dict-item]
     assert "\n" not in str(caught.value)
-    path.write_text(path.read_text(encoding="utf-8").replace('{"fact": 1}', '{"fact"'), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace('{"fact": 1', '{"fact"'), encoding="utf-8")
     with pytest.raises(EditError, match="line 2: damaged"):
         Journal(path, settings)
 
