@@ -75,7 +75,7 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
     sizes = [(device.strip(), size.strip()) for device, _, size in (part.partition("=") for part in text.split(","))]
     if not all(device and size for device, size in sizes):
         raise EditError(f"--max-memory {text!r} is not known; give 0=20GB,cpu=64GB, say")
-    return {int(device) if device.isdecimal() else device: size for device, size in sizes}
+    return {int(device) if device.isdecimal() and len(device) < 5 else device: size for device, size in sizes}
 
 
 LOADING = {
@@ -151,6 +151,8 @@ asking_options = all_of(
 @contextmanager
 def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
     """Yield the name of the model to load: `model`, or else the base of `edit`; an error says how to name the base."""
+    if model is None and edit is not None and "model" not in edit.provenance:
+        raise EditError("the edit does not say which model it is of; name its base with --model")
     name = model or ("atlas" if edit is None else edit.provenance["model"])
     try:
         yield name

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.files.atomic import named_errors, write_file
 
 LOCK = ".lock"
@@ -79,7 +79,7 @@ def read_journal(path: Path) -> list[Any]:
     for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EditError(f"{path}, line {number}: damaged; start over with --force, or delete the line") from error
     return lines
 
@@ -119,8 +119,8 @@ def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["state"])
             return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise EditError(f"{path}: {refusal} ({error})") from error
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise EditError(f"{path}: {refusal} ({brief(error)})") from error
 
 
 @contextmanager
