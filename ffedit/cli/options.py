@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import rich_click as click
 from click import get_current_context
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
 import ffedit
+from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.config import EditConfig
@@ -34,6 +35,7 @@ from ffedit.editor.methods import preset, preset_names, set_numbers
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
+from ffedit.facts.text import visible
 from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.loading.names import NAMED, check_name
@@ -370,7 +372,7 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
     logger, started = logging.getLogger("ffedit"), perf_counter()
     level = logger.level
     for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        handler.setFormatter(OneLine("%(asctime)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
@@ -387,6 +389,14 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
         logger.setLevel(level)
 
 
+class OneLine(logging.Formatter):
+    """Format a record on one line, with invisible characters visible: its text may be of a file or a model."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return visible(super().format(record))
+
+
 class Surface:
     """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
@@ -396,7 +406,7 @@ class Surface:
         self.json_to = json_to
         self.quiet = quiet or json_to == "-"
         self._notes = not quiet
-        self._console = Console(quiet=self.quiet, highlight=False)
+        self._console = PlainConsole(quiet=self.quiet)
         self._status: Status | None = None
 
     def show(self, *parts: RenderableType | None) -> None:
@@ -411,11 +421,11 @@ class Surface:
     def note(self, text: str) -> None:
         """Print a line on standard error, with `--json -` as well."""
         if self._notes:
-            click.echo(text, err=True)
+            click.echo(visible(text), err=True)
 
     def announce(self, what: str) -> None:
         """Show on a terminal what is being done, until something else is shown or the command ends."""
-        console = Console(stderr=True)
+        console = PlainConsole(stderr=True)
         if console.is_terminal and not self.quiet:
             self._stop()
             self._status = console.status(f"{what} …")

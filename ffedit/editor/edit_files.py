@@ -22,6 +22,7 @@ from ffedit.editor.config import dotted
 from ffedit.errors import EditError, FactError, brief
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
+from ffedit.facts.text import visible
 
 if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
@@ -300,4 +301,7 @@ def to_yaml(recipe: Mapping[str, Any], edit: Edit | SavedEdit) -> str:
 
 def yaml_of(recipe: Mapping[str, Any]) -> str:
     """Write a recipe as YAML without a heading."""
-    return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))
+    shown = str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))
+    # YAML leaves characters as they are that change the direction of the text around them; then all are escaped.
+    plain = all(visible(line) == line for line in shown.split("\n"))
+    return shown if plain else str(yaml.safe_dump(recipe, sort_keys=False, width=110))
