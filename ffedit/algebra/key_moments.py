@@ -39,7 +39,8 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import condition, whiten
 from ffedit.algebra.updates import Eigh, projector
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
+from ffedit.facts.form import INTEGER, NUMBER, TEXT, Maybe, check_form
 from ffedit.files.seal import UNSEALED, check, seal
 
 # Products are taken in blocks of this many rows: small enough to save nearly half, large enough for full speed (at d_ff
@@ -61,6 +62,12 @@ HELD = 6
 CPU = torch.device("cpu")
 # Error of the eigenvalues of a sum of float32 products, as a share of its norm.
 ROUNDING = 2.0**-23
+# Of what a file says beside the tensors.
+FORM = {
+    **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "ridge": NUMBER, "texts!": [TEXT], "model": TEXT},
+    **{"address": TEXT, "dtype": TEXT, "weighting": TEXT, "convergence": Maybe(NUMBER), "condition": Maybe(NUMBER)},
+    **{"seconds": NUMBER, "reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,15 +183,26 @@ class KeyMoments:
             check(path)
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = json.loads(file.metadata()["moments"])
+                check_form(about, FORM)
                 about["texts"] = tuple(about["texts"])
                 moments = cls(**{name: file.get_tensor(name) for name in set(file.keys())}, **about)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise EditError(f"{path}: not a file of key statistics ({error}); delete it or name another") from error
+            moments._check_shapes()
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            why = brief(error)
+            raise EditError(f"{path}: not a file of key statistics ({why}); delete it or name another") from error
         if fingerprint is not None and moments.fingerprint != fingerprint:
             raise EditError(
                 f"{path}: statistics of {moments.fingerprint}, but {fingerprint} was expected; collect them anew"
             )
         return moments
+
+    def _check_shapes(self) -> None:
+        """Raise a ValueError where sum and probes are not the float matrices of some keys, or no text was counted."""
+        shape, sampled = self.sum.shape, self.sum[:0] if self.probes is None else self.probes
+        if len(shape) != 2 or shape[0] != shape[1] or sampled.ndim != 2 or sampled.shape[1] != shape[0]:
+            raise ValueError(f"sum is {list(shape)}, probes are {list(sampled.shape)}")
+        if self.sum.dtype != torch.float64 or not sampled.is_floating_point() or self.count < 1:
+            raise ValueError(f"sum is {self.sum.dtype}, of {self.count} tokens")
 
 
 def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
+from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
 from ffedit.files import resuming
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.placing import sweep
@@ -38,6 +39,21 @@ WAYS_OUT = "name another folder, or replace these results with --force"
 Key: TypeAlias = tuple[str, str, int, int]
 # As method: the unedited model. As index of a fact: the whole model; this line closes a group.
 UNEDITED, WHOLE = "", -1
+# What is read of a line. That of a fact has its scores, or the error that it has none because of; so has a model's.
+LINE: Form = {
+    **{"method!": Maybe(TEXT), "when!": TEXT, "chunk!": INTEGER, "fact!": Maybe(INTEGER), "finite": YES_OR_NO},
+    **{"scores": {EVERY: Maybe(NUMBER)}, "says": TEXT, "kinds": {EVERY: NUMBER}, "left_out": {EVERY: INTEGER}},
+    **{"error": TEXT, "problems": {EVERY: TEXT}, "drift_rows": [INTEGER], "drift": Maybe(NUMBER)},
+    **{"perplexity": Maybe(NUMBER), "norm_ratio": Maybe(NUMBER), "seconds": {"choosing!": NUMBER, "solving!": NUMBER}},
+}
+OF_FACT: Form = {"scores!": OBJECT, "says!": TEXT}
+OF_MODEL: Form = {"norm_ratio!": Maybe(NUMBER)}
+OF_EDIT: Form = {**OF_MODEL, "seconds!": OBJECT}
+RUN: Form = {
+    "run!": {"config": {EVERY: OBJECT}, "layers": [INTEGER]},
+    "versions!": {EVERY: TEXT},
+    "hardware!": [OBJECT],
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,13 @@ class Line:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Line:
-        """Return the line that `to_dict` was called on."""
+        """Return the line that `to_dict` was called on; ValueError for what is none."""
+        check_form(line, LINE, "the line")
+        if "error" not in line:
+            of_model = {"before": {"problems!": OBJECT}, "after": OF_EDIT}.get(line["when"], OF_MODEL)
+            check_form(line, of_model if line["fact"] is None else OF_FACT, "the line")
+        if len(line.get("drift_rows", (0, 0))) != 2:
+            raise ValueError("the line's drift_rows are not two numbers")
         measured = dict(line)
         method, when, chunk, fact = (measured.pop(name) for name in ("method", "when", "chunk", "fact"))
         return cls(method or UNEDITED, when, chunk, WHOLE if fact is None else fact, measured)
@@ -124,7 +146,13 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Line]:
-    return [Line.from_dict(line) for line in resuming.read_journal(path)]
+    lines = []
+    for number, line in enumerate(resuming.read_journal(path), 1):
+        try:
+            lines.append(Line.from_dict(line))
+        except ValueError as error:
+            raise EditError(f"{path}, line {number}: no result of `ffedit bench` ({error}); {WAYS_OUT}") from error
+    return lines
 
 
 @contextmanager
@@ -162,9 +190,10 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         return {}, []
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
+        check_form(manifest, RUN)
         there, made_by = dict(unsealed(manifest["run"])), dict(manifest["versions"])
         machines = [dict(machine) for machine in manifest["hardware"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
     _refuse_difference(folder, "other versions", _released(made_by), _released(versions()))
     _refuse_difference(folder, "another run", there, run)

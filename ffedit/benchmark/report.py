@@ -7,6 +7,7 @@ was interrupted, or shared by several processes, gives the same report as one th
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -17,10 +18,11 @@ from typing import Any
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpack
+from ffedit.errors import EditError
 from ffedit.evaluator import METRICS, NAMES, FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, show
 from ffedit.facts.text import counted
 from ffedit.notebook import Displayed
 
@@ -131,6 +133,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def _index(name: str) -> int:
+    """Return the index of a fact from its name in JSON; EditError for another name."""
+    if not re.fullmatch(r"\d{1,9}", name, re.ASCII):
+        raise EditError(f"the results are of fact {show(name)}; a number was expected")
+    return int(name)
+
+
 class Results:
     """The lines of a journal, indexed by method and moment; `facts` are those that they refer to by index."""
 
@@ -139,6 +148,9 @@ class Results:
         self._models: dict[tuple[str, str], list[Line]] = defaultdict(list)
         self._scores: dict[tuple[str, str], dict[int, FactScores]] = defaultdict(dict)
         for _, line in sorted(journal.lines.items()):
+            asked = [line.fact, *(_index(name) for name in line.measured.get("problems", ()))]
+            if not all(WHOLE <= index < len(facts) for index in asked):
+                raise EditError(f"the results are of fact {max(asked)}, and the run has {counted(len(facts), 'fact')}")
             moment = line.method, line.when
             (self._models if line.fact == WHOLE else self._facts)[moment].append(line)
             if line.fact != WHOLE and "error" not in line.measured:
@@ -182,6 +194,11 @@ class Results:
         ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
         edited = {line.fact: ends[line.chunk] for line in written}
         width = max(1, math.ceil(len(written) / BINS))
+        if (
+            unwritten := {fact for when in self.curve(method).values() for fact in self.scores(method, when)}
+            - edited.keys()
+        ):
+            raise EditError(f"the results of {method} measure fact {min(unwritten)}, but no edit that wrote it")
         by_age: dict[int, dict[int, list[FactScores]]] = defaultdict(lambda: defaultdict(list))
         by_age[0] = {fact: [scores] for fact, scores in self.scores(method, "after").items()}
         for so_far, when in self.curve(method).items():
@@ -268,7 +285,7 @@ def _failures(results: Results, facts: Sequence[Fact], methods: Sequence[str]) -
         return {"fact": i, "case_id": fact.case_id, "subject": fact.subject, "method": method, "reason": reason}
 
     for line in results.models(UNEDITED, "before"):
-        yield from (failure(int(i), None, reason) for i, reason in line.measured["problems"].items())
+        yield from (failure(_index(i), None, reason) for i, reason in line.measured["problems"].items())
     for method in methods:
         lines = [line for line in results.lines(method, "after") if "error" in line.measured]
         yield from (failure(line.fact, method, line.measured["error"]) for line in lines)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Mode:
     def parse(cls, text: str) -> Mode:
         """Read `single`, `batch:N`, `sequential` or `sequential:N`. Raises EditError for anything else."""
         name, colon, size = text.partition(":")
-        sized = size.isdecimal() and int(size) > 0
+        sized = bool(re.fullmatch(r"0*[1-9]\d{,8}", size, re.ASCII))
         if not (text in ("single", "sequential") or (name in ("batch", "sequential") and sized)):
             raise EditError(f"mode {text!r} is not known; give single, batch:N or sequential[:N], N at least 1")
         return cls(name, int(size) if colon else 1)

@@ -15,8 +15,8 @@ from io import TextIOWrapper
 
 import rich_click as click
 from click.exceptions import NoSuchCommand
-from rich.console import Console
 
+from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import error_line
 from ffedit.errors import CheckError, FFEditError, RequirementError, brief
 from ffedit.version import __version__
@@ -140,4 +140,4 @@ def _show(message: str) -> None:
     if os.environ.get("RANK", "0") != "0":
         # An error that all processes see is shown by the first: meanwhile the launcher ends the others.
         time.sleep(5)
-    Console(stderr=True).print(error_line(message), soft_wrap=True)
+    PlainConsole(stderr=True).print(error_line(message), soft_wrap=True)

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import rich_click as click
-from rich.console import Console
 
 import ffedit
 from ffedit.cli.options import COUNT, LoadModel, Surface, asking_options, edit_folder, output_options
+from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import error_line
 from ffedit.errors import FFEditError
 
@@ -35,7 +35,7 @@ def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Su
     editable = load_model(edit, show=False)
     if edit is None and not editable.history.originals:
         raise click.UsageError(f"{editable.name} carries no edit that can be taken out; give --edit PATH")
-    console, rows = Console(highlight=False, quiet=surface.quiet), []
+    console, rows = PlainConsole(quiet=surface.quiet), []
     surface.show()
     console.print(two_columns("before", "after", style="bold"))
     for prompt in _prompts(console):
@@ -52,13 +52,13 @@ def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Su
     surface.write_json({"model": editable.name, "prompts": rows})
 
 
-def _prompts(console: Console) -> Iterator[str]:
+def _prompts(console: PlainConsole) -> Iterator[str]:
     """Yield lines until an empty one or the end; those that are piped in are shown as if they were typed."""
     typed = sys.stdin.isatty()
     try:
         while (line := console.input("> " if typed else "")).strip():
             if not typed:
-                console.print(f"> {line}", markup=False)
+                console.print(f"> {line}")
             yield line
     except EOFError:
         return

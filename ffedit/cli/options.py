@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import rich_click as click
 from click import get_current_context
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
 import ffedit
+from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.config import EditConfig
@@ -34,6 +35,7 @@ from ffedit.editor.methods import preset, preset_names, set_numbers
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
+from ffedit.facts.text import visible
 from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.loading.names import NAMED, check_name
@@ -75,7 +77,7 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
     sizes = [(device.strip(), size.strip()) for device, _, size in (part.partition("=") for part in text.split(","))]
     if not all(device and size for device, size in sizes):
         raise EditError(f"--max-memory {text!r} is not known; give 0=20GB,cpu=64GB, say")
-    return {int(device) if device.isdecimal() else device: size for device, size in sizes}
+    return {int(device) if device.isdecimal() and len(device) < 5 else device: size for device, size in sizes}
 
 
 LOADING = {
@@ -151,6 +153,8 @@ asking_options = all_of(
 @contextmanager
 def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
     """Yield the name of the model to load: `model`, or else the base of `edit`; an error says how to name the base."""
+    if model is None and edit is not None and "model" not in edit.provenance:
+        raise EditError("the edit does not say which model it is of; name its base with --model")
     name = model or ("atlas" if edit is None else edit.provenance["model"])
     try:
         yield name
@@ -368,7 +372,7 @@ def logged(verbose: bool, file: Path | None) -> Iterator[None]:
     logger, started = logging.getLogger("ffedit"), perf_counter()
     level = logger.level
     for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        handler.setFormatter(OneLine("%(asctime)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
@@ -400,6 +404,14 @@ class LogFile(logging.FileHandler):
             return
 
 
+class OneLine(logging.Formatter):
+    """Format a record on one line, with invisible characters visible: its text may be of a file or a model."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return visible(super().format(record))
+
+
 class Surface:
     """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
@@ -409,7 +421,7 @@ class Surface:
         self.json_to = json_to
         self.quiet = quiet or json_to == "-"
         self._notes = not quiet
-        self._console = Console(quiet=self.quiet, highlight=False)
+        self._console = PlainConsole(quiet=self.quiet)
         self._status: Status | None = None
 
     def show(self, *parts: RenderableType | None) -> None:
@@ -424,11 +436,11 @@ class Surface:
     def note(self, text: str) -> None:
         """Print a line on standard error, with `--json -` as well."""
         if self._notes:
-            click.echo(text, err=True)
+            click.echo(visible(text), err=True)
 
     def announce(self, what: str) -> None:
         """Show on a terminal what is being done, until something else is shown or the command ends."""
-        console = Console(stderr=True)
+        console = PlainConsole(stderr=True)
         if console.is_terminal and not self.quiet:
             self._stop()
             self._status = console.status(f"{what} …")

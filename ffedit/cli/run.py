@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,19 +16,23 @@ import yaml
 
 from ffedit.cli.apply import apply
 from ffedit.cli.export import export
-from ffedit.cli.options import FILE, is_first_process
+from ffedit.cli.options import FILE, LOADING, is_first_process
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import set_numbers
 from ffedit.errors import EditError, FFEditError, brief
+from ffedit.facts.fact import show
 from ffedit.files.placing import beside
 
 FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves
+CONSENT = "trust_remote_code"  # whoever wrote a recipe cannot give it for whoever runs it
+MOST = 1_000_000  # values in a recipe: aliases of aliases would be any number
 EXPORT = "export"  # a folder, as of `apply`, or a list of the options of `export`
 
 
 @click.command()
 @click.argument("recipe", type=FILE)
 @click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
+@LOADING[CONSENT]
 @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
 @click.pass_context
 def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
@@ -37,6 +42,7 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
     the working folder.
     """
     values, lines = read_recipe(recipe)
+    consent = ["--trust-remote-code"] if flags.pop(CONSENT) else []
     values |= {name: True for name, value in flags.items() if value}
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
     with ExitStack() as temporary:
@@ -44,14 +50,14 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
         if exports:
             edit = str(values.setdefault("out", str(folder / "edit")))
         export_words = [
-            [edit, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")] for i, how in enumerate(exports)
+            [edit, *consent, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")] for i, how in enumerate(exports)
         ]
         if isinstance(values.get(FACTS), list):
             facts = folder / "facts.json"
-            facts.write_text(json.dumps(values[FACTS]), encoding="utf-8")
+            facts.write_text(_json(values[FACTS], f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}"), encoding="utf-8")
             values[FACTS] = str(facts)
-        source = [str(values.pop(FACTS))] if FACTS in values else []
-        words = [*arguments(apply, values, recipe, lines), *source]
+        source = [_word(values.pop(FACTS), f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}")] if FACTS in values else []
+        words = [*arguments(apply, values, recipe, lines), *consent, *source]
         with named(recipe, lines):
             context = apply.make_context("run", words, parent=current)
         apply.invoke(context)
@@ -63,22 +69,41 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Read a recipe: its values, and by dotted name ("set.value.steps", "export.0.out") the line of each, from 1."""
     try:
         text = path.read_text(encoding="utf-8")
-        values, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise EditError(f"{path}: cannot be read ({error})") from error
+    try:
+        values, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        lines = _numbered(path, root)
+    except FFEditError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise EditError(f"{path}{line}: not YAML ({error.problem})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a control character; a date that is none
+    except Exception as error:  # a date that is none, brackets thousands deep, a tag that lies: PyYAML raises anything
         raise EditError(f"{path}: not YAML that can be read ({brief(error)})") from error
     if not isinstance(values, dict):
         raise EditError(f"{path}: holds no recipe; a mapping of options was expected, such as `facts: FILE`")
+    return values, lines
+
+
+def _numbered(path: Path, root: yaml.Node | None) -> dict[str, int]:
+    """Return the line of each value by its dotted name; EditError for a name that stands there twice."""
     lines: dict[str, int] = {}
     for name, number in _lines(root):
         if name in lines:
             raise EditError(f"{path}:{number}: {name} stands there twice, first in line {lines[name]}")
+        if len(lines) == MOST:
+            raise EditError(f"{path}: has more than {MOST:,} values, counted as often as aliases repeat them")
         lines[name] = number
-    return values, lines
+    return lines
+
+
+def _json(value: Any, where: str) -> str:
+    """Return a value of a recipe as JSON; EditError for one that JSON has not, such as a date."""
+    try:
+        return json.dumps(value)
+    except TypeError as error:
+        raise EditError(f"{where}: JSON has no such value ({error}); put it between quotation marks") from error
 
 
 def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -98,6 +123,9 @@ def arguments(
 ) -> list[str]:
     """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`."""
     options = {_name(option): option for option in command.params if isinstance(option, click.Option)}
+    if not isinstance(values, Mapping):
+        line = lines.get(prefix.removesuffix("."), 1)
+        raise EditError(f"{recipe}:{line}: {prefix.removesuffix('.')} is {show(values)}; options by name were expected")
     words = []
     for name, value in values.items():
         where = f"{recipe}:{lines.get(prefix + str(name), 1)}"
@@ -107,15 +135,19 @@ def arguments(
             close = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
             raise EditError(f"{where}: {name} is not known; {hint}")
+        if option.name == CONSENT:
+            raise EditError(
+                f"{where}: {name} is for you to say: leave it out, and give `ffedit run --trust-remote-code`"
+            )
         flag = option.opts[-1] if option.opts[-1].startswith("--") else option.opts[0]
         if isinstance(value, bool) != option.is_flag or (isinstance(value, dict | list) and not option.multiple):
             expected = "true or false" if option.is_flag else "one value"
-            raise EditError(f"{where}: {name} is {value!r}; {expected} was expected")
+            raise EditError(f"{where}: {name} is {_shown(value)}; {expected} was expected")
         if option.is_flag:
             words += [flag] if value else []
         elif isinstance(value, dict):
             for inner, number in value.items():
-                setting = f"{inner}={number if isinstance(number, str) else json.dumps(number)}"
+                setting = f"{inner}={number if isinstance(number, str) else _json(number, where)}"
                 try:
                     set_numbers(EditConfig(), [setting])
                 except FFEditError as error:
@@ -123,8 +155,24 @@ def arguments(
                 words += [flag, setting]
         else:
             for word in value if isinstance(value, list) else [value]:
-                words += [flag, str(word)]
+                words += [flag, _word(word, f"{where}: {name}")]
     return words
+
+
+def _word(value: Any, where: str) -> str:
+    """Return a value as a word of a command line; EditError for one that no shell could pass on."""
+    try:
+        encoded = os.fsencode(word := str(value))
+    except ValueError as error:  # a lone surrogate, or an integer of thousands of digits
+        raise EditError(f"{where}: {brief(error)}; another value was expected") from error
+    if b"\0" in encoded:
+        raise EditError(f"{where} is {show(word)}, which holds a NUL character; another value was expected")
+    return word
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else show(value)
 
 
 def _name(option: click.Option) -> str:

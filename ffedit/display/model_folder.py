@@ -10,7 +10,7 @@ from ffedit.display.figures.plots import report_panels
 from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal import model_view
 from ffedit.errors import EditError
-from ffedit.files.atomic import write_text
+from ffedit.files.atomic import check_free, write_text
 from ffedit.files.resuming import LOCK, claimed
 from ffedit.inspector.memory_pass import FILE
 from ffedit.inspector.model_view import ModelReport
@@ -19,11 +19,14 @@ OURS = (FILE, "rows-*.safetensors", "report.json", "report.md", "report.png")
 
 
 def prepare(folder: Path, force: bool) -> None:
-    """Create the folder, or accept one that holds a pass; with `force`, delete that pass.
+    """Accept a folder that can be created, or one that holds a pass; with `force`, delete that pass.
 
     Raises:
         EditError: the folder holds other files, cannot be written, or is in use by another process.
     """
+    if not folder.exists():
+        check_free(folder, force)
+        return
     try:
         others = folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())
         if others and not (folder / FILE).exists() and not any(folder.glob("rows-*.safetensors")):

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
@@ -17,6 +17,7 @@ from ffedit.benchmark import BenchReport
 from ffedit.benchmark.tables import headline
 from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import check_matplotlib, style
+from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import candidates_table, layer_choice, model_choice
@@ -55,7 +56,7 @@ def html(result: object) -> str:
     view = next(VIEWS[kind] for kind in type(result).__mro__ if kind in VIEWS)
     # force_jupyter: otherwise rich would also show it in the notebook by itself.
     look: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
-    console = Console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, **look)
+    console = PlainConsole(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, **look)
     console.print(view(result))
     return console.export_html(theme=THEME, code_format=FORMAT, inline_styles=True)
 

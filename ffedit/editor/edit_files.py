@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,10 @@ import yaml
 from safetensors import SafetensorError, deserialize
 
 from ffedit.editor.config import dotted
-from ffedit.errors import EditError, FactError
-from ffedit.facts.fact import Fact
+from ffedit.errors import EditError, FactError, brief
+from ffedit.facts.fact import Fact, show
+from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
+from ffedit.facts.text import visible
 
 if TYPE_CHECKING:
     from ffedit.editor.edit import Edit
@@ -28,6 +31,49 @@ FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
 EDITS = "ffedit_edits"  # in a checkpoint: the folder of the edits that are in its weights
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+ADDRESS = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
+# What is read of a provenance; all else in it is free. Whoever writes an edit signs it, so hashes vouch for no form.
+_SCORES: Form = {EVERY: Maybe(NUMBER)}
+_MOVED: Form = {"moved!": NUMBER, "bound!": NUMBER}
+_STATISTICS: Form = {
+    "corpus": TEXT,
+    "tokens!": INTEGER,
+    "keys": INTEGER,
+    "convergence": Maybe(NUMBER),
+    "fingerprint": TEXT,
+}
+_GUARANTEE: Form = {
+    **{"directions!": INTEGER, "of": INTEGER, "share!": NUMBER, "text!": _MOVED},
+    "kept!": {"keys!": INTEGER, **_MOVED},
+}
+_SOLVED: Form = {
+    **{"subject": TEXT, "tokens": [INTEGER], "probabilities": [NUMBER], "loss": [NUMBER], "contexts": [TEXT]},
+    **{"from": TEXT},
+}
+_PART: Form = {
+    **{"method": TEXT, "model": TEXT, "chat": YES_OR_NO, "layers": [INTEGER], "fingerprint": TEXT},
+    **{"subjects": {EVERY: [TEXT]}, "config": OBJECT, "configs": {EVERY: OBJECT}, "solved": [_SOLVED]},
+}
+PROVENANCE: Form = {
+    **_PART,
+    **{"base!": TEXT, "dtype": TEXT, "computed_in": TEXT, "after": [TEXT], "warnings": [TEXT]},
+    "matrices": {
+        EVERY: {
+            "parameter!": TEXT,
+            "saved_as": TEXT,
+            "transposed!": YES_OR_NO,
+            "shape!": [INTEGER],
+            "sample!": [NUMBER],
+        }
+    },
+    **{"norms": {EVERY: NUMBER}, "norm_ratio": NUMBER, "division": {EVERY: [NUMBER]}, "versions": {EVERY: TEXT}},
+    **{"statistics": {EVERY: _STATISTICS}, "guarantee": {EVERY: _GUARANTEE}, "inputs": {EVERY: TEXT}},
+    **{"scores": {"before!": _SCORES, "after!": Maybe(_SCORES)}, "verdict": {"text!": TEXT}},
+    "says": {"before": [Maybe(TEXT)], "after": [Maybe(TEXT)]},
+    "parts": [{**_PART, "fingerprint!": TEXT}],
+    "source": {"file!": TEXT, "package": Maybe(TEXT), "quantisation": [TEXT], "sha256!": TEXT},
+    "gguf": [{"name!": TEXT, "was!": TEXT, "kind!": TEXT, "lost!": NUMBER}],
+}
 
 
 class Numbers(NamedTuple):
@@ -88,17 +134,18 @@ class SavedEdit(Described):
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:
-                raise EditError(f"{folder}: an edit of format {manifest['format']}; this version reads {FORMAT}")
-            raw = dict(deserialize((folder / TENSORS).read_bytes()))  # type: ignore[no-untyped-call]
+                raise EditError(f"{folder}: an edit of format {show(manifest['format'])}; this version reads {FORMAT}")
+            raw = dict(deserialize(_content(folder / TENSORS)))  # type: ignore[no-untyped-call]
             numbers = {name: Numbers(DTYPES[at["dtype"]], at["shape"], bytes(at["data"])) for name, at in raw.items()}
             edit = cls(tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"], numbers)
-            if missing := [name for name in edit.expected() if name not in numbers]:
-                raise KeyError(missing[0])
-            _ = edit.base  # the provenance has one
+            edit.check_form()
             same_numbers = manifest["fingerprint"] == edit.fingerprint()
             same_manifest = manifest.pop("checksum") == checksum(manifest)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError) as error:
-            raise EditError(f"{folder}: the edit is damaged or foreign ({error}); make it anew") from error
+        except (
+            *(OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError),
+            RecursionError,  # brackets in brackets, thousands deep
+        ) as error:
+            raise EditError(f"{folder}: the edit is damaged or foreign ({brief(error)}); make it anew") from error
         if not same_numbers:
             raise EditError(f"{folder}: numbers or facts were changed after the edit was saved; make it anew")
         if not same_manifest:
@@ -109,17 +156,54 @@ class SavedEdit(Described):
         """Return the edit's identity (`digest`)."""
         return digest(self.facts, self.numbers.items())
 
+    def check_form(self) -> None:
+        """Raise a ValueError where the tensors are not those of an edit, or the provenance is not of its form."""
+        about: Mapping[str, Any] = self.provenance
+        form = PROVENANCE
+        if isinstance(about, Mapping) and "tokens" in (about.get("statistics") or ()):  # early edits: of one layer
+            form = {**PROVENANCE, "statistics": _STATISTICS}
+        check_form(about, form, "provenance")
+        if not self.numbers:
+            raise ValueError("it changes nothing")
+        for address in {name.partition("/")[0] for name in self.numbers}:
+            if not ADDRESS.fullmatch(address):
+                raise ValueError(f"{show(address)} is no layer")
+            self._check_shapes(address, about.get("subjects", {}).get(address))
+        for part in (about, *about.get("parts", ())):
+            for solved in part.get("solved", ()):
+                lengths = {len(solved[name]) for name in ("tokens", "probabilities") if name in solved}
+                if "tokens" in solved and (len(lengths) > 1 or not {"subject", "probabilities", "loss"} <= set(solved)):
+                    raise ValueError("provenance.solved does not say how each value was found")
+        if any(len(said) != len(self.facts) for said in about.get("says", {}).values() if said):
+            raise ValueError("provenance.says has not an answer for each fact")
+        scores = about.get("scores", {"before": {}, "after": None})
+        if scores["after"] is not None and scores["after"].keys() != scores["before"].keys():
+            raise ValueError("provenance.scores has other scores before than after")
+
+    def _check_shapes(self, address: str, subjects: list[str] | None) -> None:
+        """Raise a ValueError where the tensors of a memory do not fit each other; KeyError where one is missing."""
+
+        def shape(name: str) -> list[int]:
+            sides = self.numbers[f"{address}/{name}"].shape
+            if len(sides) != 2:
+                raise ValueError(f"{address}/{name} is {sides}; a matrix was expected")
+            return sides
+
+        if f"{address}/matrix" in self.numbers:
+            rows, columns = shape("matrix")
+        else:
+            (rows, rank), (also_rank, columns) = shape("left"), shape("right")
+            if rank != also_rank:
+                raise ValueError(f"{address}/left and {address}/right are factors of rank {rank} and {also_rank}")
+        (keyed, keys), (valued, values) = shape("keys"), shape("values")
+        if (keyed, valued) != (columns, rows) or keys != values or (subjects is not None and len(subjects) != keys):
+            raise ValueError(f"keys and values of layer {address} do not fit a change of [{rows}, {columns}]")
+
     @property
     def addresses(self) -> list[str]:
         """Layer, or layer and expert, of each memory that changes, in ascending order."""
         names = {name.partition("/")[0] for name in self.numbers}
         return sorted(names, key=lambda address: [int(number) for number in address.split(".")])
-
-    def expected(self) -> Iterator[str]:
-        """Yield the names of all tensors that the changes consist of."""
-        for address in self.addresses:
-            factors = ("matrix",) if f"{address}/matrix" in self.numbers else ("left", "right")
-            yield from (f"{address}/{name}" for name in (*factors, "keys", "values"))
 
     @property
     def layers(self) -> list[int]:
@@ -143,6 +227,13 @@ class SavedEdit(Described):
                 left, right = (self.numbers[f"{address}/{side}"].array() for side in ("left", "right"))
                 norms[address] = float(np.sqrt(max(0.0, ((left.T @ left) * (right @ right.T)).sum())))
         return norms
+
+
+def _content(file: Path) -> bytes:
+    """Read a file; a ValueError for what is none, such as a link to a device without an end."""
+    if not file.is_file():
+        raise ValueError(f"no file {file.name}")
+    return file.read_bytes()
 
 
 def check_edit(folder: Path) -> None:
@@ -178,11 +269,13 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
     """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
     about, layers = edit.provenance, edit.layers
-    if "config" not in about:
+    if not {"config", "model", "computed_in", "method"} <= set(about):
         raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such")
     if layers != list(range(layers[0], layers[-1] + 1)):
         raise EditError(f"an edit of layers {layers} has no recipe: `ffedit apply` writes to layers side by side")
     numbers = json.loads(json.dumps(dotted(about["config"])))  # YAML has no tuples
+    if missing := [name for name in ("key.fact_token", "seed") if name not in numbers]:
+        raise EditError(f"an edit without {missing[0]} has no recipe: `ffedit apply` does not make such")
     return {
         "model": about["model"],
         "dtype": about["computed_in"],
@@ -208,4 +301,7 @@ def to_yaml(recipe: Mapping[str, Any], edit: Edit | SavedEdit) -> str:
 
 def yaml_of(recipe: Mapping[str, Any]) -> str:
     """Write a recipe as YAML without a heading."""
-    return str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))
+    shown = str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))
+    # YAML leaves characters as they are that change the direction of the text around them; then all are escaped.
+    plain = all(visible(line) == line for line in shown.split("\n"))
+    return shown if plain else str(yaml.safe_dump(recipe, sort_keys=False, width=110))

@@ -35,7 +35,9 @@ from torch import Tensor
 
 from ffedit.algebra.key_moments import HELD, KeyMoments, KeyMomentsFitter
 from ffedit.editor.edit import unedited
+from ffedit.editor.edit_files import ADDRESS
 from ffedit.errors import EditError, brief
+from ffedit.facts.fact import show
 from ffedit.files import cache
 from ffedit.files.atomic import read_whole, written
 from ffedit.files.placing import delay_interrupt
@@ -494,5 +496,8 @@ def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
     files = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
     if not files:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
+    for path, moments in files.items():
+        if not ADDRESS.fullmatch(moments.address):
+            raise EditError(f"{path}: statistics of {show(moments.address)}, which is no layer; collect them anew")
     read = {path: (Address(*map(int, moments.address.split("."))), moments) for path, moments in files.items()}
     return dict(sorted(read.items(), key=lambda item: item[1][0]))

@@ -109,10 +109,11 @@ class FactScores:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
-        """Read what `to_dict` gave."""
+        """Read what `to_dict` gave; kinds of a metric that is not installed here are left out."""
         fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
         asked = tuple(Continuation(**fields) for fields in record.get("asked", ()))
-        return cls(fact, scores, record["says"], record.get("kinds", {}), record.get("left_out", {}), asked)
+        kinds = {name: value for name, value in record.get("kinds", {}).items() if name.partition("/")[0] in METRICS}
+        return cls(fact, scores, record["says"], kinds, record.get("left_out", {}), asked)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def _entries(a: bytes, b: bytes) -> str:
     """Name the top-level entries in which two JSON objects differ; an empty string if they are not JSON objects."""
     try:
         ours, theirs = json.loads(a), json.loads(b)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if not (isinstance(ours, dict) and isinstance(theirs, dict)):
         return ""

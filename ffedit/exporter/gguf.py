@@ -29,9 +29,10 @@ from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor import Edit
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.exporter.adapter import Factors, balanced
 from ffedit.exporter.checkpoint import Moved, export_plan
+from ffedit.facts.form import OBJECT, check_form
 from ffedit.files.tensor_ranges import Stored, contents
 from ffedit.loading.gguf import converted, entry, open_gguf
 from ffedit.loading.names import gguf_file
@@ -246,6 +247,11 @@ def _end(field: Any) -> int:
 
 
 def edits_in(reader: Any) -> list[dict[str, Any]]:
-    """Return what the header says of the edits in a file."""
-    edits: list[dict[str, Any]] = json.loads(entry(reader, ENTRY, "[]"))
+    """Return what the header says of the edits in a file; EditError where it is no list of JSON objects."""
+    text = entry(reader, ENTRY, "[]")
+    try:
+        edits: list[dict[str, Any]] = json.loads(text)
+        check_form(edits, [OBJECT], ENTRY)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EditError(f"GGUF file: its entry {ENTRY} is not ffedit's ({brief(error)}); fetch it anew") from error
     return edits

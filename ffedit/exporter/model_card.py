@@ -187,8 +187,9 @@ def _recipe(name: str, edit: Edit) -> str:
     ]
     if "norm_ratio" in about:
         lines.append(f"size of the change: ‖Δ‖ / ‖W‖ = {about['norm_ratio']:.4f}")
-    statistics = about.get("statistics", {}).values()
-    for corpus, tokens in sorted({(layer["corpus"], layer["tokens"]) for layer in statistics}):
+    statistics = about.get("statistics", {})
+    layers = [statistics] if "tokens" in statistics else statistics.values()  # the former of an early edit
+    for corpus, tokens in sorted({(layer.get("corpus", "unknown text"), layer["tokens"]) for layer in layers}):
         lines.append(f"key statistics: {tokens:,} tokens of {corpus}")
     if about.get("chat"):
         lines.append("asked in the model's chat template")

@@ -28,6 +28,9 @@ MULTI_HOP = "multi-hop"
 FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# What is never text: terminals act on it, and C strings end at NUL. Tabs and line ends are text; so are, in scripts
+# that need them, characters that change the direction of writing, which every output shows by their code points.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def fill(template: str, subject: str) -> str:
@@ -331,6 +334,10 @@ def _text(field: str, value: object, strip: bool = True) -> str:
         raise FactError(f"{field} is empty; expected some text")
     if not value.isascii() and _SURROGATE.search(value):
         raise FactError(f"{field} {show(value)} is not valid Unicode text (a lone surrogate)")
+    if control := _CONTROL.search(value):
+        raise FactError(f"{field} {show(value)} holds the control character U+{ord(control[0]):04X}; expected text")
+    if not value.isascii() and not any(c.isprintable() and not c.isspace() for c in value):
+        raise FactError(f"{field} {show(value)} has no visible character; expected some text")
     return value.strip() if strip else value
 
 

@@ -39,10 +39,10 @@ LONGEST = 60  # characters of the target's name in it: names of files have up to
 
 @contextmanager
 def named_errors(target: Path) -> Iterator[None]:
-    """Raise an EditError that names `target` for an OSError, or for safetensors' own error for a full disk."""
+    """Raise an EditError that names `target` for an OSError, safetensors' own for a full disk, or a lone surrogate."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:
         raise EditError(f"{target}: cannot be written ({getattr(error, 'strerror', '') or brief(error)})") from error
 
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, brief
 from ffedit.files.atomic import read_whole, write_file
 from ffedit.files.placing import named_errors, sweep
 from ffedit.files.seal import UNSEALED, check, seal, sealed, unsealed
@@ -106,7 +106,7 @@ def read_journal(path: Path) -> list[Any]:
     for number, text in enumerate(texts, 1):
         try:
             lines.append(unsealed(json.loads(text)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EditError(f"{path}, line {number}: damaged; start over with --force, or delete the line") from error
     return lines
 
@@ -155,8 +155,8 @@ def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
 
     try:
         return read_whole(path, read)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise EditError(f"{path}: {refusal} ({error})") from error
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise EditError(f"{path}: {refusal} ({brief(error)})") from error
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from typing import Any, BinaryIO, TypeAlias
 import torch
 from torch import Tensor
 
-from ffedit.errors import ModelError
+from ffedit.algebra.linalg import double
+from ffedit.errors import ModelError, brief
+from ffedit.facts.form import INTEGER, TEXT, check_form
 from ffedit.files.seal import UNSEALED, seal
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,6 +29,7 @@ NAMES = {dtype: name for name, dtype in FLOATS.items()}
 BLOCK = 1 << 18  # entries of a block; a few blocks are in memory at a time
 CHUNK = 1 << 22  # bytes
 LONGEST_HEADER = 100_000_000
+TENSOR = {"dtype!": TEXT, "shape!": [INTEGER], "data_offsets!": [INTEGER]}
 # A matrix to be written: dtype, shape, consecutive blocks of rows.
 Matrix: TypeAlias = "tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]"
 
@@ -67,7 +70,7 @@ class Stored:
         with self.file.open("rb") as file:
             file.seek(self.start + first * width)
             numbers = self._read(file, (last - first) * width)
-        return torch.frombuffer(numbers, dtype=self.dtype).reshape(last - first, self.shape[1])
+        return _tensor(numbers, self.dtype).reshape(last - first, self.shape[1])
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield a matrix in blocks of rows."""
@@ -85,7 +88,7 @@ class Stored:
             for i in range(0, entries, max(1, entries // count))[:count]:
                 file.seek(self.start + i * self.dtype.itemsize)
                 numbers += self._read(file, self.dtype.itemsize)
-        return torch.frombuffer(numbers, dtype=self.dtype).cpu().double()
+        return double(_tensor(numbers, self.dtype))
 
     def chunks(self) -> Iterator[bytes]:
         """Yield its bytes, a few MiB at a time."""
@@ -108,6 +111,11 @@ class Stored:
         if self.start == other.start and os.path.samefile(self.file, other.file):
             return True
         return all(a == b for a, b in zip(self.chunks(), other.chunks(), strict=True))
+
+
+def _tensor(numbers: bytearray, dtype: torch.dtype) -> Tensor:
+    """Return bytes as a tensor that shares them; torch takes no empty buffer."""
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 def of_expert(parameter: str) -> tuple[str, int | None]:
@@ -144,14 +152,24 @@ def read_header(path: Path) -> dict[str, Stored]:
         header.pop("__metadata__", None)
         tensors: dict[str, Stored] = {}
         for name, about in header.items():
+            check_form(about, TENSOR, name)
             first, last = about["data_offsets"]
             if not 0 <= first <= last <= size - 8 - length:
                 raise ValueError(f"{name} lies outside the file")
-            stored = Stored(path, 8 + length + first, last - first, about["dtype"], tuple(about["shape"]))
-            tensors |= stored.matrices(name)
+            shape = tuple(about["shape"])
+            _check_size(name, about["dtype"], shape, last - first)
+            tensors |= Stored(path, 8 + length + first, last - first, about["dtype"], shape).matrices(name)
         return tensors
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path}: no safetensors file that can be read ({error}); fetch it anew") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{path}: no safetensors file that can be read ({brief(error)}); fetch it anew") from error
+
+
+def _check_size(name: str, kind: str, shape: tuple[int, ...], size: int) -> None:
+    """Raise a ValueError where a shape declares other than `size` bytes; a kind not known here has a bit a number."""
+    numbers = prod(shape)
+    declared = numbers * FLOATS[kind].itemsize if kind in FLOATS else size
+    if min(shape, default=0) < 0 or declared != size or numbers > 8 * size:
+        raise ValueError(f"{name} is {kind} {list(shape)} in {size:,} bytes")
 
 
 def contents(folder: Path) -> dict[str, Stored]:
@@ -166,8 +184,8 @@ def contents(folder: Path) -> dict[str, Stored]:
             files = sorted(set(shards.values()))
             if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
                 raise ValueError("it names a file outside the folder")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index}: cannot be read ({error}); fetch the checkpoint anew") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{index}: cannot be read ({brief(error)}); fetch the checkpoint anew") from error
         tensors = dict(item for file in files for item in read_header(folder / file).items())
         if lost := sorted(name for name in shards if name not in tensors and f"{name}[0]" not in tensors):
             raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")

@@ -251,9 +251,9 @@ def _json(path: Path) -> Iterator[Any]:
                 yield from json.loads(line + "".join(rest for _, rest in lines))
             else:
                 yield json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also an integer of thousands of digits, thousands of brackets
             raise EditError(
-                f"{path}: line {number} is not JSON ({error}); one record a line was expected, or in .json one list"
+                f"{path}: line {number} is not JSON ({brief(error)}); one record a line was expected, or one list"
             ) from error
 
 

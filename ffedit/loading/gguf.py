@@ -120,7 +120,7 @@ def _content(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one where there is none."""
     try:
         content = unsealed(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -225,9 +225,12 @@ def open_gguf(file: Path) -> Any:
 
 
 def entry(reader: Any, name: str, default: Any = None) -> Any:
-    """Return the value of an entry in a file's header."""
+    """Return the value of an entry in a file's header; ModelError for text that is not UTF-8."""
     field = reader.get_field(name)
-    return default if field is None else field.contents()
+    try:
+        return default if field is None else field.contents()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"GGUF file: its entry {name} is damaged ({error}); fetch it anew") from error
 
 
 def _architecture(reader: Any) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 
+from ffedit.display.terminal.console import PlainConsole
 from ffedit.progress import Progress, silent
 
 INTERVAL = 10.0  # seconds, at least, before and between lines
@@ -20,12 +21,12 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
 
     The text after a colon in a stage ("memit: efficacy 0.98") may change without starting a new bar.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     if quiet or not console.is_terminal:
         yield silent if quiet else _lines(console)
         return
     bars = Bars(
-        TextColumn("{task.description:<12}", style="dim"),
+        TextColumn("{task.description:<12}", style="dim", markup=False),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),

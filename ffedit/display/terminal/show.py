@@ -118,10 +118,11 @@ def _about(edit: Edit | SavedEdit, path: Path | None) -> Iterator[tuple[str, str
 def _statistics(statistics: Mapping[str, Any]) -> str:
     """Describe the text that the key statistics were collected on, with a fingerprint per layer."""
     layers = [statistics] if "tokens" in statistics else list(statistics.values())
-    texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer['corpus']}" for layer in layers)
+    texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer.get('corpus', 'unknown text')}" for layer in layers)
     apart = [number(layer["convergence"]) for layer in layers if layer.get("convergence") is not None]
     halves = f"; halves solve {first_names(apart)} apart" if apart else ""
-    return f"{', '.join(texts)}{halves}; fingerprint {first_names([str(layer['fingerprint']) for layer in layers])}"
+    prints = [layer["fingerprint"] for layer in layers if "fingerprint" in layer]
+    return f"{', '.join(texts)}{halves}{f'; fingerprint {first_names(prints)}' if prints else ''}"
 
 
 def _guarantee(layer: Mapping[str, Any]) -> str:

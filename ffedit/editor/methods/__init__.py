@@ -86,7 +86,7 @@ def set_numbers(config: EditConfig, settings: Iterable[str]) -> EditConfig:
         name, _, text = setting.partition("=")
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON: a word
             value = text
         config = set_number(config, name, value)
     return config
