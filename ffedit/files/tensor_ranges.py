@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, TypeAlias
 import torch
 from torch import Tensor
 
-from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError, brief
 from ffedit.facts.form import INTEGER, TEXT, check_form
 from ffedit.files.seal import UNSEALED, seal
@@ -88,7 +87,7 @@ class Stored:
             for i in range(0, entries, max(1, entries // count))[:count]:
                 file.seek(self.start + i * self.dtype.itemsize)
                 numbers += self._read(file, self.dtype.itemsize)
-        return double(_tensor(numbers, self.dtype))
+        return _tensor(numbers, self.dtype).cpu().double()
 
     def chunks(self) -> Iterator[bytes]:
         """Yield its bytes, a few MiB at a time."""
