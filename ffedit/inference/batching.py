@@ -14,6 +14,17 @@ from ffedit.model.storage import device_of, free_memory
 # How failed allocations are worded: by torch on a CPU (two), CUDA and MPS, by cuBLAS, cuSOLVER and cuDNN, and by MAGMA.
 FAILED = ("not enough memory", "allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "MAGMA_ERR_DEVICE_ALLOC")
 
+# How the failure of a device begins, as of one that was removed or a kernel that stopped; what follows differs.
+DEVICE_FAILED = (
+    "CUDA error",
+    "CUDA driver error",
+    "HIP error",
+    "NCCL error",
+    "cuDNN error",
+    "MPS backend",
+    "XPU error",
+)
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -87,6 +98,19 @@ def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         raise refusal from error
+
+
+def device_failure(error: BaseException) -> str | None:
+    """Return in one line that memory or the device failed; None of any other error."""
+    said = str(error).strip().partition("\n")[0]
+    if out_of_memory(error):
+        return f"not enough memory ({said or type(error).__name__}); use another --device or --dtype, or fewer facts"
+    if said.startswith(DEVICE_FAILED):
+        return (
+            f"the device failed ({said}): it is gone, or its computation stopped; the same command goes on where saved "
+            "work allows, or use another --device"
+        )
+    return None
 
 
 def out_of_memory(error: BaseException) -> bool:
