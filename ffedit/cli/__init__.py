@@ -126,9 +126,9 @@ def invoke(arguments: list[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         from ffedit.inference.batching import device_failure
 
-        if (message := device_failure(error)) is None:
+        if (failure := device_failure(error)) is None:
             raise
-        _show(message)
+        _show(failure)
         return 1
     except OSError as error:  # for example a cache that cannot be cleared, or a file that cannot be read
         _show(f"{error.filename or 'the disk'}: {error.strerror or error}")
