@@ -124,6 +124,13 @@ def invoke(arguments: list[str] | None = None) -> int:
     except FFEditError as error:
         _show(str(error))
         return 3 if isinstance(error, RequirementError) else 4 if isinstance(error, CheckError) else 1
+    except (MemoryError, RuntimeError) as error:
+        from ffedit.inference.batching import device_failure
+
+        if (failure := device_failure(error)) is None:
+            raise
+        _show(failure)
+        return 1
     except OSError as error:  # for example a cache that cannot be cleared, or a file that cannot be read
         _show(f"{error.filename or 'the disk'}: {error.strerror or error}")
         return 1

@@ -25,6 +25,17 @@ TOKENS = 2048
 # Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
 BATCH_COST = 32
 
+# How the failure of a device begins, as of one that was removed or a kernel that stopped; what follows differs.
+DEVICE_FAILED = (
+    "CUDA error",
+    "CUDA driver error",
+    "HIP error",
+    "NCCL error",
+    "cuDNN error",
+    "MPS backend",
+    "XPU error",
+)
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -124,6 +135,19 @@ def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         raise refusal from error
+
+
+def device_failure(error: BaseException) -> str | None:
+    """Return in one line that memory or the device failed; None of any other error."""
+    said = str(error).strip().partition("\n")[0]
+    if out_of_memory(error):
+        return f"not enough memory ({said or type(error).__name__}); use another --device or --dtype, or fewer facts"
+    if said.startswith(DEVICE_FAILED):
+        return (
+            f"the device failed ({said}): it is gone, or its computation stopped; the same command goes on where saved "
+            "work allows, or use another --device"
+        )
+    return None
 
 
 def out_of_memory(error: BaseException) -> bool:

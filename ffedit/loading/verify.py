@@ -165,7 +165,9 @@ def _verify(editable: Editable) -> None:
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
     editable.layer_outputs = 2 if isinstance(returned[0], tuple) else 0
     state = final["unembedding"]
-    feeding = [path for path, out in beside.items() if out.shape == state.shape and torch.equal(out, state)]
+    # The modules around the layers may be on several devices.
+    alike = {path: out.to(state.device) for path, out in beside.items() if out.shape == state.shape}
+    feeding = [path for path, out in alike.items() if torch.equal(out, state)]
     editable.norm = feeding[-1] if feeding else ""
     d_model = first["first"].shape[-1]
     errors = [_product_error(memory, keys[at], outputs[at], d_model, name) for at, memory in dense.items()]

@@ -335,3 +335,38 @@ def test_a_full_disk(here: Path, model: Path, option: str, size: int) -> None:
     done = process("-m", "ffedit", "apply", "fact.json", "-q", "-m", model, option, "full", size=size)
     assert done.code == 1 and done.err.startswith("error: full: cannot be written (") and done.err.count("\n") == 1
     assert disk(here) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be"),
+            "the device failed (CUDA",
+        ),
+        (RuntimeError("CUDA error: unspecified launch failure"), "the device failed (CUDA error: unspecified launch"),
+        (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"), "the device failed (NCCL error"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "not enough memory (CUDA out of memory"),
+        (MemoryError(), "not enough memory (MemoryError)"),
+    ],
+)
+def test_a_device_that_fails_is_one_line(
+    error: Exception,
+    said: str,
+    model: Path,
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ffedit.evaluator.responses.ask", fails)
+    monkeypatch.setattr("ffedit.evaluate", fails)
+    before = disk(empty)
+    ran = shell(capsys, "evaluate", *ASKED, "--model", model)
+    assert ran.code == 1 and said in ran.err and ran.err.count("\n") == 1 and disk(empty) == before
+    error.args = ("shapes do not match",)
+    if isinstance(error, RuntimeError):
+        with pytest.raises(RuntimeError, match="shapes do not match"):
+            shell(capsys, "evaluate", *ASKED, "--model", model)

@@ -12,10 +12,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from ffedit.model.editable import Editable
 
 _setup_privateuseone_for_python_backend("second")
 SECOND = torch.device("second", 0)
@@ -132,4 +135,24 @@ def moved(model: nn.Module) -> nn.Module:
             module._parameters[name] = known[id(parameter)]
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = SecondTensor(buffer)
+    return model
+
+
+def spread(editable: Editable, on_second: range) -> nn.Module:
+    """Move some layers of an untied model to the device, and what is before or behind all layers with its neighbor."""
+    depth, model = len(editable.layers), editable.model
+    assert editable.embedding.weight is not editable.unembedding.weight
+    above = [module for module in model.modules() if not list(module.children())]
+    inside = {id(module) for layer in editable.layers for module in layer.modules()}
+    before = [module for module in above if id(module) not in inside and module is editable.embedding]
+    behind = [module for module in above if id(module) not in inside and module is not editable.embedding]
+    layers = [([layer], number) for number, layer in enumerate(editable.layers)]
+    groups = [(before, 0), *layers, (behind, depth - 1)]
+    for modules, number in groups:
+        for module in modules:
+            if number in on_second:
+                moved(module)
+            where = SECOND if number in on_second else torch.device("cpu")
+            add_hook_to_module(module, AlignDevicesHook(where))
+    add_hook_to_module(model, AlignDevicesHook(io_same_device=True))  # as accelerate's dispatch_model does
     return model

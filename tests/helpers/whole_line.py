@@ -1,6 +1,6 @@
 """Everything that a person does with a model, on the CPU and on a device without float64.
 
-`python whole_line.py FAMILY FOLDER` prints, as JSON, how far the numbers of each step are apart on the two,
+`python whole_line.py FAMILY FOLDER [FIRST END]` prints, as JSON, how far the numbers of each step are apart on the two,
 relative to their size.
 """
 
@@ -12,13 +12,15 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import zoo
-from second_device import SECOND, SecondDevice, moved
+from second_device import SecondDevice, moved, spread
 from writing import CORPUS, FACT, SECOND as OTHER, quick
 
 import ffedit
@@ -57,7 +59,10 @@ def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "inspect memory", ffedit.inspect_memory(editable, f"{memory}.5", CORPUS).to_dict()
     yield "inspect prompt", ffedit.inspect_prompt(editable, PROMPT).to_dict()
     yield "inspect edit", ffedit.inspect_edit(editable, first, CORPUS).to_dict()
-    yield "inspect model", ffedit.inspect_model(editable, CORPUS, folder / str(editable.device)).to_dict()
+    yield (
+        "inspect model",
+        ffedit.inspect_model(editable, CORPUS, folder / Path(os.environ["FFEDIT_CACHE"]).name).to_dict(),
+    )
 
 
 def numbers(value: Any) -> list[float]:
@@ -71,21 +76,23 @@ def numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-def main(family: str, folder: Path) -> None:
+def main(family: str, folder: Path, layers: range | None = None) -> None:
     """Run all steps on both and print."""
     torch.set_num_threads(1)
     plain = zoo.trained(family, True)
+    # Of a model on both devices, the first steps show that each part finds its device.
+    taken = partial(takewhile, lambda step: layers is None or step[0] != "alphaedit")
     found: list[dict[str, list[float]]] = []
     for name in ("cpu", "second"):
         os.environ["FFEDIT_CACHE"] = str(folder / f"cache-{name}")
         pair = copy.deepcopy(plain.model), plain.tokenizer
         if name == "cpu":
-            found.append({step: numbers(value) for step, value in steps(ffedit.load(pair), folder)})
+            found.append({step: numbers(value) for step, value in taken(steps(ffedit.load(pair), folder / name))})
             continue
         with SecondDevice():
-            editable = ffedit.load((moved(pair[0]), pair[1]))
-            assert editable.device == SECOND
-            found.append({step: numbers(value) for step, value in steps(editable, folder)})
+            model = moved(pair[0]) if layers is None else spread(zoo.trained(family, True), layers)
+            editable = ffedit.load((model, pair[1]))
+            found.append({step: numbers(value) for step, value in taken(steps(editable, folder / name))})
     apart = {}
     for step, expected in found[0].items():
         one, other = (np.nan_to_num(np.array(side)) for side in (expected, found[1][step]))
@@ -95,4 +102,4 @@ def main(family: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), range(*map(int, sys.argv[3:])) if sys.argv[3:] else None)

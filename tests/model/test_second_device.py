@@ -25,6 +25,16 @@ def test_the_whole_line_runs_without_float64_and_finds_the_same(tmp_path: Path) 
         assert count and difference < (1e-2 if step.startswith("ft") else 1e-4), f"{step}: {difference}"
 
 
+@pytest.mark.parametrize("on_second", [("0", "1"), ("1", "3")], ids=["the first layer", "the last layers"])
+def test_a_model_on_two_devices_is_the_same_model(on_second: tuple[str, str], tmp_path: Path) -> None:
+    """One layer of two that are edited is on the CPU, the other on the device; so are what is before and behind all."""
+    ran = process(WHOLE_LINE, "llama", tmp_path, *on_second)
+    assert ran.code == 0, ran.err
+    apart = json.loads(ran.out.splitlines()[-1])
+    assert {"stats", "locate state", "rome", "memit", "evaluate memit"} <= apart.keys()
+    assert all(count and difference < 1e-4 for count, difference in apart.values()), apart
+
+
 @pytest.mark.parametrize("error", [TypeError("float64 is not supported"), RuntimeError("Required aspect fp64")])
 def test_a_device_is_asked_for_float64_once(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
