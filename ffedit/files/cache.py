@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -156,8 +155,11 @@ def _sweep(kind: Path) -> None:
     """Delete what killed processes left in the folder of a kind of entries."""
     sweep(kind)
     if (kind / LOCK).exists():
-        with suppress(EditError), claimed(kind):  # another process's, or claimed and released, which deletes it
-            pass
+        try:
+            with claimed(kind):  # whose end deletes the lock
+                pass
+        except EditError:  # a live process's
+            return
 
 
 def _delete(entry: Path, size: int) -> int:

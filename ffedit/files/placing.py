@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,9 +85,11 @@ def _new(above: Path, name: str) -> tuple[Path, FileLock]:
     while True:
         folder = Path(tempfile.mkdtemp(dir=above, prefix=_prefix(name), suffix=SUFFIX))
         lock = FileLock(folder / LOCK, timeout=0)
-        with suppress(Timeout, FileNotFoundError):  # another process has just taken the empty folder for abandoned
+        try:
             lock.acquire()
-            return folder, lock
+        except (Timeout, FileNotFoundError):  # another process has just taken the empty folder for abandoned
+            continue
+        return folder, lock
 
 
 def _prefix(name: str) -> str:
@@ -102,13 +104,16 @@ def sweep(above: Path, name: str | None = None) -> None:
     """
     start = "." if name is None else _prefix(name)
     own = re.compile(rf"{re.escape(start)}{'.*' if name is None else ''}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
-    paths: list[Path] = []
-    with suppress(OSError):
-        paths += above.glob(f"{glob.escape(start)}*{SUFFIX}")
+    try:
+        paths = list(above.glob(f"{glob.escape(start)}*{SUFFIX}"))
+    except OSError:
+        return
     for path in paths:
         if own.fullmatch(path.name) and _is_mine(path):
-            with suppress(OSError, ValueError, KeyError, TypeError, NotImplementedError):  # Timeout is an OSError
+            try:
                 _recover(path)
+            except (OSError, ValueError, KeyError, TypeError):  # Timeout, of a live process's lock, is an OSError
+                continue
 
 
 def _is_mine(folder: Path) -> bool:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,8 +75,10 @@ def _lock(file: BinaryIO) -> None:
     if sys.platform != "win32":
         import fcntl
 
-        with suppress(OSError):  # a file system without locks
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            return
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

@@ -99,7 +99,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(
 ) -> None:
     def interrupt(stored: tensor_ranges.Stored, blocks: Any) -> None:
         patch(stored, [next(blocks)])
-        assert any(tmp_path.glob(".out.*/*.safetensors"))
+        assert any(tmp_path.glob(".out.*/*/*.safetensors"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ffedit.exporter.checkpoint.patch", interrupt)
