@@ -18,7 +18,7 @@ from click.exceptions import NoSuchCommand
 
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import error_line
-from ffedit.errors import CheckError, FFEditError, RequirementError, brief
+from ffedit.errors import CheckError, FFEditError, RequirementError
 from ffedit.version import __version__
 
 COMMANDS = {
@@ -58,7 +58,6 @@ PANELS = {
     ),
 }
 HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}
-OUT_OF_MEMORY = "not enough memory; end other programs, or give fewer facts at once, another --dtype or a smaller model"
 
 
 class Lazy(click.RichGroup):
@@ -133,13 +132,6 @@ def invoke(arguments: list[str] | None = None) -> int:
         return 1
     except OSError as error:  # for example a cache that cannot be cleared, or a file that cannot be read
         _show(f"{error.filename or 'the disk'}: {error.strerror or error}")
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        from ffedit.inference.batching import out_of_memory
-
-        if not out_of_memory(error):
-            raise
-        _show(f"{OUT_OF_MEMORY} ({brief(error)})")
         return 1
 
 

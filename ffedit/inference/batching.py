@@ -141,7 +141,10 @@ def device_failure(error: BaseException) -> str | None:
     """Return in one line that memory or the device failed; None of any other error."""
     said = str(error).strip().partition("\n")[0]
     if out_of_memory(error):
-        return f"not enough memory ({said or type(error).__name__}); use another --device or --dtype, or fewer facts"
+        return (
+            f"not enough memory ({said or type(error).__name__}); end other programs, or use fewer facts at once, another "
+            "--dtype or --device, or a smaller model"
+        )
     if said.startswith(DEVICE_FAILED):
         return (
             f"the device failed ({said}): it is gone, or its computation stopped; the same command goes on where saved "
