@@ -142,8 +142,8 @@ def device_failure(error: BaseException) -> str | None:
     said = str(error).strip().partition("\n")[0]
     if out_of_memory(error):
         return (
-            f"not enough memory ({said or type(error).__name__}); end other programs, or use fewer facts at once, another "
-            "--dtype or --device, or a smaller model"
+            f"not enough memory ({said or type(error).__name__}); end other programs, or use fewer facts at once, "
+            "another --dtype or --device, or a smaller model"
         )
     if said.startswith(DEVICE_FAILED):
         return (
