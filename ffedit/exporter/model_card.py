@@ -130,7 +130,7 @@ for name, delta in safetensors.torch.load_file("delta.safetensors").items():
 def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:
     recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
     return f"""{_front(base, library)}
-# {title}
+# {plain(title)}
 
 {text}
 {_unpublished(base, library)}
