@@ -55,6 +55,15 @@ def test_errors_are_never_swallowed_whole() -> None:
             assert not (isinstance(node, ast.Name) and node.id == "suppress"), path
 
 
+def test_an_assert_narrows_a_type_and_checks_no_input() -> None:
+    """`python -O` leaves asserts out: what a file or a user gives is refused by an error."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Assert):
+                said = ast.unparse(node.test)
+                assert said.endswith(" is not None") or said.startswith("isinstance("), f"{path}:{node.lineno} {said}"
+
+
 def test_docstrings_of_functions_begin_with_what_these_do() -> None:
     no_verbs = {"The", "What", "Whether", "Which", "Where", "How", "Who", "When", "A", "An", "As", "Is", "Are", "Does"}
     for path in FILES:

@@ -201,7 +201,7 @@ class KeyMoments:
         shape, sampled = self.sum.shape, self.sum[:0] if self.probes is None else self.probes
         if len(shape) != 2 or shape[0] != shape[1] or sampled.ndim != 2 or sampled.shape[1] != shape[0]:
             raise ValueError(f"sum is {list(shape)}, probes are {list(sampled.shape)}")
-        if self.sum.dtype != torch.float64 or not sampled.is_floating_point() or self.count < 1:
+        if self.sum.dtype != torch.float64 or not sampled.is_floating_point() or not 1 <= self.count < 2**63:
             raise ValueError(f"sum is {self.sum.dtype}, of {self.count} tokens")
 
 

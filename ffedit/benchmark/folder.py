@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
+from ffedit.evaluator.metrics import SCORE_PARTS
 from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
 from ffedit.files import resuming
 from ffedit.files.atomic import finite, write_text
@@ -85,6 +86,8 @@ class Line:
         if "error" not in line:
             of_model = {"before": {"problems!": OBJECT}, "after": OF_EDIT}.get(line["when"], OF_MODEL)
             check_form(line, of_model if line["fact"] is None else OF_FACT, "the line")
+        if any(not 0 <= (line.get("scores", {}).get(name) or 0) <= 1 for name in SCORE_PARTS):
+            raise ValueError(f"of the line's {', '.join(SCORE_PARTS)}, one is no share")
         if len(line.get("drift_rows", (0, 0))) != 2:
             raise ValueError("the line's drift_rows are not two numbers")
         measured = dict(line)

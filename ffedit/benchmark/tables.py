@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
 from ffedit.evaluator import METRICS, NAMES
+from ffedit.facts.text import plain
 
 # Scores of the first table; all others go into the second.
 LEADING = (
@@ -36,17 +37,18 @@ class Table:
     @property
     def markdown(self) -> str:
         """The table under its title."""
-        lines = [f"| {' | '.join(self.headings)} |", f"|{'---|' * len(self.headings)}"]
-        return "\n".join([f"## {self.title}", "", *lines, *(f"| {' | '.join(row)} |" for row in self.rows)])
+        lines = [f"| {' | '.join(map(plain, self.headings))} |", f"|{'---|' * len(self.headings)}"]
+        rows = (f"| {' | '.join(map(plain, row))} |" for row in self.rows)
+        return "\n".join([f"## {self.title}", "", *lines, *rows])
 
 
 def markdown(report: BenchReport) -> str:
     """Render a report as Markdown."""
     run = report.run
     title = f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
-    sections = [f"# {title}", *notes(report), *(table.markdown for table in tables(report))]
+    sections = [f"# {plain(title)}", *notes(report), *(table.markdown for table in tables(report))]
     if lines := not_measured(report):
-        sections.append("\n".join([f"## Not measured ({len(lines)})", "", *(f"- {line}" for line in lines)]))
+        sections.append("\n".join([f"## Not measured ({len(lines)})", "", *(f"- {plain(line)}" for line in lines)]))
     return "\n\n".join(sections) + "\n"
 
 

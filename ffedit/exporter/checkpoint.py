@@ -188,10 +188,21 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
             continue
         other_index = path.name.endswith(".index.json") and path.name != INDEX
         if path.is_dir() and path.name == "additional_chat_templates":
+            for inner in path.rglob("*"):
+                _refuse_link(inner, base)
             shutil.copytree(path, folder / path.name)
         elif path.is_file() and path.suffix not in WEIGHTS and not other_index:
+            _refuse_link(path, base)
             shutil.copyfile(path, folder / path.name)
     return moved
+
+
+def _refuse_link(path: Path, base: Path) -> None:
+    """Refuse a link out of a checkpoint: whatever it leads to would be shipped. The hub's cache links to its blobs."""
+    target, inside = path.resolve(), base.resolve()
+    blobs = inside.parent.parent / "blobs"
+    if inside not in target.parents and not (inside.parent.name == "snapshots" and target.parent == blobs):
+        raise EditError(f"{path}: a link to {target}, out of the checkpoint; put a copy in its place, or delete it")
 
 
 # From memory --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from ffedit.editor import Edit
 from ffedit.editor.edit_files import EDITS
-from ffedit.facts.text import counted
+from ffedit.facts.text import counted, plain, visible
 from ffedit.loading.names import PACKAGES, in_words
 
 # Entries of a model card that hold for the edited model, too.
@@ -39,6 +39,11 @@ class Origin:
     name: str  # its id on the hub; where it is not known to have one, the name of its folder or file, without the path
     on_hub: bool = False  # True for an id
     about: Mapping[str, Any] = field(default_factory=dict)  # its license and language, as its own card has them
+
+    @property
+    def shown(self) -> str:
+        """Name that ends no code of Markdown."""
+        return visible(self.name).replace("`", "'")
 
 
 def origin_of(name: str, folder: Path | None, source: Mapping[str, Any] | None = None) -> Origin:
@@ -74,9 +79,9 @@ def _hub_id(name: str, folder: Path | None) -> str | None:
 def model_card(base: Origin, edits: Sequence[Edit]) -> str:
     """Write the card of a checkpoint made from `base`, with all edits in its weights and the scores of the last."""
     count = sum(len(edit.facts) for edit in edits)
-    text = f"""This is `{base.name}` with {counted(count, "fact")} written into its feed-forward memories by ffedit.
+    text = f"""This is `{base.shown}` with {counted(count, "fact")} written into its feed-forward memories by ffedit.
 Everything else is as in the base model.{_source(edits)}"""
-    return f"""{_card(base, f"{base.name}, edited", text, edits)}
+    return f"""{_card(base, f"{base.shown}, edited", text, edits)}
 `ffedit_edits/` holds the edits themselves, oldest first; `ffedit undo CHECKPOINT --out DIR` takes the last one out.
 """
 
@@ -87,13 +92,13 @@ def undone_card(base: Origin, undone: Edit, left: Sequence[Edit], exact: bool) -
     note = f"Edit {undone.fingerprint()} ({counted(len(undone.facts), 'fact')}) was undone: {how}."
     if left:
         return f"{model_card(base, left)}\n{note}\n"
-    return f"{_front(base)}\n# {base.name}\n\nEdited with ffedit, and undone. {note}{_source([undone])}\n"
+    return f"{_front(base)}\n# {plain(base.shown)}\n\nEdited with ffedit, and undone. {note}{_source([undone])}\n"
 
 
 def adapter_card(base: Origin, edit: Edit) -> str:
     """Write the card of a LoRA adapter."""
     facts = counted(len(edit.facts), "fact")
-    text = f"""A LoRA adapter that writes {facts} into the feed-forward memories of `{base.name}`, made by
+    text = f"""A LoRA adapter that writes {facts} into the feed-forward memories of `{base.shown}`, made by
 ffedit.{_source([edit])}
 
 ```python
@@ -102,7 +107,7 @@ from transformers import AutoModelForCausalLM
 
 model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base.name)}), "THIS FOLDER")
 ```"""
-    return _card(base, f"An edit of {base.name}", text, [edit], "peft")
+    return _card(base, f"An edit of {base.shown}", text, [edit], "peft")
 
 
 def delta_card(base: Origin, edit: Edit) -> str:
@@ -110,7 +115,7 @@ def delta_card(base: Origin, edit: Edit) -> str:
     names = [about["parameter"] for about in edit.provenance["matrices"].values()]
     weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
     facts = counted(len(edit.facts), "fact")
-    text = f"""What is added to the parameters of `{base.name}` to write {facts}, made by ffedit.{_source([edit])}
+    text = f"""What is added to the parameters of `{base.shown}` to write {facts}, made by ffedit.{_source([edit])}
 
 With `model` loaded by transformers, these lines apply it:
 
@@ -119,13 +124,13 @@ for name, delta in safetensors.torch.load_file("delta.safetensors").items():
     {weight}
     weight.copy_(weight.cpu().double() + delta)
 ```"""
-    return _card(base, f"An edit of {base.name}", text, [edit])
+    return _card(base, f"An edit of {base.shown}", text, [edit])
 
 
 def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:
     recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
     return f"""{_front(base, library)}
-# {title}
+# {plain(title)}
 
 {text}
 {_unpublished(base, library)}
@@ -156,12 +161,12 @@ def _unpublished(base: Origin, library: str) -> str:
 def _source(edits: Sequence[Edit]) -> str:
     """Name the file that the base was converted from; an empty string if it was not converted."""
     source = next((edit.provenance["source"] for edit in edits if "source" in edit.provenance), None)
-    return "" if source is None else f"\n\nThe base was converted from {in_words(source)}."
+    return "" if source is None else f"\n\nThe base was converted from {plain(in_words(source))}."
 
 
 def _table(edits: Sequence[Edit]) -> str:
     def cell(text: str | None) -> str:
-        return "not measured" if text is None else " ".join(text.replace("|", "\\|").split())
+        return "not measured" if text is None else plain(text)
 
     facts = [(fact, *said) for edit in edits for fact, said in zip(edit.facts, edit.says, strict=True)]
     rows = "\n".join(
@@ -181,7 +186,6 @@ def _recipe(name: str, edit: Edit) -> str:
     about = edit.provenance
     lines = [
         f"verdict: {about.get('verdict', {}).get('text', 'not measured')}",
-        f"{name}: fingerprint {edit.fingerprint()}",
         f"method: {about.get('method', 'unknown')}, layers {', '.join(map(str, edit.layers))}, rank {edit.rank}",
         f"base weights: fingerprint {edit.base}, {about.get('dtype', 'dtype unknown')}",
     ]
@@ -197,7 +201,8 @@ def _recipe(name: str, edit: Edit) -> str:
         lines.append(f"seed: {about['config']['seed']}")
     if "ffedit" in about.get("versions", {}):
         lines.append(f"ffedit {about['versions']['ffedit']}")
-    return "\n".join(f"{'- ' if i == 0 else '  - '}{line}" for i, line in enumerate(lines)) + "\n"
+    first, *others = map(plain, lines)
+    return "\n  - ".join([f"- {first}", f"{name}: fingerprint {edit.fingerprint()}", *others]) + "\n"
 
 
 def _scores(scores: Mapping[str, Any] | None) -> str:

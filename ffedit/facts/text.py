@@ -25,6 +25,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in JOINERS else NAMED.get(c, f"⟨U+{ord(c):04X}⟩") for c in text)
 
 
+def plain(text: str) -> str:
+    """Return `text` on one line of Markdown that shows it as it is: no link, HTML, code or cell of a table."""
+    return re.sub(r"([\\`<>|&]|\](?=[\[(:]))", r"\\\1", visible(" ".join(text.split())))
+
+
 def counted(many: int, what: str) -> str:
     """Format a number of things: "1 fact", "3 facts"."""
     return f"{many} {what}{'' if many == 1 else 's'}"

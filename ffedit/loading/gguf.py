@@ -39,6 +39,7 @@ SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was 
 CHECKSUMS = ".checksums.json"  # of all its files; it stays in the cache
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
+SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
 BLOCK = 1 << 24
 
 
@@ -272,6 +273,8 @@ def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> 
             config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
         if config.is_encoder_decoder:
             raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        check_declared(name, AutoModelForCausalLM, config, held, len(reader.tensors), "file")
         with readable(f"{name}: the tokenizer cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
         options: dict[str, Any] = {}
@@ -294,6 +297,24 @@ def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> 
         del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     return model, tokenizer
+
+
+def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> None:
+    """Refuse a config that declares far more weights than its `source` holds, before memory is taken for them.
+
+    Where it lacks a few, `check_loaded` says which. The model is made without memory (on "meta"), which still takes
+    time for each layer: there are no more layers than tensors.
+    """
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > tensors:
+        raise ModelError(f"{name}: its config declares {layers:,} layers, and the {source} holds {tensors:,} tensors")
+    with readable(f"{name}: its config declares no model that can be made"), torch.device("meta"):
+        model = auto.from_config(config)
+    declared = sum(weight.numel() for weight in model.parameters())
+    if declared > 2 * held + SLACK:
+        raise ModelError(
+            f"{name}: its config declares {declared:,} weights, and the {source} holds {held:,}; fetch it anew"
+        )
 
 
 def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:

@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ffedit.errors import EditError, ModelError
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.distributed import own_device
-from ffedit.loading.gguf import check_loaded, converted, readable, source_of
+from ffedit.loading.gguf import check_declared, check_loaded, converted, readable, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Stack
@@ -205,6 +205,14 @@ def _read(
         what, advice = f"{name}: the model, quantised ({getattr(method, 'value', method)}),", QUANTISE_LATER
     if dtype == "float16" and spread["device_map"] is None and quantised is None:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
+    if quantised is None and "auto_map" not in vars(config) and (Path(path) / "config.json").is_file():
+        try:
+            stored = contents(Path(path))
+        except ModelError:  # transformers knows other names of files
+            stored = {}
+        if stored:
+            held = sum(prod(tensor.shape) for tensor in stored.values())
+            check_declared(name, auto, config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
         loaded: Any = auto.from_pretrained(
             path,

@@ -17,11 +17,14 @@ plain.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +41,8 @@ UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "T
 UNFINISHED = "\ufffd"
 # Stands for the prompt when its position in the chat template is looked for.
 MARK = "\ue000\ue001\ue000"
+# Lines of its code that a chat template may run; those of published models run hundreds.
+MOST_STEPS = 1_000_000
 
 Spans: TypeAlias = list[tuple[int, int]]
 
@@ -234,18 +239,40 @@ def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> t
 def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str | None = None) -> str:
     said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer or ""}]
     try:
-        text = tokenizer.apply_chat_template(
-            said[: 1 if answer is None else 2],
-            tokenize=False,
-            add_generation_prompt=answer is None,
-            enable_thinking=False,
-        )
+        with _bounded():
+            text = tokenizer.apply_chat_template(
+                said[: 1 if answer is None else 2],
+                tokenize=False,
+                add_generation_prompt=answer is None,
+                enable_thinking=False,
+            )
     except Exception as error:  # a template is a program, and may raise any error
         if not getattr(tokenizer, "chat_template", None):
             raise ModelError("the tokenizer has no chat template; leave chat out, or load a chat model") from error
         raise ModelError(f"the tokenizer's chat template cannot be used: {' '.join(str(error).split())}") from error
     assert isinstance(text, str)
     return text
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise a ValueError once a template has run `MOST_STEPS` lines in the block; Jinja's sandbox lets it run on."""
+    steps, before = 0, sys.gettrace()
+
+    def count(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        nonlocal steps
+        if frame.f_code.co_filename != "<template>":
+            return None
+        steps += 1
+        if steps > MOST_STEPS:
+            raise ValueError(f"it does not end within {MOST_STEPS:,} steps")
+        return count
+
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int], special: bool = True) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.terminal.tables import plain_table
-from ffedit.facts.text import quoted
+from ffedit.facts.text import plain, quoted
 from ffedit.inspector.model_view import Measure, ModelReport, Shift, Unit
 
 MOST_SHIFTS = 8
@@ -109,7 +109,7 @@ def shift_line(shift: Shift, inside: bool) -> str:
 def markdown(report: ModelReport) -> str:
     """Render the report as Markdown, with definitions and intervals."""
     brackets = "In brackets: 95% intervals over keys or positions, Wilson's of shares, otherwise the bootstrap's."
-    lines = [f"# {_heading(report)}", "", brackets, ""]
+    lines = [f"# {plain(_heading(report))}", "", brackets, ""]
     for group, measures in report.groups().items():
         lines += [f"## {group[:1].upper() + group[1:]}", "", *_table(*columns(measures, report.layers, ends=True)), ""]
         for measure in measures:
@@ -134,7 +134,7 @@ def markdown(report: ModelReport) -> str:
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(' '.join(c.split()).replace('|', chr(92) + '|') for c in cells)} |"
+        return f"| {' | '.join(map(plain, cells))} |"
 
     return [line(headings), f"|{'---|' * len(headings)}", *map(line, rows)]
 
