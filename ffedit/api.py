@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from types import NoneType
 
@@ -121,6 +122,15 @@ def edit(
     EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
+    process_group.agree(
+        lambda: {
+            "versions": versions(),
+            "model": fingerprint(editable),
+            "numbers on": f"{editable.device.type}, {editable.feed_forward[0].dtype}",
+            "facts": sha256(repr([fact.to_dict() for fact in facts]).encode()).hexdigest()[:8],
+            "options": sha256(repr((method, layers, config, stats, after)).encode()).hexdigest()[:8],
+        }
+    )
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
         layers = process_group.by_first(lambda: layer_for(editable, facts, method, config, progress))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -123,6 +123,24 @@ class ProcessGroup:
             raise own
         for name, words in filter(None, problems):
             raise getattr(errors, name, EditError)(words)
+
+    def agree(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Raise an EditError where a process works on something else than the first; `settings` (plain JSON) say what.
+
+        They are asked for only where there are several processes.
+        """
+        if self.size == 1:
+            return
+        first, *others = self.gather(dict(self.in_all(settings)))
+        for rank, other in enumerate(others, 1):
+            differ = [
+                f"{name} {first[name]}, and {other.get(name)}" for name in first if first[name] != other.get(name)
+            ]
+            if differ:
+                raise EditError(
+                    f"the processes of rank 0 and {rank} do not work on the same: {'; '.join(differ)}; give all of them "
+                    "the same files, options and versions"
+                )
 
     def wait(self) -> None:
         """Wait until every process has reached this call."""
