@@ -49,7 +49,7 @@ class Journal:
             # Two processes may both have begun the file.
             self.lines = [line for line in self.lines if line != self.lines[0]]
 
-    def add(self, *lines: Any) -> None:
+    def add(self, *lines: Mapping[str, Any]) -> None:
         """Append results, plain JSON, all of them in one write."""
         text = json_lines(lines)
         with named_errors(self.path):
@@ -83,10 +83,9 @@ def _cut_torn_line(file: BinaryIO) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def json_lines(values: Iterable[Any]) -> str:
-    """Return each value as one line of JSON, objects with a checksum."""
-    values = (sealed(value) if isinstance(value, Mapping) else value for value in values)
-    return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
+    """Return each object as one line of JSON, with a checksum."""
+    return "".join(json.dumps(sealed(value), ensure_ascii=False) + "\n" for value in values)
 
 
 def read_journal(path: Path) -> list[Any]:
