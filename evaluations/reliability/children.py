@@ -177,7 +177,8 @@ def without_times(folder: Path) -> dict[str, str]:
         elif path.suffix == ".safetensors":  # whose header may hold times
             content = path.read_bytes()
             end = 8 + int.from_bytes(content[:8], "little")
-            seen[name] = hashlib.sha256(VARIES.sub(b"", content[8:end]).strip() + content[end:]).hexdigest()
+            header = json.dumps(json.loads(content[8:end]), sort_keys=True).encode()  # whose order varies, too
+            seen[name] = hashlib.sha256(VARIES.sub(b"", header) + content[end:]).hexdigest()
         elif path.name == "log":  # which grows with each run
             seen[name] = "log"
         elif path.suffix == ".gguf":

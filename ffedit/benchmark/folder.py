@@ -193,13 +193,21 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         return {}, []
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
+<<<<<<< HEAD
         check_form(manifest, RUN)
         there, made_by = dict(unsealed(manifest["run"])), dict(manifest["versions"])
+=======
+        there, made_by = dict(manifest["run"]), dict(manifest["versions"])
+>>>>>>> faults
         machines = [dict(machine) for machine in manifest["hardware"]]
     except (OSError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
     _refuse_difference(folder, "other versions", _released(made_by), _released(versions()))
     _refuse_difference(folder, "another run", there, run)
+    try:
+        there = unsealed(there)
+    except ValueError as error:
+        raise EditError(f"{path}: damaged ({error}); {WAYS_OUT}") from error
     merge(folder)
     return there, machines
 

@@ -51,11 +51,16 @@ class Journal:
             if other := differences(first["settings"], json.loads(self._first)["settings"]):
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
 
+<<<<<<< HEAD
     def add(self, *lines: Any) -> None:
         """Append results, plain JSON, all of them in one write; first the settings, where the file is not there yet.
 
         It is not there anymore where it was one of the cache, which was cleared meanwhile.
         """
+=======
+    def add(self, *lines: Mapping[str, Any]) -> None:
+        """Append results, plain JSON, all of them in one write."""
+>>>>>>> faults
         text = json_lines(lines)
         with named_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +95,9 @@ def _cut_torn_line(file: BinaryIO) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def json_lines(values: Iterable[Any]) -> str:
-    """Return each value as one line of JSON, objects with a checksum."""
-    values = (sealed(value) if isinstance(value, Mapping) else value for value in values)
-    return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
+    """Return each object as one line of JSON, with a checksum."""
+    return "".join(json.dumps(sealed(value), ensure_ascii=False) + "\n" for value in values)
 
 
 def read_journal(path: Path) -> list[Any]:

@@ -65,9 +65,9 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(content: Any) -> Any:
-    """Return what `sealed` was called on, or any JSON without a checksum; ValueError where it was changed since."""
+    """Return what `sealed` was called on; ValueError where it was changed since, or has no checksum."""
     if not isinstance(content, dict) or NAME not in content:
-        return content
+        raise ValueError("it has no checksum")
     rest = {name: value for name, value in content.items() if name != NAME}
     if content[NAME] != _of_json(rest):
         raise ValueError("it is not as it was written: its checksum differs")
