@@ -222,6 +222,11 @@ ROWS = (
         "the neutral text that ships for key statistics",
         "python evaluations/scripts/make_neutral_text.py --model SMOLLM2 --out ffedit/inference/neutral.txt.gz",
     ),
+    (
+        "reports/reliability/undo.json",
+        "",
+        "python evaluations/reliability/undo.py --cases 1 --steps 25 --out evaluations/reports/reliability/undo.json",
+    ),
     ("benchmarks/seconds.py", "", "python evaluations/benchmarks/seconds.py"),
     ("benchmarks/gpu.py", "", "python evaluations/benchmarks/gpu.py"),
     ("scripts/collateral.py", "", "python evaluations/scripts/collateral.py DIR/edits/alphaedit/*"),
