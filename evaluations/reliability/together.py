@@ -131,7 +131,10 @@ def main(cases: int, names: tuple[str, ...], seed: int, out: Path | None) -> Non
     try:
         start = prepare(work)
         for name in islice(cycle(names or SCENES), cases):
-            delays = [round(drawn.choice([0.0, drawn.random()]), 3) for _ in range(drawn.randint(2, 8))]
+            delays = [
+                round(drawn.choice([0.0, drawn.random()]), 3)
+                for _ in range(drawn.randint(max(2, len(SCENES[name].courses)), 8))
+            ]
             processes += len(delays)
             tally.count(name, {"scene": name, "delays": delays}, fault(SCENES[name], start, work / "case", delays))
     finally:

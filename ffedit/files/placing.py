@@ -226,7 +226,9 @@ class Placing:
                 if made.is_dir() and not self._may_replace[made]:
                     refuse_existing(target)
         moves = [Move(made, target.absolute(), _identity(target)) for made, target in self._targets.items()]
-        if [move.replaced is None or move.source.is_file() for move in moves] == [True]:  # the move itself replaces
+        if not moves:
+            return
+        if len(moves) == 1 and (moves[0].replaced is None or moves[0].source.is_file()):  # the move itself replaces
             with named_errors(self._targets[moves[0].source]):
                 return os.replace(moves[0].source, moves[0].target)
         with delay_interrupt():

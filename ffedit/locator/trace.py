@@ -103,7 +103,7 @@ def locate_all(
             layers are NaN.
         token: restore only at the token where a key is read, such as "subject_last", which takes a fraction of the
             time; None: at every token from the subject's first on. Effects at other tokens are NaN.
-        resume: write every fact's trace to the cache as soon as it is done, and read cached traces from it.
+        resume: write the traces of every batch to the cache as soon as it is done, and read cached traces from it.
         progress: called with the progress.
 
     Raises:
@@ -129,15 +129,15 @@ def locate_all(
         token=token,
     )
     journal = open_journal(editable, run, facts) if resume else None
-    cached = {line["fact"]: line["trace"] for line in journal.lines} if journal else {}
+    cached = {key: trace for line in journal.lines for key, trace in line["traces"]} if journal else {}
     keys = [json.dumps([fact.text, fact.span, fact.previous, fact.target]) for fact in facts]
     traces = {i: Trace.from_dict(cached[key]) for i, key in enumerate(keys) if key in cached}
     missing = [i for i, key in enumerate(keys) if key not in cached]
-    for index, trace in trace_each(editable, facts, run, missing, progress):
-        traces[index] = trace
+    for batch in trace_batches(editable, facts, run, missing, progress):
+        traces |= batch
         try:
-            if journal:
-                journal.add({"fact": keys[index], "trace": trace.to_dict()})
+            if journal:  # a batch is a line, whole or not there: numbers depend in the last bit on what shares a batch
+                journal.add({"traces": [[keys[index], trace.to_dict()] for index, trace in batch.items()]})
         except EditError:  # a full disk costs the next run some time, and not this one its result
             journal = None
     return TraceSet(tuple(traces[i] for i in range(len(facts))))
@@ -147,7 +147,12 @@ def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal
     """Return the cached traces of this model under these settings, by fact; None where the cache cannot be used."""
     # Replacements, and σ over the subjects, depend on the subjects of all facts.
     others = sorted({fact.subject for fact in facts}) if run.corruption.depends_on_others else []
-    settings = {"run": asdict(run), "others": others, "model": [__version__, fingerprint(editable), editable.chat]}
+    settings = {
+        "lines": "batches",
+        "run": asdict(run),
+        "others": others,
+        "model": [__version__, fingerprint(editable), editable.chat],
+    }
     name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
     try:
         return Journal(cache.path("traces", name, ".jsonl"), settings)
@@ -196,10 +201,10 @@ def decisive(measured: Sequence[TraceSet], only_known: bool) -> TraceSet:
     return TraceSet(choosing.known) if only_known else choosing
 
 
-def trace_each(
+def trace_batches(
     editable: Editable, facts: Sequence[Fact], run: Run, indices: Sequence[int], progress: Progress = silent
-) -> Iterator[tuple[int, Trace]]:
-    """Yield (index, trace) of the facts with these `indices`, as they are ready; similar facts share a batch."""
+) -> Iterator[dict[int, Trace]]:
+    """Yield the traces of the facts with these `indices` by index, a batch at a time; similar facts share a batch."""
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
     parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
     cases, done = prepare(editable, facts, indices, run), 0
@@ -216,9 +221,12 @@ def trace_each(
 
         sites, log_probs = (restore if run.exact else estimate)(editable, batch, run, advance)
         case_of = np.array([site.case for site in sites])
+        traces = {}
         for case, i in enumerate(members):
             rows = np.flatnonzero(case_of == case)
-            yield indices[i], _trace(editable, batch, case, [sites[row] for row in rows], log_probs[rows], run, noise)
+            own = [sites[row] for row in rows]
+            traces[indices[i]] = _trace(editable, batch, case, own, log_probs[rows], run, noise)
+        yield traces
         done += len(members)
 
 

@@ -240,7 +240,7 @@ def test_an_export_that_does_not_verify_leaves_nothing(
     apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def differ(*_: Any) -> None:
-        assert any(here.glob(".x.*/model.safetensors")), "checked after it was written"
+        assert any(here.glob(".x.*/made/model.safetensors")), "checked after it was written"
         raise CheckError("the logits differ; not exported")
 
     monkeypatch.setattr("ffedit.exporter.exporting.check_fresh", differ)
@@ -255,7 +255,7 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
     def fail(*_: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
-    monkeypatch.setattr("ffedit.cli.destinations.ffedit.export", fail)
+    monkeypatch.setattr("ffedit.exporter.exporting.export_with", fail)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
     assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before

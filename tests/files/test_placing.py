@@ -198,6 +198,12 @@ def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: P
     assert (tmp_path / "out" / "file").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_nothing_may_be_placed(tmp_path: Path) -> None:
+    with together():
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupt_while_results_are_moved_waits_for_the_last(tmp_path: Path) -> None:
     make = Move.make
 

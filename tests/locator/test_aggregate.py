@@ -159,6 +159,17 @@ def test_an_interrupted_run_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyP
     assert locate(zoo.shared("gpt2"), FACT, samples=2, resume=True).answer == "Paris" and not seen
 
 
+def test_a_torn_journal_gives_the_same_bits(cache_folder: Path) -> None:
+    whole = locate_all(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
+    (journal,) = cache_folder.glob("traces/*.jsonl")
+    text = journal.read_bytes()
+    for kept in range(text.index(b"\n") + 1, len(text), len(text) // 7):
+        journal.write_bytes(text[:kept])
+        again = locate_all(zoo.shared("gpt2"), FACTS, samples=2, resume=True)
+        assert [trace.to_dict() for trace in again.traces] == [trace.to_dict() for trace in whole.traces]
+        assert journal.read_bytes() == text
+
+
 def test_other_settings_models_and_facts_share_no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, editable = counted(monkeypatch), zoo.build("gpt2")
     changes: list[dict[str, Any]] = [
