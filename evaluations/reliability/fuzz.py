@@ -187,7 +187,13 @@ def main(cases: int, seed: int, coverage: bool, out: Path) -> None:
     if coverage:
         import atexit
 
-        atexit.register(finish)  # Atheris ends the process
+        def end() -> None:
+            try:
+                finish()
+            except SystemExit as error:  # which the end of a process ignores
+                os._exit(int(error.code or 0))
+
+        atexit.register(end)  # Atheris ends the process
         grown(runner, cases, seed)
     drawn(runner, cases, seed)
     finish()

@@ -172,6 +172,11 @@ ROWS = (
         "--out evaluations/reports/key-statistics-quality",
     ),
     (
+        "reports/reliability/fuzz.json",
+        "20,000 spoiled files and options: each read, or refused in one line",
+        "python evaluations/reliability/fuzz.py --cases 20000 --out evaluations/reports/reliability/fuzz.json",
+    ),
+    (
         "reports/size.*",
         "memory and time of every step of an edit at GPT-2 XL's shape; what follows for 8B and 70B is in "
         "`docs/scale.md`",

@@ -295,8 +295,8 @@ def to_yaml(recipe: Mapping[str, Any], edit: Edit | SavedEdit) -> str:
     """Write a recipe as YAML, headed by what it makes."""
     versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
     return (
-        f"# Makes edit {edit.fingerprint()} of base {visible(edit.base)} again: ffedit run FILE\n# {visible(versions)}\n"
-        f"{yaml_of(recipe)}"
+        f"# Makes edit {edit.fingerprint()} of base {visible(edit.base)} again: ffedit run FILE\n"
+        f"# {visible(versions)}\n{yaml_of(recipe)}"
     )
 
 

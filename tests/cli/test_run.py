@@ -57,6 +57,13 @@ def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty
         ("seed: 1\nseed: 2\n", ":2: seed stands there twice, first in line 1"),
         ("seed: [\n", ":2: not YAML"),
         ("- 1\n", ": holds no recipe"),
+        ('model: "a\\0b"\n', ":1: model is 'a\\x00b', which holds a NUL character"),
+        ('facts: "\\ud800"\n', ":1: facts: 'utf-8' codec can't encode"),
+        ("layers: 0\nfacts: [{subject: 1889-03-31}]\n", ":2: facts: JSON has no such value"),
+        ("seed: 2001-99-99\n", ": not YAML that can be read (month must be in 1..12)"),
+        ("seed: !!bool maybe\n", ": not YAML that can be read"),
+        ("seed: \x07\n", ": not YAML that can be read"),
+        ("export: [a]\n", ":1: export.0 is 'a'; options by name were expected"),
         ("", ": holds no recipe"),
     ],
 )

@@ -302,3 +302,88 @@ def test_a_model_card_is_markdown_of_ours_only(evil: Path) -> None:
     outside_code = "".join(body.split("`")[::2])
     assert "<script>" not in outside_code.replace(r"\<script", "") and "](http" not in outside_code.replace(r"\](", "")
     assert plain("a|b\n<i> [x](y) [0.1, 0.2] a_b") == r"a\|b \<i\> [x\](y) [0.1, 0.2] a_b"
+
+
+# Forms that fuzzing broke -------------------------------------------------------------------------
+
+
+def signed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change the manifest of an edit, and sign it as its maker would."""
+    made(zoo.shared("gpt2"), {1: 1}).save(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name, content in fuzzing.signed({**files, "manifest.json": json.dumps(manifest).encode()}).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "told"),
+    [
+        ("verdict", "took", "provenance.verdict is 'took'; an object was expected"),
+        ("versions", {"torch": 2}, "provenance.versions.torch is 2"),
+        ("norms", {"1": 10**400}, "a number of 1329 bits"),
+        ("norm_ratio", True, "provenance.norm_ratio is True"),
+        ("matrices", {"1": {}}, "provenance.matrices.1 has no parameter"),
+        ("says", {"before": ["a", "b"]}, "not an answer for each fact"),
+        ("scores", {"before": {"a": 1}, "after": {"b": 1}}, "other scores before than after"),
+        ("solved", [{"tokens": [1]}], "does not say how each value"),
+        ("subjects", {"1": ["a", "b"]}, "do not fit a change"),
+        ("parts", [{}], r"provenance.parts\[0\] has no fingerprint"),
+    ],
+)
+def test_a_signed_edit_of_another_form_is_refused(tmp_path: Path, entry: str, value: Any, told: str) -> None:
+    folder = signed(tmp_path / "e", lambda manifest: manifest["provenance"].update({entry: value}))
+    with pytest.raises(EditError, match=told):
+        Edit.load(folder)
+
+
+def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = signed(tmp_path / "e", lambda manifest: manifest["provenance"].pop("model"))
+    ran = shell(capsys, "ask", "a", "--edit", folder)
+    assert ran.code == 1 and "name its base with --model" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[]", "the line is"),
+        ('{"method": "rome"}', "has no when"),
+        ('{"method": [], "when": "after", "chunk": 0, "fact": 0}', "the line.method is"),
+        ('{"method": "rome", "when": "after", "chunk": 0, "fact": 0}', "has no scores"),
+        ('{"method": "rome", "when": "after", "chunk": 0, "fact": null, "norm_ratio": 1}', "has no seconds"),
+        (
+            '{"method": "rome", "when": "end", "chunk": 0, "fact": 0, "says": "", "scores": {"efficacy": -1}}',
+            "no share",
+        ),
+    ],
+)
+def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "results.jsonl").write_text(line + "\n")
+    with pytest.raises(EditError, match=f"results.jsonl, line 1: no result of `ffedit bench`.*{told}"):
+        fuzzing.results.Journal(tmp_path, writes=False)
+
+
+def test_results_of_facts_that_a_run_has_not_are_refused(tmp_path: Path) -> None:
+    for line in (
+        {"method": "rome", "when": "after", "chunk": 0, "fact": 7, "says": "", "scores": {}},
+        {"method": None, "when": "before", "chunk": 0, "fact": None, "problems": {"first": "x"}},
+    ):
+        (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+        journal = fuzzing.results.Journal(tmp_path, writes=False)
+        with pytest.raises(EditError, match="the results are of fact"):
+            fuzzing.report(journal, [Fact("a", "{} is", "b")], ["rome"], False, {}, ())
+
+
+@pytest.mark.parametrize("about", [{"count": 2**63}, {"count": "9"}, {"address": "x"}, {"ridge": None}, {"texts": [1]}])
+def test_key_statistics_of_another_form_are_refused(tmp_path: Path, about: dict[str, Any]) -> None:
+    (name, content), *_ = fuzzing.statistics_files()[1].items()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    moments = json.loads(header["__metadata__"]["moments"]) | about
+    header["__metadata__"]["moments"] = json.dumps(moments)
+    text = json.dumps(header).encode()
+    (tmp_path / name).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    with pytest.raises(EditError, match=r"not a file of key statistics|which is no layer"):
+        ffedit.merge_stats([tmp_path])
