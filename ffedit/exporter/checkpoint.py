@@ -198,10 +198,12 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
 
 
 def _refuse_link(path: Path, base: Path) -> None:
-    """Refuse a link out of a checkpoint: whatever it leads to would be shipped. The hub's cache links to its blobs."""
-    target, inside = path.resolve(), base.resolve()
-    blobs = inside.parent.parent / "blobs"
-    if inside not in target.parents and not (inside.parent.name == "snapshots" and target.parent == blobs):
+    """Refuse a link out of a checkpoint, or of the folder its config is in: whatever it leads to would be shipped.
+
+    A snapshot in the hub's cache is a folder of links to one of blobs.
+    """
+    target, folders = path.resolve(), {base.resolve(), (base / "config.json").resolve().parent}
+    if not folders & set(target.parents):
         raise EditError(f"{path}: a link to {target}, out of the checkpoint; put a copy in its place, or delete it")
 
 
