@@ -193,12 +193,8 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         return {}, []
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-<<<<<<< HEAD
         check_form(manifest, RUN)
-        there, made_by = dict(unsealed(manifest["run"])), dict(manifest["versions"])
-=======
         there, made_by = dict(manifest["run"]), dict(manifest["versions"])
->>>>>>> faults
         machines = [dict(machine) for machine in manifest["hardware"]]
     except (OSError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error

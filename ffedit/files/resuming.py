@@ -45,22 +45,17 @@ class Journal:
         if settings is not None:
             if not self.lines:
                 self.add()
-            first, *self.lines = read_journal(path) or [json.loads(self._first)]
+            first, *self.lines = read_journal(path) or [unsealed(json.loads(self._first))]
             if not isinstance(first, dict) or "settings" not in first:
                 raise EditError(f"{path}: does not say which settings it was begun with; delete it")
             if other := differences(first["settings"], json.loads(self._first)["settings"]):
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
 
-<<<<<<< HEAD
-    def add(self, *lines: Any) -> None:
+    def add(self, *lines: Mapping[str, Any]) -> None:
         """Append results, plain JSON, all of them in one write; first the settings, where the file is not there yet.
 
         It is not there anymore where it was one of the cache, which was cleared meanwhile.
         """
-=======
-    def add(self, *lines: Mapping[str, Any]) -> None:
-        """Append results, plain JSON, all of them in one write."""
->>>>>>> faults
         text = json_lines(lines)
         with named_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,9 +65,8 @@ class Journal:
                 file.write(((self._first if file.seek(0, os.SEEK_END) == 0 else "") + text).encode())
                 file.flush()
                 os.fsync(file.fileno())
-        self.lines += (
-            unsealed(json.loads(line)) for line in text.split("\n")[:-1]
-        )  # parsed back, so that a run that is resumed has the same
+        # Parsed back, so that a run that is resumed has the same.
+        self.lines += (unsealed(json.loads(line)) for line in text.split("\n")[:-1])
 
 
 def _lock(file: BinaryIO) -> None:
