@@ -133,13 +133,11 @@ class ProcessGroup:
             return
         first, *others = self.gather(dict(self.in_all(settings)))
         for rank, other in enumerate(others, 1):
-            differ = [
-                f"{name} {first[name]}, and {other.get(name)}" for name in first if first[name] != other.get(name)
-            ]
+            differ = [f"{name} {own}, and {other.get(name)}" for name, own in first.items() if own != other.get(name)]
             if differ:
                 raise EditError(
-                    f"the processes of rank 0 and {rank} do not work on the same: {'; '.join(differ)}; give all of them "
-                    "the same files, options and versions"
+                    f"the processes of rank 0 and {rank} do not work on the same: {'; '.join(differ)}; give all the same "
+                    "files, options and versions"
                 )
 
     def wait(self) -> None:
