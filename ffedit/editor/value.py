@@ -54,9 +54,9 @@ SAID = 0.5
 # Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where nothing that is
 # read depends on δ.
 FLAT = 1e-4
-# Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 128 MB in float32;
+# Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 512 MB in float32;
 # on a GPU, one of SHARES shares of the free memory.
-ROOM, SHARES = 2**25, 8
+ROOM, SHARES = 2**27, 8
 # Seconds, at least, between two states of an unfinished choice: each holds all values so far.
 SAVED_EVERY = 30.0
 # Activations kept for the gradient, per token and layer, in multiples of d_model.

@@ -136,8 +136,8 @@ class ProcessGroup:
             differ = [f"{name} {own}, and {other.get(name)}" for name, own in first.items() if own != other.get(name)]
             if differ:
                 raise EditError(
-                    f"the processes of rank 0 and {rank} do not work on the same: {'; '.join(differ)}; give all the same "
-                    "files, options and versions"
+                    f"the processes of rank 0 and {rank} do not work on the same: {'; '.join(differ)}; give all the "
+                    "same files, options and versions"
                 )
 
     def wait(self) -> None:
