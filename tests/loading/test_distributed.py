@@ -97,7 +97,7 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
     ran = process(*launch, program, tmp_path)
     assert ran.code == 0, ran.err
     for rank in (0, 1):
-        found, numbers, first, left, tensors, sums, (problem, memory) = json.loads(
+        found, numbers, first, left, tensors, sums, (problem, memory, differ) = json.loads(
             (tmp_path / f"{rank}.json").read_text()
         )
         assert [(one["rank"], one["size"], len(one["long"])) for one in found] == [(0, 2, 1), (1, 2, 70_001)]
@@ -108,6 +108,8 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
         assert problem == ["FactError", "it failed there"], "an error of one is an error of all"
         there = ["EditError", "the process of rank 1 (of 2) failed: it failed there"]
         assert memory == (["MemoryError", "it failed there"] if rank else there)
+        words = "the processes of rank 0 and 1 do not work on the same: model of 0, and of 1; give all the same files,"
+        assert differ == ["EditError", f"{words} options and versions"], "what is alike is not named"
         assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"
 
 
