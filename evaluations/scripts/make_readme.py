@@ -228,10 +228,40 @@ ROWS = (
         "python evaluations/scripts/make_neutral_text.py --model SMOLLM2 --out ffedit/inference/neutral.txt.gz",
     ),
     (
+        "reports/reliability/kill.json",
+        "",
+        "python evaluations/reliability/kill.py --cases 300 --stride 10 --minutes 19 --out evaluations/reports/reliability/kill.json",
+    ),
+    (
+        "reports/reliability/kill-calls.json",
+        "the same at every file-system call of the writing part of nine commands",
+        "python evaluations/reliability/kill.py --cases 0 --minutes 19 --course 'cache clear' --course conversion ... "
+        "--out evaluations/reports/reliability/kill-calls.json",
+    ),
+    (
+        "reports/reliability/together.json",
+        "",
+        "python evaluations/reliability/together.py --cases 39 --seed 1 --out evaluations/reports/reliability/together.json",
+    ),
+    (
+        "reports/reliability/faults.json",
+        "",
+        "python evaluations/reliability/faults.py --cases 3 --commands 'apply,checkpoint over,stats,undo' "
+        "--out evaluations/reports/reliability/faults.json",
+    ),
+    (
+        "reports/reliability/flips.json",
+        "",
+        "python evaluations/reliability/flips.py --cases 50 --cuts 10 --out evaluations/reports/reliability/flips.json",
+    ),
+    (
         "reports/reliability/undo.json",
         "",
         "python evaluations/reliability/undo.py --cases 1 --steps 25 --out evaluations/reports/reliability/undo.json",
     ),
+    ("reports/reliability/same.json", "", "python evaluations/reliability/same.py --out evaluations/reports/reliability/same.json"),
+    ("reports/reliability/long.json", "", "python evaluations/reliability/long.py --out evaluations/reports/reliability/long.json"),
+    ("reliability/table.py", "", "python evaluations/reliability/table.py"),
     ("benchmarks/seconds.py", "", "python evaluations/benchmarks/seconds.py"),
     ("benchmarks/gpu.py", "", "python evaluations/benchmarks/gpu.py"),
     ("scripts/collateral.py", "", "python evaluations/scripts/collateral.py DIR/edits/alphaedit/*"),
