@@ -23,8 +23,8 @@ from ffedit.model.editable import Editable
 
 METHODS = ("alphaedit", "memit")
 MODES = ("batch:3", "sequential:2")
-# `checksum` is of a manifest with its times.
-TIMES = ("seconds", "checksum")
+# `checksum` is of a manifest with its times, `crc32` of a line with its.
+TIMES = ("seconds", "checksum", "crc32")
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ def test_a_memory_that_fails_is_one_line(
 
     monkeypatch.setattr(cache, "sizes", fail)
     done = shell(capsys, "cache", "list")
-    assert done.code == 1 and done.err.startswith("error: not enough memory;") and done.err.count("\n") == 1
+    assert done.code == 1 and done.err.startswith("error: not enough memory (") and done.err.count("\n") == 1
+    assert done.err.endswith("--device, or a smaller model\n")
     monkeypatch.setattr(cache, "sizes", lambda: {}["no such"])
     with pytest.raises(KeyError):
         shell(capsys, "cache", "list")
