@@ -112,7 +112,7 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dum
 
 def delta_card(base: Origin, edit: Edit) -> str:
     """Write the card of a delta, with the code that applies it."""
-    names = [about["parameter"] for about in edit.provenance["matrices"].values()]
+    names = [about["parameter"] for about in edit.provenance.get("matrices", {}).values()]
     weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
     facts = counted(len(edit.facts), "fact")
     text = f"""What is added to the parameters of `{base.shown}` to write {facts}, made by ffedit.{_source([edit])}

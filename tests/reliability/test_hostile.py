@@ -31,7 +31,7 @@ from ffedit.exporter.model_card import model_card, origin_of
 from ffedit.facts.fact import Fact, Probe
 from ffedit.facts.reading import read_facts
 from ffedit.facts.text import plain
-from ffedit.files.resuming import read_journal
+from ffedit.files.resuming import json_lines, read_journal
 from ffedit.files.tensor_ranges import contents, read_header
 from ffedit.model.tokenization import turn
 
@@ -348,7 +348,6 @@ def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("[]", "the line is"),
         ('{"method": "rome"}', "has no when"),
         ('{"method": [], "when": "after", "chunk": 0, "fact": 0}', "the line.method is"),
         ('{"method": "rome", "when": "after", "chunk": 0, "fact": 0}', "has no scores"),
@@ -360,8 +359,15 @@ def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest
     ],
 )
 def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: str, told: str) -> None:
-    (tmp_path / "results.jsonl").write_text(line + "\n")
+    (tmp_path / "results.jsonl").write_text(json_lines([json.loads(line)]))
     with pytest.raises(EditError, match=f"results.jsonl, line 1: no result of `ffedit bench`.*{told}"):
+        fuzzing.results.Journal(tmp_path, writes=False)
+
+
+@pytest.mark.parametrize("line", ["[]", "null", '"crc32"', '["crc32"]', "1", "{}", '{"crc32": []}', '{"crc32": "0"}'])
+def test_a_line_without_its_checksum_is_damaged(tmp_path: Path, line: str) -> None:
+    (tmp_path / "results.jsonl").write_text(line + "\n")
+    with pytest.raises(EditError, match="results.jsonl, line 1: damaged"):
         fuzzing.results.Journal(tmp_path, writes=False)
 
 
@@ -370,7 +376,7 @@ def test_results_of_facts_that_a_run_has_not_are_refused(tmp_path: Path) -> None
         {"method": "rome", "when": "after", "chunk": 0, "fact": 7, "says": "", "scores": {}},
         {"method": None, "when": "before", "chunk": 0, "fact": None, "problems": {"first": "x"}},
     ):
-        (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+        (tmp_path / "results.jsonl").write_text(json_lines([line]))
         journal = fuzzing.results.Journal(tmp_path, writes=False)
         with pytest.raises(EditError, match="the results are of fact"):
             fuzzing.report(journal, [Fact("a", "{} is", "b")], ["rome"], False, {}, ())
