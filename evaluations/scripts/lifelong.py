@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +56,7 @@ def rows_of_run(path: Path) -> list[StepRow]:
         curves = {method: figures["curve"] for method, figures in report["methods"].items()}
         before = report["before"]
     else:
-        results = Results(Journal(path, writes=False), defaultdict(lambda: NAMELESS))  # type: ignore[arg-type]
+        results = Results(Journal(path, writes=False), [NAMELESS] * about_run(path)["facts"]["count"])
         curves = {
             method: [results.row(str(count), method, when).to_dict() for count, when in results.curve(method).items()]
             for method in about_run(path)["config"]

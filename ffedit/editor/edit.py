@@ -153,7 +153,7 @@ class Edit(Described, Displayed):
             {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
             for sides in ((self.keys, other.keys), (self.values, other.values))
         )
-        return Edit(updates, keys, values, self.facts + other.facts, _joined(self, other, updates))
+        return Edit(updates, keys, values, self.facts + other.facts, _joined(self, other, updates, keys))
 
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place; `undo_` removes it.
@@ -311,14 +311,18 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
     return tuple(editable.history.known.values())
 
 
-def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update]) -> dict[str, Any]:
+def _joined(
+    a: Edit, b: Edit, updates: Mapping[Address, Update], keys: Mapping[Address, Tensor]
+) -> dict[str, Any]:
     """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}
     joined = {"method": "sum", **shared, "layers": sorted({at.layer for at in updates}), "parts": []}
     for edit in (a, b):
         joined["parts"] += edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
-    joined["subjects"] = {str(at): a.subjects(at) + b.subjects(at) for at in updates}
+    subjects = {at: a.subjects(at) + b.subjects(at) for at in updates}
+    # Not where an edit has keys without subjects.
+    joined["subjects"] = {str(at): named for at, named in subjects.items() if len(named) == keys[at].shape[1]}
     for name in ("matrices", "norms"):
         joined[name] = {**a.provenance.get(name, {}), **b.provenance.get(name, {})}
     if all(str(at) in joined["norms"] for at in updates):
