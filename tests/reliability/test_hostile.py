@@ -367,7 +367,7 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: str, told: str)
 @pytest.mark.parametrize("line", ["[]", "null", '"crc32"', '["crc32"]', "1", "{}", '{"crc32": []}', '{"crc32": "0"}'])
 def test_a_line_without_its_checksum_is_damaged(tmp_path: Path, line: str) -> None:
     (tmp_path / "results.jsonl").write_text(line + "\n")
-    with pytest.raises(EditError, match="results.jsonl, line 1: damaged"):
+    with pytest.raises(EditError, match=r"results\.jsonl, line 1: damaged"):
         fuzzing.results.Journal(tmp_path, writes=False)
 
 
