@@ -128,13 +128,20 @@ def edit(
             "model": fingerprint(editable),
             "numbers on": f"{editable.device.type}, {editable.feed_forward[0].dtype}",
             "facts": sha256(repr([fact.to_dict() for fact in facts]).encode()).hexdigest()[:8],
-            "options": sha256(repr((method, layers, config, stats, after)).encode()).hexdigest()[:8],
+            "options": sha256(repr((method, layers, config, _identities(stats), after)).encode()).hexdigest()[:8],
         }
     )
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
         layers = process_group.by_first(lambda: layer_for(editable, facts, method, config, progress))
     return write(editable, facts, method, as_layers(layers), config, stats, after, progress, process_group)
+
+
+def _identities(stats: Corpus | Mapping[Address, KeyMoments] | None) -> object:
+    """Return the text, or what tells statistics from others, without what processes measure differently (seconds)."""
+    if not isinstance(stats, Mapping):
+        return stats
+    return [(at, of.fingerprint, of.texts, of.count, of.ridge, of.weighting) for at, of in sorted(stats.items())]
 
 
 def stats(
