@@ -166,7 +166,9 @@ def _hash(path: Path, ordered: bool) -> str:
         return "folder"
     content = path.read_bytes()
     if path.parent.name == "gguf" and path.suffix == ".json":  # holds the times of the file that was converted
-        content = json.dumps({name: value for name, value in json.loads(content).items() if name != "mark"}).encode()
+        content = json.dumps(
+            {name: value for name, value in json.loads(content).items() if name not in ("mark", "crc32")}
+        ).encode()
     if path.parent.name == "traces" and not ordered:
         content = b"\n".join(sorted(set(content.split(b"\n"))))
     return hashlib.sha256(content).hexdigest()

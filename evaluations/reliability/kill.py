@@ -66,7 +66,9 @@ class Trial:
         self.after = files(self.folder)
         self.seconds = must(begin(self.start, self.folder, self.course), self.course.words).seconds
         if files(self.folder) != self.after:
-            raise RuntimeError(f"{self.course.name}: two uninterrupted runs differ {self._differing(self.after)}")
+            raise RuntimeError(
+                f"{self.course.name}: two uninterrupted runs differ {self._differing(files(self.folder))}"
+            )
 
     def at_moment(self, share: float, number: int) -> str | None:
         """Send a signal after a share of the course, and return what is wrong then, if anything."""

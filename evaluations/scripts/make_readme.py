@@ -21,6 +21,7 @@ BEGIN, END = "<!-- made by scripts/make_readme.py: edit the rows there -->", "<!
 
 SINGLE = "--split reporting --limit 40 --way ffedit"
 SMOLLM2 = "evaluations/data/smollm2-counterfact.json"
+RELIABILITY = "evaluations/reports/reliability"
 # Files (patterns below evaluations/), what they are ("" for the first line of the script), how they are made.
 ROWS = (
     (
@@ -230,37 +231,48 @@ ROWS = (
     (
         "reports/reliability/kill.json",
         "",
-        "python evaluations/reliability/kill.py --cases 300 --stride 10 --minutes 19 --out evaluations/reports/reliability/kill.json",
+        f"python evaluations/reliability/kill.py --cases 300 --stride 10 --minutes 19 --out {RELIABILITY}/kill.json",
     ),
     (
         "reports/reliability/kill-calls.json",
         "the same at every file-system call of the writing part of nine commands",
-        "python evaluations/reliability/kill.py --cases 0 --minutes 19 --course 'cache clear' --course conversion ... "
-        "--out evaluations/reports/reliability/kill-calls.json",
+        "python evaluations/reliability/kill.py --cases 0 --minutes 9 --course 'cache clear' --course conversion ... "
+        f"--out {RELIABILITY}/kill-calls.json",
     ),
     (
         "reports/reliability/together.json",
         "",
-        "python evaluations/reliability/together.py --cases 39 --seed 1 --out evaluations/reports/reliability/together.json",
+        f"python evaluations/reliability/together.py --cases 39 --seed 1 --out {RELIABILITY}/together.json",
     ),
     (
         "reports/reliability/faults.json",
         "",
         "python evaluations/reliability/faults.py --cases 3 --commands 'apply,checkpoint over,stats,undo' "
-        "--out evaluations/reports/reliability/faults.json",
+        f"--out {RELIABILITY}/faults.json",
     ),
     (
         "reports/reliability/flips.json",
         "",
-        "python evaluations/reliability/flips.py --cases 50 --cuts 10 --out evaluations/reports/reliability/flips.json",
+        f"python evaluations/reliability/flips.py --cases 50 --cuts 10 --out {RELIABILITY}/flips.json",
     ),
     (
         "reports/reliability/undo.json",
         "",
-        "python evaluations/reliability/undo.py --cases 1 --steps 25 --out evaluations/reports/reliability/undo.json",
+        f"python evaluations/reliability/undo.py --cases 1 --steps 25 --out {RELIABILITY}/undo.json",
     ),
-    ("reports/reliability/same.json", "", "python evaluations/reliability/same.py --out evaluations/reports/reliability/same.json"),
-    ("reports/reliability/long.json", "", "python evaluations/reliability/long.py --out evaluations/reports/reliability/long.json"),
+    ("reports/reliability/same.json", "", f"python evaluations/reliability/same.py --out {RELIABILITY}/same.json"),
+    (
+        "reports/reliability/long.json",
+        "",
+        f"python evaluations/reliability/long.py --cases 3000 --out {RELIABILITY}/long.json",
+    ),
+    (
+        "reports/smollm2-lifelong.*",
+        "RECT beside plain alphaedit, 1,000 facts in steps of 100; DIR is the folder of a run by rect, with "
+        "`evaluations/lifelong` installed",
+        "python evaluations/scripts/lifelong.py DIR evaluations/reports/smollm2-thousand-sequence.json "
+        "--out evaluations/reports/smollm2-lifelong",
+    ),
     ("reliability/table.py", "", "python evaluations/reliability/table.py"),
     ("benchmarks/seconds.py", "", "python evaluations/benchmarks/seconds.py"),
     ("benchmarks/gpu.py", "", "python evaluations/benchmarks/gpu.py"),

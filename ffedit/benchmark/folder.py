@@ -28,8 +28,8 @@ from ffedit.evaluator.metrics import SCORE_PARTS
 from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
 from ffedit.files import resuming
 from ffedit.files.atomic import finite, write_text
-from ffedit.files.placing import sweep
-from ffedit.files.resuming import LOCK, differences, leaves
+from ffedit.files.placing import LOCK, sweep
+from ffedit.files.resuming import differences, leaves
 from ffedit.files.seal import sealed, unsealed
 
 MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"

@@ -21,7 +21,7 @@ from ffedit.editor import EditConfig, config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import claimed
 from ffedit.inference.corpus import Corpus
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable, check_model

@@ -11,7 +11,7 @@ from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal import model_view
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_free, write_text
-from ffedit.files.resuming import LOCK, claimed
+from ffedit.files.placing import LOCK, claimed
 from ffedit.inspector.memory_pass import FILE
 from ffedit.inspector.model_view import ModelReport
 

@@ -311,9 +311,7 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
     return tuple(editable.history.known.values())
 
 
-def _joined(
-    a: Edit, b: Edit, updates: Mapping[Address, Update], keys: Mapping[Address, Tensor]
-) -> dict[str, Any]:
+def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update], keys: Mapping[Address, Tensor]) -> dict[str, Any]:
     """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
     shared = {name: a.provenance[name] for name in names if name in a.provenance}

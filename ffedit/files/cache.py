@@ -20,8 +20,7 @@ from platformdirs import user_cache_path
 
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
-from ffedit.files.placing import beside, sweep
-from ffedit.files.resuming import LOCK, claimed
+from ffedit.files.placing import LOCK, beside, claimed, sweep
 
 DAY = 24 * 60 * 60
 IN_USE = DAY  # seconds

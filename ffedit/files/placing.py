@@ -281,3 +281,26 @@ def _chmod(path: Path, mode: int) -> None:
         os.chmod(path, mode)
     except OSError:  # a file system without permissions
         return
+
+
+@contextmanager
+def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Lock a folder, which is created if need be, against every other process; a process that ends releases its lock.
+
+    What killed processes left unfinished in the folder is deleted. Where another process holds it, `wait` until it is
+    released, or raise an EditError.
+    """
+    lock = FileLock(folder / LOCK, timeout=-1 if wait else 0)
+    with named_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
+    try:
+        sweep(folder)
+        yield
+    finally:
+        if sys.platform != "win32":  # Windows deletes no open file
+            (folder / LOCK).unlink(missing_ok=True)  # a process that has opened it meanwhile sees this, and tries again
+        lock.release()

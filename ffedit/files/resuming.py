@@ -11,22 +11,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.errors import EditError, brief
 from ffedit.files.atomic import read_whole, write_file
-from ffedit.files.placing import named_errors, sweep
+from ffedit.files.placing import named_errors
 from ffedit.files.seal import UNSEALED, check, seal, sealed, unsealed
-
-LOCK = ".lock"
 
 
 class Journal:
@@ -157,26 +153,3 @@ def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
         return read_whole(path, read)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: {refusal} ({brief(error)})") from error
-
-
-@contextmanager
-def claimed(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Lock a folder, which is created if need be, against every other process; a process that ends releases its lock.
-
-    What killed processes left unfinished in the folder is deleted. Where another process holds it, `wait` until it is
-    released, or raise an EditError.
-    """
-    lock = FileLock(folder / LOCK, timeout=-1 if wait else 0)
-    with named_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise EditError(f"{folder}: another run works on this folder; wait for it, or name another") from error
-    try:
-        sweep(folder)
-        yield
-    finally:
-        if sys.platform != "win32":  # Windows deletes no open file
-            (folder / LOCK).unlink(missing_ok=True)  # a process that has opened it meanwhile sees this, and tries again
-        lock.release()

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from ffedit.algebra import bootstrap
 from ffedit.algebra.linalg import double
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import claimed
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector.keys import REMOVED, SHALLOW, Endings, removals
 from ffedit.inspector.memory_pass import Pass, Settings, collect, resumed

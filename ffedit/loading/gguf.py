@@ -29,8 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from ffedit.errors import FFEditError, ModelError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import os_errors, written
-from ffedit.files.placing import beside
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import beside, claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent

@@ -20,7 +20,7 @@ from writing import quick
 import ffedit
 from ffedit import Edit, EditError
 from ffedit.benchmark import editing
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import claimed
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
 
@@ -187,7 +187,7 @@ def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> Non
 @contextmanager
 def holding(out: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that works on a folder."""
-    code = "from pathlib import Path\nfrom ffedit.files.resuming import claimed\n"
+    code = "from pathlib import Path\nfrom ffedit.files.placing import claimed\n"
     code += f"with claimed(Path({str(out)!r})):\n    print('held', flush=True)\n    input()\n"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -16,7 +16,7 @@ from shell import shell
 
 import ffedit
 from ffedit import Corpus, EditError, ModelError
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import claimed
 from ffedit.inspector.memory_pass import Settings
 
 

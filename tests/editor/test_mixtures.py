@@ -96,7 +96,7 @@ def test_keys_carry_the_routers_weight() -> None:
     block = editable.feed_forward[1].mixture
     assert block is not None
     with capture({0: block.block}, inputs=True) as x:
-        run_to(editable, pad([text.ids]), 1)
+        run_to(editable, pad([text.ids[: text.subject_last + 1]]), 1)  # as far as a key is read, to the same rounding
     for memory, key in zip(place.memories, k.split(place.sizes), strict=True):
         expert = memory.address.expert
         assert expert is not None

@@ -34,7 +34,7 @@ def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -
         found = [sink if sinks and text.subject_last == 0 else ordinary for text in texts]
         return torch.stack(found), torch.ones(len(texts), 3)
 
-    monkeypatch.setattr(key, "_read_batch", run)
+    monkeypatch.setattr(key, "_read", run)
     (prompt_set,) = build_prompts(editable, [[FACT]], quick())
     if prompt_set.prompts[0].subject_last != 0:
         pytest.skip("the tiny tokenizer puts a token in front or splits the name")

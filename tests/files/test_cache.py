@@ -23,7 +23,7 @@ from writing import collect_moments
 
 from ffedit import EditError
 from ffedit.files import cache
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import claimed
 from ffedit.inference.corpus import Corpus
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable

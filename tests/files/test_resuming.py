@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ffedit import EditError
-from ffedit.files.resuming import Journal, claimed, load_state, read_journal, save_state
+from ffedit.files.placing import claimed
+from ffedit.files.resuming import Journal, json_lines, load_state, read_journal, save_state
 
 
 def test_a_journal_is_continued_with_its_own_settings_only(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_journal_that_is_deleted_or_torn_meanwhile_begins_anew_with_its_settin
     two.add({"fact": 3})
     assert Journal(path, settings).lines == [{"fact": 1}, {"fact": 3}]
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3, "the settings stand there once"
-    path.write_text('{"fact": 1}\n', encoding="utf-8")
+    path.write_text(json_lines([{"fact": 1}]), encoding="utf-8")
     with pytest.raises(EditError, match="does not say which settings"):
         Journal(path, settings)
 

@@ -19,9 +19,8 @@ import ffedit
 from ffedit import EditError, ModelError, editor
 from ffedit.editor import build_prompts, collect, read_keys
 from ffedit.editor.value import Objective
-from ffedit.evaluator import responses
 from ffedit.evaluator.drift import GenericText
-from ffedit.inference import batching, generation, replay, routing
+from ffedit.inference import batching, contexts, generation, replay, routing
 from ffedit.inference.batching import split_on_oom
 from ffedit.model import storage
 from ffedit.model.editable import Editable
@@ -209,7 +208,7 @@ ASKED = [
 @pytest.mark.parametrize("error", ERRORS)
 def test_scores_are_the_same(worth: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, model = zoo.trained("gpt2", True, torch.float64), type(zoo.shared("gpt2").model)
-    monkeypatch.setattr(responses, "WORTH", worth)
+    monkeypatch.setattr(contexts, "WORTH", worth)
     expected, plainly, rows = ffedit.evaluate(editable, ASKED), model.forward, []
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:

@@ -21,7 +21,7 @@ from writing import write
 import ffedit
 from ffedit import EditError, ModelError
 from ffedit.files import cache
-from ffedit.files.resuming import claimed
+from ffedit.files.placing import claimed
 from ffedit.loading import gguf as gguf_files
 
 
