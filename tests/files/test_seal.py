@@ -48,6 +48,14 @@ def test_a_flipped_bit_of_a_state_is_refused(tmp_path: Path) -> None:
     assert load_state(path, "not a state")[1] == {"seconds": 1.5}
 
 
+def test_the_same_state_has_the_same_bytes(tmp_path: Path) -> None:
+    written = set()
+    for i in range(16):  # safetensors alone orders the metadata by lot
+        save_state(tmp_path / f"{i}.safetensors", {"sum": torch.ones(3), "ä": torch.ones(2)}, {"of": "Zürich\n\x1f"})
+        written.add((tmp_path / f"{i}.safetensors").read_bytes())
+    assert len(written) == 1 and load_state(tmp_path / "0.safetensors", "no")[1] == {"of": "Zürich\n\x1f"}
+
+
 def test_a_changed_number_of_a_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     Journal(path).add({"score": 0.125, "name": "Zürich"})
