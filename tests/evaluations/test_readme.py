@@ -5,12 +5,18 @@ from __future__ import annotations
 import sys
 
 import pytest
+from reliability import table
 from scripts import make_readme
 
 
 def test_the_table_is_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["make_readme.py", "--check"])
     make_readme.main()
+
+
+def test_the_table_of_reliability_is_that_of_its_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["table.py", "--check"])
+    table.main()
 
 
 @pytest.mark.parametrize(
