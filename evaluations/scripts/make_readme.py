@@ -253,7 +253,7 @@ ROWS = (
     (
         "reports/reliability/flips.json",
         "",
-        f"python evaluations/reliability/flips.py --cases 50 --cuts 10 --out {RELIABILITY}/flips.json",
+        f"python evaluations/reliability/flips.py --cases 200 --cuts 20 --out {RELIABILITY}/flips.json",
     ),
     (
         "reports/reliability/undo.json",
