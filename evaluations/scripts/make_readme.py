@@ -240,6 +240,11 @@ ROWS = (
         f"--out {RELIABILITY}/kill-calls.json",
     ),
     (
+        "reports/reliability/kill-apply.json",
+        "the same at every such call of `apply` with an edit and an export",
+        f"python evaluations/reliability/kill.py --cases 0 --minutes 5 --course apply --out {RELIABILITY}/kill-apply.json",
+    ),
+    (
         "reports/reliability/together.json",
         "",
         f"python evaluations/reliability/together.py --cases 39 --seed 1 --out {RELIABILITY}/together.json",
