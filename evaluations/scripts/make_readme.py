@@ -242,7 +242,8 @@ ROWS = (
     (
         "reports/reliability/kill-apply.json",
         "the same at every such call of `apply` with an edit and an export",
-        f"python evaluations/reliability/kill.py --cases 0 --minutes 5 --course apply --out {RELIABILITY}/kill-apply.json",
+        "python evaluations/reliability/kill.py --cases 0 --minutes 5 --course apply "
+        f"--out {RELIABILITY}/kill-apply.json",
     ),
     (
         "reports/reliability/together.json",
@@ -252,8 +253,7 @@ ROWS = (
     (
         "reports/reliability/faults.json",
         "",
-        "python evaluations/reliability/faults.py --cases 3 --commands 'apply,checkpoint over,stats,undo' "
-        f"--out {RELIABILITY}/faults.json",
+        f"python evaluations/reliability/faults.py --cases 6 --out {RELIABILITY}/faults.json",
     ),
     (
         "reports/reliability/flips.json",
