@@ -157,7 +157,7 @@ class Move:
 
     @property
     def aside(self) -> Path:
-        """The path at which what is replaced is kept until all is done."""
+        """Return the path at which what is replaced is kept until all is done."""
         return self.source.with_name("old")
 
     def make(self) -> None:

@@ -138,7 +138,7 @@ def _keep(ids: array[int], path: Path) -> None:
     cache.write(path, save)
 
 
-def _checked(path: Path) -> dict[str, torch.Tensor]:
+def _checked(path: Path) -> dict[str, Tensor]:
     check(path)
     return load_file(path)
 
