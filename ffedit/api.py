@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from types import NoneType
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor import Edit, EditConfig, collect, preset, write
 from ffedit.editor.edit import as_edits
-from ffedit.editor.provenance import versions
+from ffedit.editor.provenance import agree, versions
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, check_facts
@@ -114,7 +113,8 @@ def edit(
     Raises:
         FactError: a fact cannot be used with this model.
         EditError: an unknown method, facts that contradict each other, a layer that is not there, earlier edits that
-            are not in the model, statistics that do not fit or cannot be collected, or no solution.
+            are not in the model, statistics that do not fit or cannot be collected, processes that were given different
+            things, or no solution.
     """
     check_model(editable, Editable)
     config = config or preset("default", method)
@@ -122,15 +122,8 @@ def edit(
     EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
-    process_group.agree(
-        lambda: {
-            "versions": versions(),
-            "model": fingerprint(editable),
-            "numbers on": f"{editable.device.type}, {editable.feed_forward[0].dtype}",
-            "facts": sha256(repr([fact.to_dict() for fact in facts]).encode()).hexdigest()[:8],
-            "options": sha256(repr((method, layers, config, _identities(stats), after)).encode()).hexdigest()[:8],
-        }
-    )
+    options = method, layers, config, _identities(stats), after
+    agree(process_group, editable, facts=[fact.to_dict() for fact in facts], options=options)
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
         layers = process_group.by_first(lambda: layer_for(editable, facts, method, config, progress))
@@ -164,12 +157,14 @@ def stats(
         process_group: processes that share the batches; all of them call this alike and return the statistics.
 
     Raises:
-        EditError: a layer that is not there, a text that cannot be used, or a tolerance and several processes.
+        EditError: a layer that is not there, a text that cannot be used, a tolerance and several processes, or
+            processes that were given different things.
     """
     check_model(editable, Editable)
     depth = len(editable.layers)
     layers = list(range(depth)) if layers is None else as_layers(layers)
     if not layers or not set(layers) <= set(range(depth)):
         raise EditError(f"layers {layers} were asked for, but {editable.name} has layers 0 to {depth - 1}")
+    agree(process_group, editable, options=(layers, corpus, tolerance))
     memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in layers]
     return collect(editable, memories, corpus, progress, tolerance, process_group)

@@ -70,21 +70,22 @@ class Needed:
         return len({text.ids[:end] for text in texts for end in range(1, text.site + 2)}) * self.costs[0]
 
     def values(self, prompt_sets: Sequence[PromptSet], values: Sequence[Value]) -> int:
-        """Run every text once, and for each step the layers above from the subject's last token on, there and back.
+        """Run each distinct beginning once; in each step the layers above, from the subject on, there and back.
 
         The last feed-forward layer and the unembedding are needed only where a prediction is read. After the last step
         there is one more way there, for what it reached.
         """
         _, above, last, vocabulary, whole = self.costs
-        needed = 0
+        needed, beginnings = 0, set()
         for prompt_set, value in zip(prompt_sets, values, strict=True):
             texts, steps = prompt_set.texts, len(value.losses) - 1
             ends = [len(text.ids) - bool(text.target_ids) for text in texts]
             after = sum(end - text.site for end, text in zip(ends, texts, strict=True))
             reads = sum(max(1, len(text.target_ids)) for text in texts)
+            beginnings |= {text.ids[: i + 1] for end, text in zip(ends, texts, strict=True) for i in range(end)}
             step = after * (above - last) + reads * (last + vocabulary)
-            needed += sum(ends) * whole + len(prompt_set.essence) * vocabulary + (2 * steps + 1) * step
-        return needed
+            needed += len(prompt_set.essence) * vocabulary + (2 * steps + 1) * step
+        return needed + len(beginnings) * whole
 
     def scoring(self, evaluation: Evaluation, generated: int) -> int:
         """Run each distinct beginning of a text once, and read the prediction wherever an answer's token follows.

@@ -192,10 +192,9 @@ def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tupl
     contexts, parts = [text.ids[: text.site + 1] for text in texts], []
     index: dict[Context, int] = {}
     refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
-    for batch in passes(editable, set(contexts), TOKENS, read, refusal):
-        for done in batch:
-            index |= {context: len(index) + i for i, context in enumerate(done.contexts)}
-            parts.append(done.read)
+    for done in passes(editable, set(contexts), TOKENS, read, refusal, keep=False):
+        index |= {context: len(index) + i for i, context in enumerate(done.contexts)}
+        parts.append(done.read)
     order = torch.tensor([index[context] for context in contexts])
     keys, streams = (torch.cat(rows)[order.to(rows[0].device)] for rows in zip(*parts, strict=True))
     return keys, streams

@@ -6,6 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.key import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
+from ffedit.loading.distributed import ProcessGroup
+from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory, identity
@@ -187,6 +190,21 @@ def dtypes(memory: KeyValueMemory) -> dict[str, str]:
     """Return the dtype of the base's checkpoint, and the dtype computed in."""
     both = {"dtype": memory.saved_dtype, "computed_in": memory.dtype}
     return {name: str(dtype).removeprefix("torch.") for name, dtype in both.items()}
+
+
+def agree(group: ProcessGroup, editable: Editable, **given: object) -> None:
+    """Raise an EditError where a process works on something else than the first.
+
+    That is another version, model, device or dtype, or another `repr` of what it was `given`.
+    """
+    group.agree(
+        lambda: {
+            "versions": versions(),
+            "model": fingerprint(editable),
+            "numbers on": f"{editable.device.type}, {editable.feed_forward[0].dtype}",
+            **{name: sha256(repr(value).encode()).hexdigest()[:8] for name, value in given.items()},
+        }
+    )
 
 
 def versions() -> dict[str, str]:

@@ -14,9 +14,9 @@ probability in single contexts than its value did, and is not to be written agai
 
 Many values are optimised together, each with its own loss and end, so that none depends on the others in its batch.
 
-Adding δ changes nothing below the layer and nothing left of the token. So all texts are recorded once (`Objective`); a
-step resumes those of the values still optimised at the layer and their subject's last token, in batches of texts with
-similar numbers of positions to run (buckets), and applies the unembedding only at the positions that the loss reads.
+Adding δ changes nothing below the layer and nothing left of the token. So all texts are recorded once, each token that
+they share once (`Objective`); a step resumes those of the values still optimised at the layer and their subject's last
+token, in batches of similar numbers of positions to run, and applies the unembedding only where the loss reads it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from math import ceil, exp, log
+from dataclasses import dataclass, replace
+from math import exp, log
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +39,14 @@ from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
-from ffedit.inference.batching import BATCH_COST, batch_budget, grouped, least_cost_runs, split_on_oom
+from ffedit.inference.batching import TOKENS, batch_budget, batches, grouped, split_on_oom
+from ffedit.inference.contexts import Context, passes
 from ffedit.inference.generation import log_softmax
+from ffedit.inference.past import Prefix
 from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import frozen, replace_output
+from ffedit.model.hooks import capture, frozen, replace_output
 from ffedit.model.tokenization import Encoded, pad
 from ffedit.progress import Progress, silent
 
@@ -54,9 +57,11 @@ SAID = 0.5
 # Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where nothing that is
 # read depends on δ.
 FLAT = 1e-4
-# Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 512 MB in float32;
-# on a GPU, one of SHARES shares of the free memory.
-ROOM, SHARES = 2**27, 8
+# Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 400 MB in float32,
+# since larger batches leave its cache; on a GPU, one of SHARES shares of the free memory.
+ROOM, SHARES = 10**8, 8
+# Cost of one more batch, in positions that are run there and back.
+BATCH_COST = 48
 # Seconds, at least, between two states of an unfinished choice: each holds all values so far.
 SAVED_EVERY = 30.0
 # Activations kept for the gradient, per token and layer, in multiples of d_model.
@@ -237,25 +242,11 @@ def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor],
     return step_of
 
 
-@dataclass(frozen=True, eq=False)
-class _Bucket:
-    """Recorded texts that are run together."""
-
-    rows: Tensor  # indices of the texts in the objective, [r]
-    starts: Tensor  # first position of each that is run again, [r]; no subject ends left of it
-    recording: replay.Recording
-    said: Tensor  # for each token of an answer: row in the bucket, position before it, token; [a, 3]
-    kept: Tensor  # for each position whose distribution is preserved: row in the bucket, position; [k, 2]
-    before: Tensor  # the distribution to preserve there, [k, vocabulary]
-    entropy: Tensor  # of `before`, [k], nats
-
-
 class Objective:
     """Loss of `prompt_sets`, one for each of n values, at any δ that is added to the output of the layer `ff`."""
 
     def __init__(self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], kl_weight: float) -> None:
         self.editable, self.ff, self.n = editable, ff, len(prompt_sets)
-        self._ragged = editable.resumable and editable.ragged
         self._texts: list[Encoded] = []
         owners: list[int] = []
         # For each text that states a fact: indices of the value, of the fact within it, and of the text.
@@ -266,55 +257,67 @@ class Objective:
             owners += [owner] * (len(self._texts) - len(owners))
         self._owner = torch.tensor(owners)
         self._at = torch.tensor([text.site for text in self._texts])
-        # Position after the last that is read: of an answer, the last token is predicted only.
-        self._end = torch.tensor([len(text.ids) - bool(text.target_ids) for text in self._texts])
+        # First position of each text that is run again: a model that cannot be resumed runs whole texts.
+        self._first = self._at if editable.resumable else torch.zeros_like(self._at)
+        # Number of positions from there to the last that is read: of an answer, the last token is predicted only.
+        ends = torch.tensor([len(text.ids) - bool(text.target_ids) for text in self._texts])
+        self._count = ends - self._first
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
         # Weights of each text's −log P(answer) and of its KL term; those of a fact's contexts sum to 1.
         self._answers, self._kept = torch.zeros(len(owners)), torch.full((len(owners),), kl_weight)
         contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
         for owner, fact, row in self._prompts:
             self._answers[row], self._kept[row] = 1 / contexts[owner, fact], 0
-        self._buckets = [self._record(rows) for bucket in self._cut() for rows in self._fitting(bucket)]
+        self._record()
 
-    def _cut(self) -> Iterator[Tensor]:
-        """Yield indices of texts, in buckets of least total cost: rows × positions run + `BATCH_COST` for each bucket.
+    def _record(self) -> None:
+        """Run every text once, each token once, and keep what is run again, and the distributions to preserve."""
+        editable, layer, last = self.editable, self.ff.layer, len(self.editable.layers)
+        spans = list(zip(self._texts, self._first.tolist(), self._count.tolist(), strict=True))
+        again = [[text.ids[: first + i + 1] for i in range(count)] for text, first, count in spans]
 
-        A rerun begins where its subject ends. If the model can begin at a different position in each row, texts with
-        similar numbers of positions to run share a bucket; else those whose subjects end at similar positions.
-        """
-        at, end = self._at.tolist(), self._end.tolist()
-        key = [b - a for a, b in zip(at, end, strict=True)] if self._ragged else at
-        keys = sorted(set(key))
-        of = [[row for row in range(len(key)) if key[row] == length] for length in keys]
+        def read(ids: Tensor, inputs: dict[str, Any], at: Tensor) -> tuple[Tensor, Tensor]:
+            with (
+                capture({layer: editable.layers[layer]}, inputs=True) as entering,
+                capture({last: editable.layers[-1]}) as leaving,
+                editable.without_logits(),
+            ):
+                editable.run(input_ids=ids, **inputs)
+            states, final = (side.reshape(*ids.shape, -1)[tuple(at.T)] for side in (entering[layer], leaving[last]))
+            return states, final
 
-        def cost(first: int, last: int) -> int:
-            rows = [row for group in of[first:last] for row in group]
-            positions = keys[last - 1] if self._ragged else max(end[row] for row in rows) - keys[first]
-            return int(len(rows) * positions + BATCH_COST)
-
-        for first, last in least_cost_runs(len(keys), cost):
-            # Sorted, so that the rows of most parts of a large bucket begin at one position, which needs no mask.
-            yield torch.tensor(sorted((row for group in of[first:last] for row in group), key=lambda row: at[row]))
-
-    def _fitting(self, rows: Tensor) -> Sequence[Tensor]:
-        """Split a bucket into parts whose attention keys and values of all layers fit into memory while recording."""
-        longest = max(len(self._texts[row].ids) for row in rows.tolist())
-        each = 2 * longest * len(self.editable.layers) * self.editable.d_model
-        return _parts(rows, batch_budget(self.editable, ROOM, SHARES) // each)
-
-    def _record(self, rows: Tensor) -> _Bucket:
-        texts = [self._texts[row] for row in rows.tolist()]
-        at = self._at[rows]
-        starts = at if self._ragged else torch.full_like(at, int(at.min()))
-        said = [(row, t.answer - 1 + i, token) for row, t in enumerate(texts) for i, token in enumerate(t.target_ids)]
-        kept = [(row, len(text.ids) - 1) for row, text in enumerate(texts) if not text.target_ids]
-        reads = torch.tensor(kept, dtype=torch.long).reshape(-1, 2)
-        ids, only = pad([text.ids for text in texts]), (self.ff.layer, int(starts.max()))
-        recording = replay.record(self.editable, ids, reads, only=only)
-        before = log_softmax(recording.logits).exp()
-        entropy = -torch.xlogy(before, before).sum(-1)
-        said_at = torch.tensor(said, dtype=torch.long).reshape(-1, 3)
-        return _Bucket(rows, starts, recording, said_at, reads, before, entropy)
+        index: dict[Context, int] = {}
+        prefixes: list[Prefix] = []
+        parts: list[tuple[Tensor, Tensor]] = []
+        numbers: list[int] = []
+        contexts = {context for own in again for context in own}
+        for done in passes(editable, contexts, TOKENS, read, MemoryError(), editable.resumable):
+            index |= {context: len(index) + i for i, context in enumerate(done.contexts)}
+            if done.prefixes:
+                past = done.prefixes[0].past.above(layer)
+                prefixes += [replace(prefix, past=past) for prefix in done.prefixes]
+            numbers += [len(parts)] * len(done.contexts)
+            parts.append(done.read)
+        states, final = (torch.cat(side) for side in zip(*parts, strict=True))
+        where = [[index[context] for context in own] for own in again]
+        # Entering the layer, at each distinct context; of each text, its contexts there, right-padded, and its tokens.
+        self._states, self._where = states, pad(where)
+        self._ids = pad([text.ids[first : first + count] for text, first, count in spans])
+        # Number of the pass that each text ended in, and the keys and values of its tokens left of those.
+        self._pass = torch.tensor([numbers[own[0]] for own in where])
+        self._prefixes = [
+            replace(prefixes[own[0]], columns=prefixes[own[0]].columns[:first])
+            for own, (_, first, _) in zip(where, spans, strict=True)
+            if prefixes
+        ]
+        preserved = [row for row, text in enumerate(self._texts) if not text.target_ids]
+        # Of each text whose distribution is preserved, its row of `_before`, the distribution, and `_entropy`, nats.
+        self._preserved = {row: i for i, row in enumerate(preserved)}
+        self._before = final.new_zeros(0, vocabulary(editable))
+        if preserved:
+            last_states = final[[where[row][-1] for row in preserved]]
+            self._before = log_softmax(replay.logits_of(editable, last_states)).exp()
+        self._entropy = -torch.xlogy(self._before, self._before).sum(-1)
 
     def loss_and_gradient(
         self, delta: Tensor, going: Tensor, penalty: float = 1.0
@@ -333,10 +336,9 @@ class Objective:
         answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
         loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
         answered = torch.zeros(len(self._texts))
-        for bucket, indices in self._batches(going[self._owner]):
+        for rows in self._batches(going[self._owner]):
             leaf = delta.detach().clone().requires_grad_()
-            said, moved = self._run(bucket, indices, leaf)
-            rows = bucket.rows[indices]
+            said, moved = self._run(rows, leaf)
             terms = kept[rows] * moved - answers[rows] * said
             gradient += torch.autograd.grad(terms.sum(), leaf)[0]
             loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
@@ -346,76 +348,81 @@ class Objective:
             by_fact[owner][fact].append(float(answered[row]))
         return loss, gradient, by_fact
 
-    def _batches(self, taking: Tensor) -> Iterator[tuple[_Bucket, Tensor]]:
-        """Yield the texts selected by `taking`, [texts], as (bucket, indices within it), in batches that fit."""
-        most = batch_budget(self.editable, ROOM, SHARES)
-        layers = len(self.editable.layers) - self.ff.layer
-        for bucket in self._buckets:
-            indices = taking[bucket.rows].nonzero()[:, 0]
-            if not len(indices):
-                continue
-            reads = (len(bucket.said) + len(bucket.kept)) / len(bucket.rows)
-            width = int((self._end[bucket.rows] - bucket.starts).max())
-            each = width * layers * ACTIVATIONS * self.ff.shape[0] + 3 * reads * bucket.before.shape[1]
-            yield from ((bucket, batch) for batch in _parts(indices, int(most // each)))
+    def _batches(self, taking: Tensor) -> Iterator[Tensor]:
+        """Yield the texts selected by `taking`, [texts], in batches that fit, with as little padding as can be.
 
-    def _run(self, bucket: _Bucket, indices: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Run texts `indices` of a bucket with δ in place.
+        Where not each row of a batch can be run from its own position, all begin at the same one.
+        """
+        rows = taking.nonzero()[:, 0]
+        tokens = sum(max(1, len(self._texts[row].target_ids)) for row in rows.tolist())
+        layers = len(self.editable.layers) - self.ff.layer
+        reads = tokens / int(self._count[rows].sum())
+        each = layers * ACTIVATIONS * self.ff.shape[0] + 3 * self._before.shape[1] * reads
+        most = int(batch_budget(self.editable, ROOM, SHARES) / each)
+        alike = (
+            [rows]
+            if self.editable.ragged
+            else [rows[self._first[rows] == first] for first in self._first[rows].unique()]
+        )
+        for some in alike:
+            for batch in batches(self._count[some].tolist(), most, BATCH_COST):
+                # In the order of passes, whose keys and values are then taken together.
+                yield some[batch][self._pass[some[batch]].argsort(stable=True)]
+
+    def _run(self, rows: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the texts `rows` with δ in place.
 
         Return the log-probability of each text's answer (0 without one) and the KL divergence summed along it, nats.
         """
-        editable, layer = self.editable, self.ff.layer
-        rows, starts = bucket.rows[indices], bucket.starts[indices]
-        width = int((self._end[rows] - starts).max())
-        each, at = torch.arange(len(indices)), self._at[rows]
+        editable, layer, texts = self.editable, self.ff.layer, rows.tolist()
+        width, each, at = int(self._count[rows].max()), torch.arange(len(rows)), (self._at - self._first)[rows]
         owner = self._owner[rows].to(delta.device)
 
         def add(output: Tensor) -> Tensor:
-            moved = output.reshape(len(indices), -1, output.shape[-1]).clone()
-            # A model that cannot be resumed runs whole rows, so positions count from the row's beginning.
-            moved[each, at if moved.shape[1] > width else at - starts] += delta[owner].to(moved)
+            moved = output.reshape(len(texts), width, output.shape[-1]).clone()
+            moved[each, at] += delta[owner].to(moved)
             return moved.reshape(output.shape)
 
-        ff = torch.full((len(bucket.rows),), -1)
-        ff[indices] = each
-        said = bucket.said[ff[bucket.said[:, 0]] >= 0]
-        which = ff[bucket.kept[:, 0]] >= 0
-        kept = bucket.kept[which]
-        reads = torch.cat([said[:, :2], kept])
-        reads = torch.stack([ff[reads[:, 0]], reads[:, 1]], 1)
-        run, from_end = reads[:, 0], reads[:, 1] - starts[reads[:, 0]] - width
+        # (row of the batch, position, token) for each token of an answer; (row, position) of what is preserved.
+        said = torch.tensor(
+            [
+                (i, self._texts[row].answer - 1 - int(self._first[row]) + j, token)
+                for i, row in enumerate(texts)
+                for j, token in enumerate(self._texts[row].target_ids)
+            ],
+            dtype=torch.long,
+        ).reshape(-1, 3)
+        kept = [(i, int(self._count[row]) - 1) for i, row in enumerate(texts) if row in self._preserved]
+        reads = torch.cat([said[:, :2], torch.tensor(kept, dtype=torch.long).reshape(-1, 2)])
         # If δ is added to the last layer itself, that layer must run at all positions.
         last = layer + 1 == len(editable.layers)
         with (
             replace_output(self.ff.module, add),
-            nullcontext() if last else replay.narrowed(editable, run, from_end),
+            nullcontext() if last else replay.narrowed(editable, reads[:, 0], reads[:, 1] - width),
         ):
-            states = bucket.recording.states[layer]
-            inside = (starts[:, None] + torch.arange(width)).clamp(max=states.shape[1] - 1)
-            rerun = editable, bucket.recording, layer, states[indices[:, None], inside], indices
-            if int(starts.min()) < int(starts.max()):
-                logits = replay.resume_each(*rerun, starts, reads)
-            else:
-                logits = replay.resume(*rerun, int(starts[0]), reads)
+            states = self._states[self._where[rows, :width]]
+            prefixes = [self._prefixes[row] for row in texts] if self._prefixes else []
+            logits = replay.resume_after(editable, prefixes, layer, self._ids[rows, :width], states, reads)
         log_probs = log_softmax(logits)
         of_answers, of_kept = log_probs.split([len(said), len(kept)])
         answers = of_answers.gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
-        which = which.to(log_probs.device)
-        divergence = -bucket.entropy[which] - (bucket.before[which] * of_kept).sum(-1)
+        which = [self._preserved[texts[i]] for i, _ in kept]
+        divergence = -self._entropy[which] - (self._before[which] * of_kept).sum(-1)
         of = reads[:, 0].to(log_probs.device)
-        zero = log_probs.new_zeros(len(indices))
+        zero = log_probs.new_zeros(len(texts))
         return zero.index_add(0, of[: len(said)], answers), zero.index_add(0, of[len(said) :], divergence)
 
 
-def _parts(rows: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Split `rows` into parts of 1 to `most` rows, of about equal length, since a short part costs nearly as much."""
-    return rows.tensor_split(ceil(len(rows) / max(1, most)))
-
-
 def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
-    """Estimate how many numbers an `Objective` keeps for a prompt set."""
-    width, layers = ff.shape[0], len(editable.layers) - ff.layer
-    vocabulary = int(editable.model.config.get_text_config().vocab_size)
-    furthest = max(text.site for text in prompt_set.texts)
-    held = sum(2 * layers * furthest + len(text.ids) for text in prompt_set.texts)
-    return held * width + len(prompt_set.essence) * vocabulary
+    """Estimate how many numbers an `Objective` keeps for a prompt set, whose texts share few tokens."""
+    config = editable.model.config.get_text_config()
+    queries, keys = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    shared = keys / queries if keys and queries else 1  # grouped queries share keys and values
+    tokens = sum(len(text.ids) for text in prompt_set.texts)
+    layers = len(editable.layers) - ff.layer
+    return int(2 * tokens * layers * ff.shape[0] * shared) + len(prompt_set.essence) * vocabulary(editable)
+
+
+def vocabulary(editable: Editable) -> int:
+    """Return the number of logits, about: no weight is fetched for it."""
+    return int(editable.model.config.get_text_config().vocab_size)

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.editor.edit import Edit, check_edit
+from ffedit.editor.provenance import agree
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
@@ -29,6 +30,7 @@ from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context
 from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable, check_model
+from ffedit.model.fingerprint import fingerprint
 from ffedit.progress import Progress, silent
 
 # A text whose token ids are compared between the two tokenizers.
@@ -153,8 +155,8 @@ def evaluate(
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
-        EditError: the edit does not belong to this model, the edited model has another tokenizer, or the text file
-            cannot be read.
+        EditError: the edit does not belong to this model, the edited model has another tokenizer, the text file cannot
+            be read, or processes were given different things.
         ModelError: the model's numbers are not finite.
     """
     check_model(editable, Editable)
@@ -167,11 +169,14 @@ def evaluate(
         check_tokenizers(editable, edited.name, edited.tokenizer, edited.model.config)
         if editable.chat != edited.chat:
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
+    facts = as_facts(facts)
+    options = edit and edit.fingerprint(), edited and fingerprint(edited), full
+    agree(process_group, editable, facts=[fact.to_dict() for fact in facts], options=options)
     measured = edit is not None or edited is not None
     generic = None
     if measured or text is not None:
         generic = process_group.in_all(lambda: GenericText(editable, text))
-    facts = as_facts(facts)
+        agree(process_group, editable, text=generic.rows if text is not None else None)
     own = process_group.share(range(len(facts)))
     evaluation = process_group.in_all(
         lambda: Evaluation(editable, facts, progress, full, own) if own or not facts else None

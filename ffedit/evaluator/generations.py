@@ -14,8 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from ffedit.inference import generation
 from ffedit.inference.batching import TOKENS, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context, Pass
 from ffedit.inference.generation import continue_from, words
-from ffedit.inference.past import Past
+from ffedit.inference.past import Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode
 
@@ -87,21 +86,25 @@ class Generations:
                 self.closed.add(request.text)
         self._argmax: Mapping[Context, int] = {}
         self._said: dict[Context, tuple[int, ...]] = {}
-        # By number of tokens: prompts to go on from, each with what the pass that ran it left, and its row there.
-        self._waiting: dict[int, list[tuple[Context, Past, int]]] = defaultdict(list)
+        # Prompts that were run, whose answers' tokens are not all scored yet.
+        self._unscored: dict[Context, Prefix] = {}
+        # By number of tokens: prompts to go on from.
+        self._waiting: dict[int, list[tuple[Context, Prefix]]] = defaultdict(list)
 
-    def follow(self, batch: Sequence[Pass[Tensor]], argmax: Mapping[Context, int]) -> None:
-        """Go on from the prompts in a batch's passes where the tokens that are known do not settle what is said.
+    def follow(self, done: Pass[Tensor], argmax: Mapping[Context, int]) -> None:
+        """Go on from the prompts in a pass where the tokens that are known do not settle what is said.
 
         `argmax` has the likeliest token after each context that was run so far.
         """
         self._argmax = argmax
-        for done in batch:
-            for prompt, row in zip(done.contexts, done.rows, strict=True):
-                if done.past is not None and self._scored(prompt) and (count := self._begin(prompt)):
-                    self._waiting[count].append((prompt, done.past, row))
+        ran = zip(done.contexts, done.prefixes, strict=False)  # no prefixes where the model is not `ragged`
+        self._unscored |= {context: prefix for context, prefix in ran if context in self._requests}
+        for prompt in [prompt for prompt in self._unscored if self._scored(prompt)]:
+            prefix = self._unscored.pop(prompt)
+            if count := self._begin(prompt):
+                self._waiting[count].append((prompt, prefix))
         for count, waiting in self._waiting.items():
-            if sum(len(prompt) for prompt, *_ in waiting) >= TOKENS:
+            if sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
                 self._go_on(waiting, count)
 
     def finish(self) -> None:
@@ -117,9 +120,8 @@ class Generations:
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
 
     def _scored(self, prompt: Context) -> bool:
-        """Return whether `prompt` has requests, and all their answers' tokens are scored."""
-        requests = self._requests.get(prompt, ())
-        return bool(requests) and all(end in self._argmax for request in requests for end in self._ends(request.text))
+        """Return whether all answers' tokens of a prompt's requests are scored."""
+        return all(end in self._argmax for request in self._requests[prompt] for end in self._ends(request.text))
 
     def _begin(self, prompt: Context) -> int:
         """Note the tokens that are known after `prompt`; return to how many it is to go on, 0 where they settle it."""
@@ -128,20 +130,17 @@ class Generations:
         count = max((request.count for request in requests if not self._settled(request)), default=0)
         return min(count, self._editable.max_tokens + 1 - len(prompt))
 
-    def _go_on(self, waiting: list[tuple[Context, Past, int]], count: int) -> None:
+    def _go_on(self, waiting: list[tuple[Context, Prefix]], count: int) -> None:
         """Continue the prompts that wait to `count` tokens."""
 
-        def said(rows: Sequence[tuple[Context, Past, int]]) -> list[list[int]]:
-            # Rows of one pass stand together.
-            pasts = [(past, [row for *_, row in own]) for past, own in groupby(rows, key=itemgetter(1))]
-            lengths = torch.tensor([len(prompt) for prompt, *_ in rows])
-            first = torch.tensor([self._said[prompt][:1] for prompt, *_ in rows])
-            ids: list[list[int]] = continue_from(self._editable, pasts, lengths, first, count).tolist()
+        def said(rows: Sequence[tuple[Context, Prefix]]) -> list[list[int]]:
+            first = torch.tensor([self._said[prompt][:1] for prompt, _ in rows])
+            ids: list[list[int]] = continue_from(self._editable, [prefix for _, prefix in rows], first, count).tolist()
             return ids
 
         if waiting:
             every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY)))
-            self._said |= {prompt: tuple(ids) for (prompt, *_), ids in zip(waiting, every, strict=True)}
+            self._said |= {prompt: tuple(ids) for (prompt, _), ids in zip(waiting, every, strict=True)}
             waiting.clear()
 
     def _ends(self, text: Encoded) -> list[Context]:

@@ -25,8 +25,8 @@ from ffedit.progress import Progress, silent
 
 # Called with contexts and the log-probabilities of the token after each, [k, vocabulary], nats.
 Listener: TypeAlias = Callable[[list[Context], Tensor], None]
-# Called with the passes of a batch, and the argmax after every context so far.
-Follower: TypeAlias = Callable[[Sequence[Pass[Tensor]], Mapping[Context, int]], None]
+# Called with each pass, and the argmax after every context so far.
+Follower: TypeAlias = Callable[[Pass[Tensor], Mapping[Context, int]], None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def ask(
         closed: those of `texts` for which the argmax after the last token is returned, too.
         watched: contexts among those of `texts` whose whole distributions go to `listener`, batch by batch.
         listener: called with these.
-        follower: called with the passes of each batch, for what goes on from them.
+        follower: called with each pass, for what goes on from it.
         progress: progress callback.
 
     Raises:
@@ -77,20 +77,20 @@ def ask(
     def read(ids: Tensor, past: dict[str, Any], at: Tensor) -> Tensor:
         return log_softmax(logits_at(editable, ids, past, at))
 
-    for batch in passes(editable, tokens, budget, read, ModelError(NO_MEMORY)):
-        for done in batch:
-            contexts, distribution = done.contexts, done.read
-            top, best = distribution.max(-1)
-            _check(editable, contexts, top)
-            argmax.update(zip(contexts, best.tolist(), strict=True))
-            pairs = [(i, context, token) for i, context in enumerate(contexts) for token in tokens[context]]
-            entries = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2)
-            values = distribution[entries.to(distribution.device).unbind(1)].tolist()
-            log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
-            if listener is not None and (rows := [i for i, context in enumerate(contexts) if context in watched]):
-                listener([contexts[i] for i in rows], distribution[rows])
+    keep = follower is not None and editable.ragged
+    for done in passes(editable, tokens, budget, read, ModelError(NO_MEMORY), keep):
+        contexts, distribution = done.contexts, done.read
+        top, best = distribution.max(-1)
+        _check(editable, contexts, top)
+        argmax.update(zip(contexts, best.tolist(), strict=True))
+        pairs = [(i, context, token) for i, context in enumerate(contexts) for token in tokens[context]]
+        entries = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2)
+        values = distribution[entries.to(distribution.device).unbind(1)].tolist()
+        log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
+        if listener is not None and (rows := [i for i, context in enumerate(contexts) if context in watched]):
+            listener([contexts[i] for i in rows], distribution[rows])
         if follower is not None:
-            follower(batch, argmax)
+            follower(done, argmax)
         progress("measuring", len(argmax), len(tokens))
     return {
         text: Answer(

@@ -1,19 +1,18 @@
 """Passes over contexts, the tokens before a prediction, in which each token is run once.
 
-That is as far as it is worth a pass of its own:
+Contexts that begin alike are a tree: its tokens stand in one row, those of a common beginning once, and each token
+attends to those before it in its own context only. A row holds some hundred tokens, whether its contexts share any or
+not, so that hardly any is padded. A row too wide would cost more attention than it spares.
 
-- a context that is a prefix of another is read while that one is run, and needs no row;
-- rows that share at least half of their tokens are a family; where it is large (prompts behind one sentence) they run
-  these once, as their *stem*; the rest of each row, its *tail*, goes on from the stem's keys and values (`Past`). A
-  model that is not `ragged` runs every row whole.
-
-Rows run in batches of similar lengths, padded on the right, where causal attention does not see the padding.
+The model is told each token's position and what it may attend to. Where it does not take that, or attends to less than
+all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another shares its
+row (`Editable.packed`). Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -21,121 +20,160 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ffedit.inference.batching import batches, split_on_oom
-from ffedit.inference.past import Past, cache_of, inputs_after
+from ffedit.inference.past import Past, Prefix, takes_positions
+from ffedit.inference.replay import logits_at
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import pad
 
 Context: TypeAlias = tuple[int, ...]
-# Contexts that are run together, each a prefix of the next: the last one holds all tokens.
-Row: TypeAlias = list[Context]
-# A stem, and a row that begins with it; a row that shares nothing is its own stem.
-Branch: TypeAlias = tuple[Context, Row]
 T = TypeVar("T")
-# Runs the model on token ids [rows, tokens], right-padded, with its further inputs (a cache of earlier tokens, mask,
-# positions), and returns what it computed at the (row, position) pairs, [k, 2].
+# Runs the model on token ids [rows, tokens], right-padded, with its further inputs (a cache, mask, positions), and
+# returns what it computed at the (row, column) pairs, [k, 2].
 Read: TypeAlias = Callable[[Tensor, dict[str, Any], Tensor], T]
 
-# Tokens that a stem must save, since its tails take a pass of their own.
-WORTH = 64
+# Tokens of a row, or so many times its longest context where that is more.
+WIDTH, TIMES = 128, 4
 NO_MEMORY = "not enough memory to read a single text; use a smaller dtype, or another --device"
+# Names in a configuration of the number of earlier tokens that a layer attends to.
+WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 
 
 @dataclass(frozen=True, eq=False)
 class Pass(Generic[T]):
-    """Contexts that one pass ended in, what was read there, and what goes on from there."""
+    """What one pass read at the end of each of its contexts, and what goes on from there."""
 
     contexts: list[Context]
     read: T  # of each context
-    rows: list[int]  # the row of `past` that begins with each
-    past: Past | None  # None where the model cannot go on from rows of different lengths
+    prefixes: list[Prefix]  # of each; none where nothing was to be kept
 
 
 @torch.no_grad()
 def passes(
-    editable: Editable, contexts: Collection[Context], budget: int, read: Read[T], refusal: Exception
-) -> Iterator[list[Pass[T]]]:
-    """Run `contexts` and yield the passes of each batch; a context and what extends it directly are in one batch.
+    editable: Editable,
+    contexts: Collection[Context],
+    budget: int,
+    read: Read[T],
+    refusal: Exception,
+    keep: bool,
+) -> Iterator[Pass[T]]:
+    """Run `contexts` and yield the passes.
 
     Args:
         editable: the model.
         contexts: token ids, distinct.
         budget: padded tokens in a batch; a batch has one row at least, and is halved where memory fails.
         read: runs the model, and returns what it computed.
-        refusal: raised where there is no memory for a single row.
+        refusal: raised where there is no memory for a single context.
+        keep: whether the passes' keys and values are kept, for what goes on from them; in a model that is `resumable`.
     """
-    ragged = editable.resumable and editable.ragged
-    rows = _rows(sorted(contexts))
-    families = [_branches(family) for family in _families(rows)] if ragged else [[(row[-1], row)] for row in rows]
-    lengths = [max(len(stem) for stem, _ in branches) for branches in families]
-    stems = [len({stem for stem, _ in branches}) for branches in families]
+    rows = _rows(sorted(contexts), editable.packed, budget)
 
-    def run(branches: Sequence[Branch]) -> list[Pass[T]]:
-        return list(_run(editable, branches, budget, read, ragged))
+    def run(some: Sequence[Context]) -> Pass[T]:
+        return _run(editable, _rows(sorted(some), editable.packed, budget), read, keep)
 
-    for batch in batches(lengths, budget, rows=stems):
-        yield from split_on_oom(run, [branch for i in batch for branch in families[i]], refusal)
+    for batch in batches([len(row.ids) for row in rows], budget):
+        yield from split_on_oom(run, [context for i in batch for context in rows[i].contexts], refusal)
 
 
-def _rows(contexts: Sequence[Context]) -> list[Row]:
-    """Return the rows to run for sorted `contexts`, where those that begin with a context directly follow it."""
-    rows: list[Row] = []
+@dataclass(eq=False)
+class _Row:
+    """Contexts in one row: the tree of their tokens, in the order in which sorted contexts reach them."""
+
+    ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # column of the token before each; −1 of a first one
+    contexts: list[Context] = field(default_factory=list)
+    columns: list[list[int]] = field(default_factory=list)  # of each context's tokens
+
+    def common(self, context: Context) -> int:
+        """Return how many tokens `context` shares with the last one, thus with any: contexts come sorted."""
+        last = self.contexts[-1]
+        return next(
+            (i for i, (a, b) in enumerate(zip(last, context, strict=False)) if a != b), min(map(len, (last, context)))
+        )
+
+    def add(self, context: Context) -> None:
+        """Append the tokens that no earlier context shares."""
+        common = self.common(context) if self.contexts else 0
+        columns = self.columns[-1][:common] if self.contexts else []
+        for token in context[common:]:
+            self.parents.append(columns[-1] if columns else -1)
+            columns.append(len(self.ids))
+            self.ids.append(token)
+        self.contexts.append(context)
+        self.columns.append(columns)
+
+    @property
+    def branches(self) -> bool:
+        """Whether the tokens are more than those of one text, in order."""
+        return len(self.ids) > len(self.contexts[-1])
+
+
+def _rows(contexts: Sequence[Context], packed: int, budget: int) -> list[_Row]:
+    """Put sorted `contexts` into rows; those of up to `packed` tokens share them whatever they begin with."""
+    rows: list[_Row] = []
+    longest = 0
     for context in contexts:
-        if rows and context[: len(rows[-1][-1])] == rows[-1][-1]:
-            rows[-1].append(context)
-        else:
-            rows.append([context])
+        if rows:
+            common, row = rows[-1].common(context), rows[-1]
+            longest = max(longest, len(context))
+            most = min(packed, budget, max(WIDTH, TIMES * longest))
+            follows = common == len(row.contexts[-1]) and not row.branches
+            if follows or (longest <= packed and len(row.ids) + len(context) - common <= most):
+                row.add(context)
+                continue
+        rows.append(_Row())
+        rows[-1].add(context)
+        longest = len(context)
     return rows
 
 
-def _families(rows: Sequence[Row]) -> list[list[Row]]:
-    """Group rows adjacent in order that share at least half of their tokens; a row that shares less is alone."""
-    families: list[list[Row]] = []
-    longest = 0
-    for row in rows:
-        longest = max(longest, len(row[-1]))
-        if families and 2 * _common(families[-1][0][-1], row[-1]) >= longest:
-            families[-1].append(row)
-        else:
-            families.append([row])
-            longest = len(row[-1])
-    return families
+def _run(editable: Editable, rows: Sequence[_Row], read: Read[T], keep: bool) -> Pass[T]:
+    ids, cache = pad([row.ids for row in rows]), DynamicCache() if keep else None
+    inputs = {"cache": cache, "use_cache": keep, **_tree(editable, rows, ids.shape[1])}
+    ends = torch.tensor([(i, columns[-1]) for i, row in enumerate(rows) for columns in row.columns])
+    found = read(ids.to(editable.device), inputs, ends)
+    prefixes = []
+    if cache is not None:
+        past = Past.of(cache)
+        prefixes = [Prefix(past, i, columns) for i, row in enumerate(rows) for columns in row.columns]
+    return Pass([context for row in rows for context in row.contexts], found, prefixes)
 
 
-def _common(a: Context, b: Context) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def _tree(editable: Editable, rows: Sequence[_Row], width: int) -> dict[str, Tensor]:
+    """Return the mask and positions that make trees of rows; nothing where all are plain text."""
+    if not any(row.branches for row in rows):
+        return {}
+    seen = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)
+    positions = torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        own, depth = seen[i].numpy(), positions[i].numpy()
+        for column, parent in enumerate(row.parents):
+            if parent >= 0:
+                own[column] |= own[parent]
+                depth[column] = depth[parent] + 1
+    dtype = editable.model.dtype
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+    return {"attention_mask": mask[:, None].to(editable.device), "position_ids": positions.to(editable.device)}
 
 
-def _branches(family: list[Row]) -> list[Branch]:
-    """Return the rows of a family with their stem where that is worth it, else each with itself."""
-    first, last = family[0][-1], family[-1][-1]  # rows are sorted, so these share the fewest tokens
-    stem = first[: _common(first, last)]
-    return [(stem if len(stem) * (len(family) - 1) >= WORTH else row[-1], row) for row in family]
+def longest_packed(editable: Editable) -> int:
+    """Return the most tokens of a context in which each layer attends to all earlier ones; 0 without positions."""
+    config = editable.model.config.get_text_config()
+    windows = [window for name in WINDOWS if (window := getattr(config, name, None))]
+    return min([editable.max_tokens, *windows]) if takes_positions(editable) else 0
 
 
-def _run(editable: Editable, branches: Sequence[Branch], budget: int, read: Read[T], ragged: bool) -> Iterator[Pass[T]]:
-    """Run the stems, then all tails from their keys and values."""
-    stems = list(dict.fromkeys(stem for stem, _ in branches))
-    owner = {stem: i for i, stem in enumerate(stems)}
-    early = [(owner[stem], context) for stem, row in branches for context in row if len(context) <= len(stem)]
-    cache = DynamicCache() if ragged else None
-    ends = _pairs([(i, len(context) - 1) for i, context in early])
-    read_early = read(pad(stems).to(editable.device), {"cache": cache, "use_cache": ragged}, ends)
-    past = None if cache is None else Past.of(cache, torch.zeros(len(stems), dtype=torch.long))
-    yield Pass([context for _, context in early], read_early, [i for i, _ in early], past)
-    late = [(owner[stem], row) for stem, row in branches if len(row[-1]) > len(stem)]
-    if past is None or not late:
-        return
-    for batch in batches([len(row[-1]) - len(stems[i]) for i, row in late], budget):
-        owners, tails = [late[i][0] for i in batch], [late[i][1] for i in batch]
-        lengths = torch.tensor([len(stems[i]) for i in owners])
-        width, ids = int(lengths.max()), pad([row[-1][len(stems[i]) :] for i, row in zip(owners, tails, strict=True)])
-        cache = cache_of(past.aligned(torch.tensor(owners), lengths, width))
-        late_ends = [(i, c) for i, row in enumerate(tails) for c in row if len(c) > len(stems[owners[i]])]
-        inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths, width, ids.shape[1])}
-        at = _pairs([(i, len(c) - 1 - len(stems[owners[i]])) for i, c in late_ends])
-        read_late = read(ids.to(editable.device), inputs, at)
-        yield Pass([c for _, c in late_ends], read_late, [i for i, _ in late_ends], Past.of(cache, width - lengths))
+@torch.no_grad()
+def check(editable: Editable, ids: Tensor) -> float:
+    """Compare two texts that branch in one row with each alone: largest absolute difference of logits.
 
-
-def _pairs(pairs: list[tuple[int, int]]) -> Tensor:
-    return torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
+    `ids` [1, n]: one is the text, the other leaves a token in the middle out.
+    """
+    text = tuple(ids[0].tolist())
+    texts = sorted([text, text[: len(text) // 2] + text[len(text) // 2 + 1 :]])
+    (row,) = _rows(texts, packed=WIDTH, budget=WIDTH)
+    together = _run(editable, [row], lambda *given: logits_at(editable, *given), keep=False).read
+    alone = [
+        editable.run(input_ids=torch.tensor([one], device=ids.device), use_cache=False).logits[0, -1] for one in texts
+    ]
+    return float((together - torch.stack(alone)).abs().max())

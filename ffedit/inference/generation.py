@@ -21,7 +21,7 @@ from ffedit.errors import ModelError
 from ffedit.inference import replay
 from ffedit.inference.batching import BATCH_COST, TOKENS, batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY
-from ffedit.inference.past import Past, cache_of, inputs_after, join
+from ffedit.inference.past import Past, Prefix, aligned, cache_of, inputs_after
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, pad
 
@@ -235,8 +235,10 @@ def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, 
     ends = torch.stack([torch.arange(len(ids)), lengths - 1], 1)
     new = choose(replay.logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, ends), 0)
     if cache is not None:
-        past = Past.of(cache, torch.zeros_like(lengths))
-        return continue_from(editable, [(past, range(len(ids)))], lengths, new, count, choose)
+        past = Past.of(cache)
+        return continue_from(
+            editable, [Prefix(past, i, range(len(own))) for i, own in enumerate(prompts)], new, count, choose
+        )
     last = torch.tensor([(row, -1) for row in range(len(ids))])
     for step in range(1, count):  # all prompts are of one length
         logits = replay.forward(editable, torch.cat([ids, new], 1), last)
@@ -245,27 +247,20 @@ def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, 
 
 
 def continue_from(
-    editable: Editable,
-    pasts: Sequence[tuple[Past, Sequence[int]]],
-    lengths: Tensor,
-    first: Tensor,
-    count: int,
-    choose: Chooser = greedy,
+    editable: Editable, prefixes: Sequence[Prefix], first: Tensor, count: int, choose: Chooser = greedy
 ) -> Tensor:
     """Return `count` next tokens of n rows that were run, [n, count], the first of which are known.
 
     Args:
         editable: the model; one that is not `ragged` takes rows of one length only.
-        pasts: what passes left, and the rows of each that go on.
-        lengths: number of tokens that each begins with, [n].
+        prefixes: where each row's tokens stand.
         first: the token after these, [n, 1].
         count: number of tokens; there is room for them in the model's context.
         choose: chooses each next token.
     """
+    lengths = torch.tensor([len(prefix) for prefix in prefixes])
     width, ends = int(lengths.max()), torch.tensor([(row, -1) for row in range(len(lengths))])
-    parts = lengths.split([len(rows) for _, rows in pasts])
-    own = [past.aligned(torch.tensor(rows), part, width) for (past, rows), part in zip(pasts, parts, strict=True)]
-    cache, new = cache_of(join(own)), first
+    cache, new = cache_of(aligned(prefixes)), first
     for step in range(1, count):
         # The tokens that were added fill their columns in every row.
         inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths + step - 1, width + step - 1, 1)}

@@ -1,8 +1,8 @@
-"""Keys and values that a pass left, from which other rows of token ids go on.
+"""Keys and values that a pass left, from which other token ids go on.
 
-Rows of different lengths are aligned where they end: padded on the left, and masked, as in the generation from prompts
-of several lengths. The model itself computes masks, rotary angles, windows and position biases. A model whose numbers
-change with that is not `Editable.ragged`; in such a model only rows of one length go on together.
+Rows that begin with different numbers of tokens are aligned where these end: padded on the left, and masked, as in the
+generation from prompts of several lengths. The model itself computes masks, rotary angles, windows and position biases.
+A model whose numbers change with that is not `Editable.ragged`; in such a model only rows of one length go on together.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,28 +25,57 @@ class Past:
     """Keys and values of the rows of one pass."""
 
     layers: list[tuple[Tensor, Tensor]]  # keys and values of each layer, [rows, heads, columns, d_head]
-    first: Tensor  # column of each row's first token, [rows]
 
     @classmethod
-    def of(cls, cache: DynamicCache, first: Tensor) -> Past:
+    def of(cls, cache: DynamicCache) -> Past:
         """Return what a pass left in `cache`; layers that the pass did not reach are left out."""
         layers: list[Any] = cache.layers
-        return cls([(layer.keys, layer.values) for layer in layers], first)
+        return cls([(layer.keys, layer.values) for layer in layers])
 
-    def aligned(self, rows: Tensor, lengths: Tensor, width: int, layer: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Return keys and values of the first `lengths` [n] tokens of `rows` [n], in the last of `width` columns.
+    def above(self, layer: int) -> Past:
+        """Return what reruns from `layer` on need: of the layers below, one column, which is not read."""
+        one = [(keys[:1, :, :1].clone(), values[:1, :, :1].clone()) for keys, values in self.layers[:layer]]
+        return Past([*one, *self.layers[layer:]])
 
-        The columns left of them hold numbers that are to be masked. For the layers below `layer`, which do not run,
-        there is one row: of these, only the number of columns is read.
-        """
-        columns = self.first[rows, None] + lengths[:, None] - width + torch.arange(width)
-        columns, taken = columns.clamp(min=0), []
-        for index, sides in enumerate(self.layers):
-            kept, at = (rows, columns) if index >= layer else (torch.zeros_like(rows[:1]), columns[:1])
-            kept, at = kept.to(sides[0].device)[:, None], at.to(sides[0].device)
-            keys, values = (side[kept, :, at].transpose(1, 2) for side in sides)
-            taken.append((keys, values))
-        return taken
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Where the keys and values of the tokens stand with which a text begins."""
+
+    past: Past
+    row: int
+    columns: Sequence[int]  # of each token, in order
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+def aligned(prefixes: Sequence[Prefix], layer: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Return keys and values of each layer, [n, heads, columns, d_head], each prefix in the last columns.
+
+    There are as many columns as the longest has tokens; those left of a shorter one hold numbers that are to be masked.
+    Of the layers below `layer`, which do not run, only the number of columns is right.
+    """
+    width = max(map(len, prefixes))
+    parts = [(past, list(own)) for past, own in groupby(prefixes, key=lambda prefix: prefix.past)]
+    rows = [torch.tensor([prefix.row for prefix in own])[:, None] for _, own in parts]
+    columns = [torch.tensor([[0] * (width - len(p)) + list(p.columns) for p in own]) for _, own in parts]
+    taken = []
+    for index, first in enumerate(parts[0][0].layers):
+        if index < layer:
+            keys, values = (side[:1, :, :1].expand(-1, -1, width, -1) for side in first)
+        else:
+            keys, values = (
+                torch.cat(
+                    [
+                        past.layers[index][side][own.to(first[0].device), :, at.to(first[0].device)]
+                        for (past, _), own, at in zip(parts, rows, columns, strict=True)
+                    ]
+                ).transpose(1, 2)
+                for side in (0, 1)
+            )
+        taken.append((keys, values))
+    return taken
 
 
 def cache_of(layers: Sequence[tuple[Tensor, Tensor]]) -> DynamicCache:
@@ -54,14 +84,6 @@ def cache_of(layers: Sequence[tuple[Tensor, Tensor]]) -> DynamicCache:
     for index, (keys, values) in enumerate(layers):
         cache.update(keys, values, index)
     return cache
-
-
-def join(parts: Sequence[list[tuple[Tensor, Tensor]]]) -> list[tuple[Tensor, Tensor]]:
-    """Concatenate the rows of `parts`, aligned to one width."""
-    if len(parts) == 1:
-        return parts[0]
-    by_layer = (zip(*sides, strict=True) for sides in zip(*parts, strict=True))
-    return [(torch.cat(keys), torch.cat(values)) for keys, values in by_layer]
 
 
 def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> dict[str, Tensor]:
@@ -74,6 +96,11 @@ def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> d
         return {}
     after = lengths[:, None] + torch.arange(new)
     inputs = {"attention_mask": torch.cat([left >= 0, after >= 0], 1).long().to(editable.device)}
-    if "position_ids" in signature(editable.model.forward).parameters:
+    if takes_positions(editable):
         inputs["position_ids"] = after.to(editable.device)
     return inputs
+
+
+def takes_positions(editable: Editable) -> bool:
+    """Return whether the model can be told the position of each token."""
+    return "position_ids" in signature(editable.model.forward).parameters

@@ -12,7 +12,7 @@ lengths are padded on the right, where causal attention cannot see the padding, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ffedit.inference.past import Past, cache_of, inputs_after
+from ffedit.inference.past import Past, Prefix, aligned, cache_of, inputs_after
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.hooks import capture, only_at, replace_input
 
@@ -32,7 +32,7 @@ class Recording:
 
     ids: Tensor  # token ids, right-padded, [batch, tokens]
     # `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer; each [batch,
-    # tokens, d_model]. Empty where it was not asked for
+    # tokens, d_model]
     states: list[Tensor]
     # by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's), [batch,
     # tokens, d_model]
@@ -74,9 +74,7 @@ def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None, **past
 
 
 @torch.no_grad()
-def record(
-    editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] = (), only: tuple[int, int] | None = None
-) -> Recording:
+def record(editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] = ()) -> Recording:
     """Run `ids` [batch, tokens], right-padded, through the whole model once and keep what a rerun needs.
 
     Args:
@@ -84,7 +82,6 @@ def record(
         ids: token ids.
         read: the (row, position) pairs [k, 2] at which logits are wanted.
         parts: the parts whose outputs are recorded too: "feed_forward", "attention".
-        only: (layer, start): record what reruns from this layer and this position need, and nothing else.
     """
     ids = ids.to(editable.device)
     cache = DynamicCache()
@@ -93,39 +90,24 @@ def record(
     if editable.resumable:
         caching = {"use_cache": True, "cache": cache}
     depth = len(editable.layers)
-    layers = dict(enumerate(editable.layers)) if only is None else {only[0]: editable.layers[only[0]]}
-    last_layer = {depth: editable.layers[-1]} if only is None else {}
     parts = tuple(parts)
     modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
     with (
-        capture(layers, inputs=True) as entering,
-        capture(last_layer) as leaving,
+        capture(dict(enumerate(editable.layers)), inputs=True) as entering,
+        capture({depth: editable.layers[-1]}) as leaving,
         capture(modules) as outputs,
         unembedding(editable, read),
     ):
         logits = editable.run(input_ids=ids, **caching).logits[0]
     shape = (*ids.shape, -1)  # some models (OPT) flatten batch and tokens before the feed-forward layer
-    states, nothing = {**entering, **leaving}, logits.new_empty(0)
+    states = {**entering, **leaving}
     return Recording(
         ids=ids,
-        states=[states.get(layer, nothing) for layer in range(depth + 1)],
+        states=[states[layer] for layer in range(depth + 1)],
         outputs={part: [outputs[part, layer].reshape(shape) for layer in range(depth)] for part in parts},
-        past=_past(cache, only) if editable.resumable else [],
+        past=Past.of(cache).layers if editable.resumable else [],
         logits=logits,
     )
-
-
-def _past(cache: DynamicCache, only: tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
-    """Return keys and values of each layer, as the attention left them in the cache."""
-    layers: list[Any] = cache.layers
-    if only is None:
-        return [(layer.keys, layer.values) for layer in layers]
-    first, start = only
-    past = []
-    for index, layer in enumerate(layers):
-        rows = slice(None if index >= first else 1)  # of layers that do not run, only the number of positions is read
-        past.append((layer.keys[rows, :, :start].clone(), layer.values[rows, :, :start].clone()))
-    return past
 
 
 def resume(
@@ -159,24 +141,25 @@ def resume(
     return _run_on(editable, layer, states, torch.stack([read[:, 0], read[:, 1] - start], 1), input_ids=ids, **inputs)
 
 
-def resume_each(
-    editable: Editable, recording: Recording, layer: int, states: Tensor, rows: Tensor, starts: Tensor, read: Tensor
+def resume_after(
+    editable: Editable, prefixes: Sequence[Prefix], layer: int, ids: Tensor, states: Tensor, read: Tensor
 ) -> Tensor:
-    """Run on as `resume` does, each rerun from its own position, `starts` [n]; only for models that are `ragged`.
+    """Run on as `resume` does, from tokens that stand behind prefixes of any passes; for one rerun or more.
 
-    Positions left of it are padded on the left and masked, as in the generation from prompts of several lengths.
+    Args:
+        editable: the model; one that is not `ragged` takes prefixes of one length, or none (`resumable`).
+        prefixes: what each of the n reruns goes on from; none where they are whole texts.
+        layer: first layer to run.
+        ids: token ids to run, right-padded, [n, positions].
+        states: residual stream entering `layer` there, [n, positions, d_model].
+        read: pairs (rerun, position) at which logits are wanted, [k, 2].
     """
-    first, width = int(starts.max()), states.shape[1]
-    ids, inside = recording.ids[rows], starts[:, None] + torch.arange(width)
-    past = Past(recording.past, torch.zeros(len(recording.ids), dtype=torch.long))
-    inputs: dict[str, Any] = {
-        "input_ids": ids.gather(1, inside.clamp(max=ids.shape[1] - 1).to(ids.device)),
-        "cache": cache_of(past.aligned(rows, starts, first, layer)),
-        "use_cache": True,
-        **inputs_after(editable, starts, first, width),
-    }
-    read = torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)
-    return _run_on(editable, layer, states, read, **inputs)
+    inputs: dict[str, Any] = {"use_cache": False}
+    lengths = torch.tensor([len(prefix) for prefix in prefixes])
+    if len(prefixes) and (width := int(lengths.max())):
+        cache = cache_of(aligned(prefixes, layer))
+        inputs = {"use_cache": True, "cache": cache, **inputs_after(editable, lengths, width, ids.shape[1])}
+    return _run_on(editable, layer, states, read, input_ids=ids.to(editable.device), **inputs)
 
 
 def _run_on(editable: Editable, layer: int, states: Tensor, read: Tensor, **inputs: Any) -> Tensor:
@@ -243,11 +226,12 @@ def check(editable: Editable, ids: Tensor) -> float:
 @torch.no_grad()
 def check_each(editable: Editable, ids: Tensor) -> float:
     """Compare as `check` does, for two reruns of `ids` [1, n] that begin at different positions."""
-    end, starts = ids.shape[1], torch.tensor([ids.shape[1] // 3, ids.shape[1] // 2])
-    read = torch.tensor([[0, int(end - 1 - starts[1] + starts[0])], [1, end - 1]])
-    recording = record(editable, ids.expand(2, -1), read)
-    layer = len(editable.layers) // 2
-    inside = starts[:, None] + torch.arange(end - int(starts[1]))
-    states = recording.states[layer][torch.arange(2)[:, None], inside]
-    rerun = resume_each(editable, recording, layer, states, torch.arange(2), starts, read)
+    starts, layer = (ids.shape[1] // 3, ids.shape[1] // 2), len(editable.layers) // 2
+    many = ids.shape[1] - starts[1]
+    recording = record(editable, ids, torch.tensor([[0, start + many - 1] for start in starts]))
+    prefixes = [Prefix(Past(recording.past), 0, range(start)) for start in starts]
+    again, states = (
+        torch.cat([of[:, start : start + many] for start in starts]) for of in (ids, recording.states[layer])
+    )
+    rerun = resume_after(editable, prefixes, layer, again, states, torch.tensor([[0, many - 1], [1, many - 1]]))
     return float((rerun - recording.logits).abs().max())

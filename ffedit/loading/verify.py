@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ffedit.errors import ModelError
-from ffedit.inference import replay
+from ffedit.inference import contexts, replay
 from ffedit.model import storage
 from ffedit.model.discover import Layer, find_attention, find_feed_forward, find_layers, find_memory
 from ffedit.model.editable import Editable, Kind, Stack
@@ -180,6 +180,8 @@ def _verify(editable: Editable) -> None:
             f"{gap:.1e}); a decoder whose layers hand on one residual stream, and nothing else, was expected"
         )
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
+    if editable.ragged and _gap(contexts.check, editable, ids) <= near:
+        editable.packed = contexts.longest_packed(editable)
 
 
 def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
@@ -228,7 +230,7 @@ def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) ->
 
 
 def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:
-    """Return the result of a check of `replay`; infinite where the model cannot be run in this way."""
+    """Return the result of a check of reruns; infinite where the model cannot be run in this way."""
     try:
         return check(editable, ids)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):

@@ -331,6 +331,7 @@ class Editable(Stack):
         attention: the output projection of each layer's attention; empty where it is not recognised.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
         ragged: whether each row of a batch can be rerun from its own position.
+        packed: the most tokens of a text that can share a row with others (`inference.contexts`); 0 where none can.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
@@ -340,6 +341,7 @@ class Editable(Stack):
     attention: list[nn.Module] = field(default_factory=list)
     resumable: bool = True
     ragged: bool = False
+    packed: int = 0
     probe_error: float = 0.0
     history: History = field(default_factory=History)
     chat: bool = False

@@ -205,7 +205,8 @@ def test_what_is_found_for_one_subject_does_not_depend_on_the_others(family: str
 @pytest.mark.parametrize("family", ["gpt_neo", "olmo2"])
 def test_nor_where_a_part_of_the_model_is_of_single_precision(family: str) -> None:
     editable = zoo.trained(family, True, torch.float64)
-    same(choose(editable, FOUR), [choose(editable, [fact])[0] for fact in FOUR], near=1e-5)
+    # Steps amplify the rounding of attention in float32, which the widths of a batch move.
+    same(choose(editable, FOUR), [choose(editable, [fact])[0] for fact in FOUR], near=5e-5)
 
 
 @ways

@@ -35,8 +35,7 @@ def test_how_texts_are_cut_into_buckets_and_batches_changes_nothing(
 
         return run
 
-    for name in ("resume", "resume_each"):
-        monkeypatch.setattr(replay, name, counted(getattr(replay, name)))
+    monkeypatch.setattr(replay, "resume_after", counted(replay.resume_after))
     choose(editable, FOUR, few)
     usual = len(runs)
     monkeypatch.setattr("ffedit.editor.value.ROOM", room)
@@ -67,12 +66,9 @@ def test_a_recording_is_about_as_large_as_is_said() -> None:
     editable = zoo.trained("gpt2", True)
     prompt_sets = build_prompts(editable, by_subject(FOUR), FULL)
     one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL.value.kl_weight)
-    held = sum(
-        bucket.before.numel()
-        + sum(state.numel() for state in bucket.recording.states)
-        + sum(keys.numel() + values.numel() for keys, values in bucket.recording.past)
-        for bucket in one._buckets
-    )
+    pasts = {prefix.past for prefix in one._prefixes}
+    kept = sum(side.numel() for past in pasts for layer in past.layers for side in layer)
+    held = one._before.numel() + one._states.numel() + kept
     said = sum(size(editable, editable.feed_forward[0], prompt_set) for prompt_set in prompt_sets)
     assert 0.5 < said / held < 2
 

@@ -60,7 +60,7 @@ FACTS = [
 def test_scores_equal_the_plain_implementation(
     family: str, bos: bool, side: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "WORTH", 1)  # stems are worth their pass however few
+    monkeypatch.setattr(contexts, "WIDTH", 24)  # answers of one prompt fall into several rows
     editable = zoo.trained(family, bos)
     editable.tokenizer.padding_side = side
     plain = PlainScores(editable.model, editable.tokenizer, FACTS)
@@ -112,12 +112,11 @@ def test_each_token_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         whole = responses.ask(editable, texts, budget=1)
         alone = sum(ran)
-        monkeypatch.setattr(contexts, "WORTH", 1)
         ran.clear()
-        stemmed = responses.ask(editable, texts, budget=1)
+        packed = responses.ask(editable, texts, budget=1000)
     finally:
         handle.remove()
     assert sum(ran) < alone < sum(len(text.ids) - 1 for text in set(texts)) / 1.5
     for text, answer in whole.items():
-        assert stemmed[text].argmax == answer.argmax
-        assert stemmed[text].log_probs == pytest.approx(answer.log_probs, abs=1e-4)
+        assert packed[text].argmax == answer.argmax
+        assert packed[text].log_probs == pytest.approx(answer.log_probs, abs=1e-4)

@@ -204,11 +204,12 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("worth", [0, 10**9], ids=["shared beginnings", "whole texts"])
+@pytest.mark.parametrize("width", [1, 12], ids=["whole texts", "trees"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_scores_are_the_same(worth: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_the_same(width: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, model = zoo.trained("gpt2", True, torch.float64), type(zoo.shared("gpt2").model)
-    monkeypatch.setattr(contexts, "WORTH", worth)
+    monkeypatch.setattr(contexts, "WIDTH", width)
+    monkeypatch.setattr(contexts, "TIMES", 1)
     expected, plainly, rows = ffedit.evaluate(editable, ASKED), model.forward, []
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
@@ -295,7 +296,7 @@ def test_no_memory_for_a_single_value_is_said_and_nothing_is_left_behind(monkeyp
     def fails(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(replay, "resume_each", fails)
+    monkeypatch.setattr(replay, "resume_after", fails)
     with pytest.raises(EditError, match="not enough memory to choose a single value"):
         choose(editable, FOUR)
     assert all(p.requires_grad for p in editable.model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ffedit.inference.contexts import Context, passes
 from ffedit.inference.generation import continuations, continue_from
 from ffedit.inference.replay import logits_at
 
-FAMILIES = pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gemma3", "qwen3_next"])
+NO_MEMORY = ModelError("no memory")
 
 
 def some() -> set[Context]:
@@ -29,20 +30,19 @@ def some() -> set[Context]:
     return {words(4), words(19), prompt, prompt + words(1), prompt + words(2), sentence[:5], *behind}
 
 
-@FAMILIES
-@pytest.mark.parametrize("worth", [1, 64, 10**9])
-@pytest.mark.parametrize("budget", [1, 40, 10_000])
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize(("width", "budget"), [(1, 1), (8, 40), (24, 100), (256, 10_000)])
 def test_each_context_is_read_once_with_its_own_numbers(
-    family: str, worth: int, budget: int, monkeypatch: pytest.MonkeyPatch
+    family: str, width: int, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "WORTH", worth)
+    monkeypatch.setattr(contexts, "WIDTH", width)
+    monkeypatch.setattr(contexts, "TIMES", 1)
     editable, read = zoo.shared(family), {}
-    for batch in passes(editable, some(), budget, partial(logits_at, editable), ModelError("no memory")):
-        for done in batch:
-            assert len(done.contexts) == len(done.rows) == len(done.read)
-            for context, logits in zip(done.contexts, done.read, strict=True):
-                assert context not in read
-                read[context] = logits.log_softmax(-1)
+    for done in passes(editable, some(), budget, partial(logits_at, editable), NO_MEMORY, keep=editable.resumable):
+        assert len(done.contexts) == len(done.read) == (len(done.prefixes) or len(done.contexts))
+        for context, logits in zip(done.contexts, done.read, strict=True):
+            assert context not in read
+            read[context] = logits.log_softmax(-1)
     assert read.keys() == some()
     for context, log_probs in read.items():
         with torch.no_grad():
@@ -50,20 +50,56 @@ def test_each_context_is_read_once_with_its_own_numbers(
         torch.testing.assert_close(log_probs, alone.log_softmax(-1), rtol=1e-3, atol=1e-3)
 
 
-@FAMILIES
-def test_what_goes_on_from_a_pass_is_what_the_context_says(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "WORTH", 1)
+def ran(family: str, budget: int = 10_000) -> list[tuple[int, ...]]:
+    """Shapes of the token ids that run."""
+    editable, shapes = zoo.shared(family), []
+
+    def read(ids: torch.Tensor, inputs: object, at: torch.Tensor) -> None:
+        shapes.append(tuple(ids.shape))
+
+    list(passes(editable, some(), budget, read, NO_MEMORY, keep=False))
+    return shapes
+
+
+def test_each_token_runs_once_and_none_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {context[:end] for context in some() for end in range(1, len(context) + 1)}
+    assert zoo.shared("llama").packed == zoo.shared("llama").max_tokens
+    monkeypatch.setattr(zoo.shared("llama"), "packed", len(tree))
+    assert ran("llama") == [(1, len(tree))]
+
+
+def test_where_texts_cannot_share_a_row_only_prefixes_do() -> None:
+    assert zoo.shared("bloom").packed == 0, "its positions come from its mask"
+    in_order = sorted(some())
+    rows = [one for one, other in pairwise([*in_order, ()]) if other[: len(one)] != one]
+    assert sum(rows for rows, _ in ran("bloom")) == len(rows)
+
+
+@pytest.mark.parametrize("family", ["gpt_neo", "mistral", "gemma3"])
+def test_a_context_longer_than_a_window_shares_no_row(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.shared(family)
-    went_on = 0
-    for batch in passes(editable, some(), 10_000, partial(logits_at, editable), ModelError("no memory")):
-        for done in batch:
-            if done.past is None:
-                continue
-            lengths = torch.tensor([len(context) for context in done.contexts])
-            first = done.read.argmax(-1, keepdim=True)
-            said = continue_from(editable, [(done.past, done.rows)], lengths, first, 5).tolist()
-            assert said == [continuations(editable, [context], 5)[0] for context in done.contexts]
-            went_on += len(said)
+    config = editable.model.config.get_text_config()
+    name = next(name for name in contexts.WINDOWS if getattr(config, name, None))
+    assert contexts.longest_packed(editable) == min(editable.max_tokens, getattr(config, name))
+    monkeypatch.setattr(editable, "packed", 13)
+    longer = [context for context in some() if len(context) > 13]
+    assert sum(rows for rows, _ in ran(family)) >= len(longer) > 2
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("width", [8, 256])
+def test_what_goes_on_from_a_pass_is_what_the_context_says(
+    family: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contexts, "WIDTH", width)
+    editable = zoo.shared(family)
     # A mistake in how rows are aligned is seen when a model is loaded, which is then not ragged.
     assert editable.ragged == (family != "qwen3_next")
+    went_on = 0
+    for done in passes(editable, some(), 10_000, partial(logits_at, editable), NO_MEMORY, keep=editable.ragged):
+        if done.prefixes:
+            first = done.read.argmax(-1, keepdim=True)
+            said = continue_from(editable, done.prefixes, first, 5).tolist()
+            assert said == [continuations(editable, [context], 5)[0] for context in done.contexts]
+            went_on += len(said)
     assert went_on == (len(some()) if editable.ragged else 0)

@@ -10,6 +10,7 @@ import zoo
 from torch import Tensor
 
 from ffedit.inference import replay
+from ffedit.inference.past import Past, Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, replace_output, skipped
 from ffedit.model.tokenization import pad
@@ -197,31 +198,6 @@ def test_running_to_a_layer_unembeds_one_position_only() -> None:
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
-def test_a_rerun_from_what_alone_was_kept_is_the_one_from_all(family: str) -> None:
-    editable = zoo.shared(family)
-    rows, change = torch.tensor([2, 0]), torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(1))
-    full = replay.record(editable, pad(ROWS), every_read())
-    for layer, start in ((0, 2), (1, 2), (2, 0), (2, 3)):
-        some = replay.record(editable, pad(ROWS), every_read(), only=(layer, start))
-        assert torch.equal(some.logits, full.logits)
-        read = torch.tensor([(i, len(ROWS[row]) - 1) for i, row in enumerate(rows)])
-        states = full.states[layer][rows, start:].clone()
-        states[:, 0] += change
-        found, expected = (replay.resume(editable, one, layer, states, rows, start, read) for one in (some, full))
-        assert close(found, expected) and torch.equal(some.states[layer], full.states[layer]), (layer, start)
-
-
-def test_a_recording_keeps_no_more_than_was_asked_for() -> None:
-    editable = zoo.shared("llama")
-    full, some = (replay.record(editable, pad(ROWS), every_read(), only=only) for only in (None, (1, 2)))
-    assert [state.numel() > 0 for state in some.states] == [False, True, False, False]
-    for layer, (part, whole_past) in enumerate(zip(some.past, full.past, strict=True)):
-        assert part[0].shape[2] == 2 and part[0].shape[0] == (len(ROWS) if layer >= 1 else 1)
-        assert torch.equal(part[0], whole_past[0][: len(part[0]), :, :2])
-        assert part[0].untyped_storage().nbytes() < whole_past[0].untyped_storage().nbytes(), "a copy, not a view"
-
-
-@pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_rows_resume_each_from_a_position_of_its_own(family: str) -> None:
     editable = zoo.shared(family)
     assert editable.ragged
@@ -229,9 +205,14 @@ def test_rows_resume_each_from_a_position_of_its_own(family: str) -> None:
     rows, starts = torch.tensor([2, 0, 1, 2]), torch.tensor([1, 4, 0, 6])
     read = torch.tensor([[0, 2], [0, 3], [1, 6], [2, 1], [3, 8]])
     whole = replay.forward(editable, ids, torch.stack([rows[read[:, 0]], read[:, 1]], 1))
+    read = torch.stack([read[:, 0], read[:, 1] - starts[read[:, 0]]], 1)
+    inside = (starts[:, None] + torch.arange(3)).clamp(max=8)
+    recording = replay.record(editable, ids, read[:0])
     for layer in (0, 2):
-        recording = replay.record(editable, ids, read[:0], only=(layer, int(starts.max())))
-        inside = (starts[:, None] + torch.arange(3)).clamp(max=8)
+        past = Past(recording.past).above(layer)
+        assert [len(keys) for keys, _ in past.layers] == [1] * layer + [3] * (zoo.DEPTH - layer)
+        assert [keys.shape[2] for keys, _ in past.layers[:layer]] == [1] * layer
+        prefixes = [Prefix(past, int(row), range(int(start))) for row, start in zip(rows, starts, strict=True)]
         states = recording.states[layer][rows[:, None], inside]
-        found = replay.resume_each(editable, recording, layer, states, rows, starts, read)
+        found = replay.resume_after(editable, prefixes, layer, ids[rows[:, None], inside], states, read)
         torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
