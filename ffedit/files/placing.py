@@ -223,6 +223,8 @@ class Placing:
         for made, target in self._targets.items():
             with named_errors(target):
                 _set_permissions(made)
+                for folder in (made, *(path for path in made.rglob("*") if path.is_dir())):
+                    sweep(folder)  # of what was made in it, if the system refused that then
                 if made.is_dir() and not self._may_replace[made]:
                     refuse_existing(target)
         moves = [Move(made, target.absolute(), _identity(target)) for made, target in self._targets.items()]

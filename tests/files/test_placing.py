@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -237,3 +238,24 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) 
         read_whole(path, lambda _: int("damaged"))
     with pytest.raises(FileNotFoundError):
         read_whole(tmp_path / "none", read)
+
+
+def test_what_the_system_once_did_not_delete_is_in_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plainly, refused = shutil.rmtree, []
+
+    def once(path: Path, ignore_errors: bool = False) -> None:
+        if path.parent.name == "deep" and not refused:
+            refused.append(path)
+        else:
+            plainly(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", once)
+    with together() as placing:
+        made = placing.new(tmp_path / "result")
+        (made / "deep").mkdir(parents=True)
+        write_text(made / "deep" / "file", "whole")
+    assert refused and [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [
+        "result",
+        "result/deep",
+        "result/deep/file",
+    ]
