@@ -55,12 +55,12 @@ def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: Va
     return [value.v for value in choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config)]
 
 
-def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: ValueConfig) -> PlainValue:
+def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: ValueConfig, layer: int = LAYER) -> PlainValue:
     """The reference's v* for the same texts and numbers."""
-    memory = editable.memories[LAYER]
+    memory = editable.memories[layer]
     return plain_value(
         editable.model,
-        editable.layers[LAYER],
+        editable.layers[layer],
         memory.module,
         memory.value,
         [Text(text.ids, text.answer, text.subject_last) for text in prompt_set.prompts],

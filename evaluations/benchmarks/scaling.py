@@ -12,6 +12,9 @@ of the same lengths at layer 4, whose values take eight steps each, since a rand
     needed     multiply-accumulates of matrix products that the stage needs, per fact (`Needed`)
     ceiling    needed / the speed of a float32 product [4096, 1024] × [1024, 1024] before and after
     share      ceiling / seconds; under a load of other processes it says nothing
+    plain      seconds of the procedure that the known tools follow, as a plain loop over the first facts in the same
+               run (`--plain`): the texts of a fact, or a single one for scoring, in whole passes of the whole model;
+               its scoring asks for less: the metrics of CounterFact, and no continuations beyond the objects' tokens
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from unittest.mock import patch
 import click
 import measuring
 import torch
+from editing import theirs
+from reference_scores import PlainScores
 from transformers import GPT2Config
 
 import ffedit
@@ -37,6 +42,8 @@ from ffedit.editor.value import Value, choose_values
 from ffedit.evaluator import Evaluation
 from ffedit.evaluator.generations import Generations
 from ffedit.facts.fact import Fact, by_subject
+from ffedit.model.hooks import capture
+from ffedit.model.tokenization import pad
 
 DATA = Path(__file__).parents[1] / "data" / "smollm2-thousand.json"
 LAYERS, SEED = {"smollm2": 8, "gpt2": 4}, 0
@@ -157,8 +164,31 @@ def stages(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config:
     }
 
 
-def measure(model: str, counts: Sequence[int], progress: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """Measure each number of facts, after a warm-up with two."""
+@torch.no_grad()
+def plain_key(editable: ffedit.Editable, layer: int, prompt_set: PromptSet) -> torch.Tensor:
+    """k* of one subject: its texts in one batch through the whole model."""
+    texts = prompt_set.prompts
+    with capture({0: editable.memories[layer].module}, inputs=True) as entering:
+        editable.model(input_ids=pad([text.ids for text in texts]), use_cache=False)
+    return entering[0][range(len(texts)), [text.site for text in texts]].mean(0)
+
+
+def plain(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config: EditConfig) -> dict[str, float]:
+    """Seconds a fact of the plain loops, after a warm-up with the first fact's key."""
+    prompt_sets = build_prompts(editable, by_subject(facts), config)
+    plain_key(editable, layer, prompt_sets[0])
+    loops: dict[str, Callable[[], Any]] = {
+        "keys": lambda: [plain_key(editable, layer, one) for one in prompt_sets],
+        "values": lambda: [theirs(editable, one, config.value, layer) for one in prompt_sets],
+        "scoring": lambda: [PlainScores(editable.model, editable.tokenizer, [fact]).all() for fact in facts],
+    }
+    return {name: measuring.timed(loop)[0] / len(facts) for name, loop in loops.items()}
+
+
+def measure(
+    model: str, counts: Sequence[int], of_plain: int, progress: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Measure each number of facts, after a warm-up with two, and the plain loops on the first `of_plain`."""
     config = EditConfig()
     if model == "gpt2":
         editable, facts = measuring.random_gpt2(GPT2Config(), WORDS, SEED), random_facts(max(counts))
@@ -168,12 +198,14 @@ def measure(model: str, counts: Sequence[int], progress: Callable[[dict[str, Any
         facts = [fact for fact in ffedit.read_facts(DATA) if fact.previous][: max(counts)]
     layer = LAYERS[model]
     stages(editable, facts[:2], layer, config)
+    loops = plain(editable, facts[:of_plain], layer, config) if of_plain else {}
     rows = []
     for count in counts:
         before = measuring.matmul_speed()
         measured = stages(editable, facts[:count], layer, config)
         speed = median([before, measuring.matmul_speed()])
-        for stage in measured.values():
+        for name, stage in measured.items():
+            stage["plain"] = loops.get(name)
             stage["ceiling"] = stage["needed"] / speed
             stage["share"] = stage["ceiling"] / stage["seconds"]
         rows.append({"facts": count, "matmul_per_second": speed, **measured})
@@ -186,8 +218,10 @@ def show(row: dict[str, Any]) -> None:
     print(f"{row['facts']} facts, large products at {2e-9 * row['matmul_per_second']:.0f} GFLOP/s")
     for name in STAGES:
         stage = row[name]
+        beside = "" if stage["plain"] is None else f", plain loop {stage['plain']:.3f}"
         print(
-            f"    {name:8} {stage['seconds']:.4f} s a fact, ceiling {stage['ceiling']:.4f}, share {stage['share']:.0%}"
+            f"    {name:8} {stage['seconds']:.4f} s a fact, ceiling {stage['ceiling']:.4f}, share "
+            f"{stage['share']:.0%}{beside}"
         )
     print(end="", flush=True)
 
@@ -204,6 +238,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     for name, colour in zip(STAGES, ("#009e73", "#0072b2", "#d55e00"), strict=True):
         axes.plot(counts, [row[name]["seconds"] for row in rows], "o-", color=colour, label=name)
         axes.plot(counts, [row[name]["ceiling"] for row in rows], ":", color=colour, label=f"{name}, ceiling")
+        if (loop := rows[0][name]["plain"]) is not None:
+            axes.axhline(loop, color=colour, linestyle="--", linewidth=0.8, label=f"{name}, plain loop")
     axes.set(xscale="log", yscale="log", xlabel="facts", ylabel="seconds per fact", title=title)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.grid(alpha=0.3, which="major")
@@ -217,14 +253,15 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 @click.command(help=__doc__)
 @click.option("--model", type=click.Choice(list(LAYERS)), default="smollm2", show_default=True)
 @click.option("--counts", default="1,10,100", show_default=True, help="Numbers of facts; 1000 takes half an hour.")
+@click.option("--plain", "of_plain", type=click.IntRange(min=0), default=3, show_default=True, help="Facts; 0: none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path), help="The curve.")
 @click.option("--threads", type=click.IntRange(min=1), default=torch.get_num_threads, help="Default: torch's own.")
-def main(model: str, counts: str, out: Path | None, plot: Path | None, threads: int) -> None:
+def main(model: str, counts: str, of_plain: int, out: Path | None, plot: Path | None, threads: int) -> None:
     """Measure, show, and write."""
     load = measuring.load_before(threads)
     torch.set_num_threads(threads)
-    rows = measure(model, [int(count) for count in counts.split(",")], show)
+    rows = measure(model, [int(count) for count in counts.split(",")], of_plain, show)
     report = {"model": model, "layer": LAYERS[model], "rows": rows, "seed": SEED, **measuring.machine(threads, load)}
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -2,10 +2,10 @@
 
     python evaluations/scripts/lifelong.py RUN... [--prune RUN/edits/alphaedit] [--alpha 1.2] --out FILE
 
-RUN is a folder of `ffedit bench FACTS --mode sequential:N`, finished or not, or the report of one
-(`evaluations/reports/smollm2-thousand-sequence.json`); all of them are of the same facts. rect and revive are methods
-of `evaluations/lifelong` (`pip install evaluations/lifelong`). FILE.json and FILE.md get one row for each method and
-each step after which all facts so far were scored.
+RUN is a folder of `ffedit bench FACTS --mode sequential:N`, finished or not, the report of one
+(`evaluations/reports/smollm2-thousand-sequence.json`), or an earlier FILE.json; all of them are of the same facts. rect
+and revive are methods of `evaluations/lifelong` (`pip install evaluations/lifelong`). FILE.json and FILE.md get one row
+for each method and each step after which all facts so far were scored.
 
 PRUNE is no method of a step: it is applied once, to the sum of all changes. `--prune` names the edits that a run has
 saved; their sum is restrained, once for each `--alpha`, and all their facts are evaluated after it.
@@ -45,14 +45,16 @@ NAMELESS = ffedit.Fact("subject", "{}", target="object")
 
 def about_run(path: Path) -> dict[str, Any]:
     """Return the settings of a run, from its folder or its report."""
-    source = path if path.is_file() else path / MANIFEST
-    return dict(json.loads(source.read_text(encoding="utf-8"))["run"])
+    report = json.loads((path if path.is_file() else path / MANIFEST).read_text(encoding="utf-8"))
+    return dict(report.get("run", report))
 
 
 def rows_of_run(path: Path) -> list[StepRow]:
     """Return the rows of a run: the unedited model, then each method after each step that is complete."""
     if path.is_file():
         report = json.loads(path.read_text(encoding="utf-8"))
+        if "rows" in report:
+            return list(report["rows"])
         curves = {method: figures["curve"] for method, figures in report["methods"].items()}
         before = report["before"]
     else:

@@ -139,9 +139,21 @@ ROWS = (
     ),
     (
         "reports/smollm2-thousand-sequence.*",
-        "the same in steps of 100, alphaedit",
+        "the same in steps of 100",
         "ffedit bench evaluations/data/smollm2-thousand.json --model smollm2 --layers 8 --mode sequential:100 "
-        "--methods alphaedit --no-full --out DIR",
+        "--methods alphaedit,memit --no-full --out DIR",
+    ),
+    (
+        "reports/smollm2-sequence-collateral.json",
+        "two tasks and a text along the steps of alphaedit; DIR is of that run",
+        "python evaluations/scripts/collateral.py DIR/edits/alphaedit/0* "
+        "--out evaluations/reports/smollm2-sequence-collateral.json",
+    ),
+    (
+        "reports/smollm2-thousand-spread.*",
+        "the same at once, over three layers",
+        "ffedit bench evaluations/data/smollm2-thousand.json --model smollm2 --layers 8 --spread 3 --mode batch:1000 "
+        "--methods memit,alphaedit --no-full --out DIR",
     ),
     (
         "reports/smollm2-capacity.*",
@@ -196,7 +208,12 @@ ROWS = (
     (
         "reports/benchmarks/scaling.*",
         "seconds per fact of keys, values and scoring against the number of facts, beside what arithmetic allows",
-        "python evaluations/benchmarks/scaling.py --counts 1,10,100 --out FILE.json --plot FILE.png",
+        "python evaluations/benchmarks/scaling.py --counts 1,10,100,1000 --out FILE.json --plot FILE.png",
+    ),
+    (
+        "reports/benchmarks/scaling-gpt2.*",
+        "the same at GPT-2's shape",
+        "python evaluations/benchmarks/scaling.py --model gpt2 --out FILE.json --plot FILE.png",
     ),
     (
         "reports/benchmarks/scoring.json",
@@ -273,9 +290,9 @@ ROWS = (
     ),
     (
         "reports/smollm2-lifelong.*",
-        "RECT beside plain alphaedit, 1,000 facts in steps of 100; DIR is the folder of a run by rect, with "
-        "`evaluations/lifelong` installed",
-        "python evaluations/scripts/lifelong.py DIR evaluations/reports/smollm2-thousand-sequence.json "
+        "RECT, REVIVE and PRUNE beside plain alphaedit and memit, 1,000 facts in steps of 100; DIR is the run above, "
+        "RECT and REVIVE are folders of the same command by these methods, with `evaluations/lifelong` installed",
+        "python evaluations/scripts/lifelong.py DIR REVIVE RECT --prune DIR/edits/alphaedit "
         "--out evaluations/reports/smollm2-lifelong",
     ),
     ("reliability/table.py", "", "python evaluations/reliability/table.py"),

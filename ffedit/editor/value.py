@@ -359,11 +359,8 @@ class Objective:
         reads = tokens / int(self._count[rows].sum())
         each = layers * ACTIVATIONS * self.ff.shape[0] + 3 * self._before.shape[1] * reads
         most = int(batch_budget(self.editable, ROOM, SHARES) / each)
-        alike = (
-            [rows]
-            if self.editable.ragged
-            else [rows[self._first[rows] == first] for first in self._first[rows].unique()]
-        )
+        starts = self._first[rows]
+        alike = [rows] if self.editable.ragged else [rows[starts == start] for start in starts.unique()]
         for some in alike:
             for batch in batches(self._count[some].tolist(), most, BATCH_COST):
                 # In the order of passes, whose keys and values are then taken together.

@@ -77,7 +77,15 @@ def beside(target: Path) -> Iterator[Path]:
         yield folder
     finally:
         lock.release()  # first, because Windows deletes no open file
+        _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a temporary folder; what the system refuses once is tried again, and then left to the next `sweep`."""
+    for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
 
 
 def _new(above: Path, name: str) -> tuple[Path, FileLock]:
@@ -139,9 +147,9 @@ def _recover(folder: Path) -> None:
         parts |= {move.source.parent for move in moves}
         # Before the locks are released: a process that has just created the folder may be about to lock it.
         for part in parts:
-            shutil.rmtree(part, ignore_errors=True)
+            _delete(part)
     for part in parts if sys.platform == "win32" else ():  # which deletes no open file
-        shutil.rmtree(part, ignore_errors=True)
+        _delete(part)
 
 
 # Moves --------------------------------------------------------------------------------------------
@@ -223,8 +231,6 @@ class Placing:
         for made, target in self._targets.items():
             with named_errors(target):
                 _set_permissions(made)
-                for folder in (made, *(path for path in made.rglob("*") if path.is_dir())):
-                    sweep(folder)  # of what was made in it, if the system refused that then
                 if made.is_dir() and not self._may_replace[made]:
                     refuse_existing(target)
         moves = [Move(made, target.absolute(), _identity(target)) for made, target in self._targets.items()]

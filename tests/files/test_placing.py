@@ -240,7 +240,9 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) 
         read_whole(tmp_path / "none", read)
 
 
-def test_what_the_system_once_did_not_delete_is_in_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_refuses_to_delete_once_is_in_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plainly, refused = shutil.rmtree, []
 
     def once(path: Path, ignore_errors: bool = False) -> None:

@@ -100,7 +100,7 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
 ALPHAEDIT = Method(
     "alphaedit",
     solves="min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
-    choose="batch after batch on one model: earlier edits are kept",
+    choose="a few batches, one after another: earlier edits are kept",
     source="Fang et al. 2025, arXiv 2410.02355",
     solve=solve,
     guarantee=guarantee,
