@@ -122,8 +122,14 @@ def edit(
     EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
-    options = method, layers, config, _identities(stats), after
-    agree(process_group, editable, facts=[fact.to_dict() for fact in facts], options=options)
+    agree(
+        process_group,
+        editable,
+        lambda: {
+            "facts": [fact.to_dict() for fact in facts],
+            "options": (method, layers, config, _identities(stats), after),
+        },
+    )
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
         layers = process_group.by_first(lambda: layer_for(editable, facts, method, config, progress))
@@ -165,6 +171,6 @@ def stats(
     layers = list(range(depth)) if layers is None else as_layers(layers)
     if not layers or not set(layers) <= set(range(depth)):
         raise EditError(f"layers {layers} were asked for, but {editable.name} has layers 0 to {depth - 1}")
-    agree(process_group, editable, options=(layers, corpus, tolerance))
+    agree(process_group, editable, lambda: {"options": (layers, corpus, tolerance)})
     memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in layers]
     return collect(editable, memories, corpus, progress, tolerance, process_group)

@@ -147,7 +147,10 @@ def main(runs: Sequence[Path], prune: Path | None, alphas: Sequence[float], out:
     same = {json.dumps([about[name] for name in ("model", "facts", "mode", "layers")]) for about in abouts}
     if len(same) > 1:
         raise click.ClickException("runs of other models, facts, modes or layers cannot stand in one table")
-    rows = [row for i, run in enumerate(runs) for row in rows_of_run(run) if not i or row["edited"]]
+    rows: list[StepRow] = []
+    for run in runs:  # the first that has a method tells of it
+        seen = {row["method"] for row in rows}
+        rows += [row for row in rows_of_run(run) if row["method"] not in seen]
     if prune is not None:
         rows += prune_rows(ffedit.load(abouts[0]["model"]["name"]), written_edits(prune), prune.name, alphas)
     about = {name: abouts[0][name] for name in ("model", "facts", "mode", "layers")}

@@ -183,9 +183,9 @@ def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tupl
     if not texts:
         return torch.zeros(0, sum(ff.sizes)), torch.zeros(0, editable.d_model)
 
-    def read(ids: Tensor, past: dict[str, Any], at: Tensor) -> tuple[Tensor, Tensor]:
+    def read(ids: Tensor, inputs: dict[str, Any], at: Tensor) -> tuple[Tensor, Tensor]:
         with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
-            replay.run_to(editable, ids, ff.layer, **past)
+            replay.run_to(editable, ids, ff.layer, **inputs)
         keys, stream = (states.reshape(*ids.shape, -1) for states in (entering(), leaving[0]))
         return keys[tuple(at.to(keys.device).T)], stream[tuple(at.to(stream.device).T)]
 

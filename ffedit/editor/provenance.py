@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from types import MappingProxyType
@@ -192,17 +192,18 @@ def dtypes(memory: KeyValueMemory) -> dict[str, str]:
     return {name: str(dtype).removeprefix("torch.") for name, dtype in both.items()}
 
 
-def agree(group: ProcessGroup, editable: Editable, **given: object) -> None:
-    """Raise an EditError where a process works on something else than the first.
+def agree(group: ProcessGroup, editable: Editable, arguments: Callable[[], Mapping[str, object]]) -> None:
+    """Raise an EditError where a process differs from the first.
 
-    That is another version, model, device or dtype, or another `repr` of what it was `given`.
+    That is in its versions, model, device or dtype, or the `repr` of one of its `arguments`, which are asked for only
+    where there are several processes.
     """
     group.agree(
         lambda: {
             "versions": versions(),
             "model": fingerprint(editable),
             "numbers on": f"{editable.device.type}, {editable.feed_forward[0].dtype}",
-            **{name: sha256(repr(value).encode()).hexdigest()[:8] for name, value in given.items()},
+            **{name: sha256(repr(value).encode()).hexdigest()[:8] for name, value in arguments().items()},
         }
     )
 

@@ -35,6 +35,8 @@ from ffedit.model.tokenization import Encoded, decode
 SAID_TOKENS = 8
 SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
 SAMPLE_SEED = 0
+# Prompts that go on wait for others, from so many passes at most.
+PASSES = 8
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class Generations:
             if count := self._begin(prompt):
                 self._waiting[count].append((prompt, prefix))
         for count, waiting in self._waiting.items():
-            if sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
+            passes = {prefix.past for _, prefix in waiting}  # whose keys and values are all held
+            if len(passes) >= PASSES or sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
                 self._go_on(waiting, count)
 
     def finish(self) -> None:

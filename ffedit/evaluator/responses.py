@@ -74,8 +74,8 @@ def ask(
     log_prob: dict[tuple[Context, int], float] = {}
     argmax: dict[Context, int] = {}
 
-    def read(ids: Tensor, past: dict[str, Any], at: Tensor) -> Tensor:
-        return log_softmax(logits_at(editable, ids, past, at))
+    def read(ids: Tensor, inputs: dict[str, Any], at: Tensor) -> Tensor:
+        return log_softmax(logits_at(editable, ids, inputs, at))
 
     keep = follower is not None and editable.ragged
     for done in passes(editable, tokens, budget, read, ModelError(NO_MEMORY), keep):

@@ -81,7 +81,11 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a temporary folder; what the system refuses once is tried again, and then left to the next `sweep`."""
+    """Delete a temporary folder; what still cannot be deleted is left to the next `sweep`.
+
+    Twice, since another program (a virus scanner, a network file system) may hold a file for a moment, and what stays
+    would be inside a result where that is a folder.
+    """
     for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

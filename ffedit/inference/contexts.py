@@ -4,9 +4,9 @@ Contexts that begin alike are a tree: its tokens stand in one row, those of a co
 attends to those before it in its own context only. A row holds some hundred tokens, whether its contexts share any or
 not, so that hardly any is padded. A row too wide would cost more attention than it spares.
 
-The model is told each token's position and what it may attend to. Where it does not take that, or attends to less than
-all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another shares its
-row (`Editable.packed`). Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
+The model receives each token's position, and a mask. Where it takes none, or attends to less than all earlier tokens (a
+sliding window shorter than a context), only a context that begins with all of another shares its row
+(`Editable.packed`). Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ T = TypeVar("T")
 # returns what it computed at the (row, column) pairs, [k, 2].
 Read: TypeAlias = Callable[[Tensor, dict[str, Any], Tensor], T]
 
-# Tokens of a row, or so many times its longest context where that is more.
+# Tokens of a row, or so many times its longest context where that is more and contexts share half of their tokens.
 WIDTH, TIMES = 128, 4
 NO_MEMORY = "not enough memory to read a single text; use a smaller dtype, or another --device"
+# Implementations of attention that take a mask of each token with each.
+MASKED = ("eager", "sdpa")
 # Names in a configuration of the number of earlier tokens that a layer attends to.
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 
@@ -67,12 +69,15 @@ def passes(
         keep: whether the passes' keys and values are kept, for what goes on from them; in a model that is `resumable`.
     """
     rows = _rows(sorted(contexts), editable.packed, budget)
-
-    def run(some: Sequence[Context]) -> Pass[T]:
-        return _run(editable, _rows(sorted(some), editable.packed, budget), read, keep)
-
     for batch in batches([len(row.ids) for row in rows], budget):
-        yield from split_on_oom(run, [context for i in batch for context in rows[i].contexts], refusal)
+        own = [rows[i] for i in batch]
+        every = [context for row in own for context in row.contexts]
+
+        def run(part: Sequence[Context], own: list[_Row] = own, count: int = len(every)) -> Pass[T]:
+            fitting = own if len(part) == count else _rows(sorted(part), editable.packed, budget)
+            return _run(editable, fitting, read, keep)
+
+        yield from split_on_oom(run, every, refusal)
 
 
 @dataclass(eq=False)
@@ -116,7 +121,8 @@ def _rows(contexts: Sequence[Context], packed: int, budget: int) -> list[_Row]:
         if rows:
             common, row = rows[-1].common(context), rows[-1]
             longest = max(longest, len(context))
-            most = min(packed, budget, max(WIDTH, TIMES * longest))
+            wide = TIMES * longest if 2 * common >= len(context) else 0
+            most = min(packed, budget, max(WIDTH, wide))
             follows = common == len(row.contexts[-1]) and not row.branches
             if follows or (longest <= packed and len(row.ids) + len(context) - common <= most):
                 row.add(context)
@@ -131,12 +137,12 @@ def _run(editable: Editable, rows: Sequence[_Row], read: Read[T], keep: bool) ->
     ids, cache = pad([row.ids for row in rows]), DynamicCache() if keep else None
     inputs = {"cache": cache, "use_cache": keep, **_tree(editable, rows, ids.shape[1])}
     ends = torch.tensor([(i, columns[-1]) for i, row in enumerate(rows) for columns in row.columns])
-    found = read(ids.to(editable.device), inputs, ends)
+    values = read(ids.to(editable.device), inputs, ends)
     prefixes = []
     if cache is not None:
         past = Past.of(cache)
         prefixes = [Prefix(past, i, columns) for i, row in enumerate(rows) for columns in row.columns]
-    return Pass([context for row in rows for context in row.contexts], found, prefixes)
+    return Pass([context for row in rows for context in row.contexts], values, prefixes)
 
 
 def _tree(editable: Editable, rows: Sequence[_Row], width: int) -> dict[str, Tensor]:
@@ -167,8 +173,11 @@ def longest_packed(editable: Editable) -> int:
 def check(editable: Editable, ids: Tensor) -> float:
     """Compare two texts that branch in one row with each alone: largest absolute difference of logits.
 
-    `ids` [1, n]: one is the text, the other leaves a token in the middle out.
+    `ids` [1, n]: one is the text, the other leaves a token in the middle out. Infinite where attention takes no such
+    mask; FlashAttention would end all work on its device.
     """
+    if editable.model.config._attn_implementation not in MASKED:
+        return float("inf")
     text = tuple(ids[0].tolist())
     texts = sorted([text, text[: len(text) // 2] + text[len(text) // 2 + 1 :]])
     (row,) = _rows(texts, packed=WIDTH, budget=WIDTH)

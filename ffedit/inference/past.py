@@ -28,7 +28,7 @@ class Past:
 
     @classmethod
     def of(cls, cache: DynamicCache) -> Past:
-        """Return what a pass left in `cache`; layers that the pass did not reach are left out."""
+        """Return what a pass left in `cache`."""
         layers: list[Any] = cache.layers
         return cls([(layer.keys, layer.values) for layer in layers])
 
@@ -94,7 +94,8 @@ def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> d
     left = lengths[:, None] - width + torch.arange(width)
     if bool((left >= 0).all()):
         return {}
-    after = lengths[:, None] + torch.arange(new)
+    # What pads a row on the right may lie beyond the model's last position.
+    after = (lengths[:, None] + torch.arange(new)).clamp(max=editable.max_tokens - 1)
     inputs = {"attention_mask": torch.cat([left >= 0, after >= 0], 1).long().to(editable.device)}
     if takes_positions(editable):
         inputs["position_ids"] = after.to(editable.device)

@@ -59,16 +59,15 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None, **past: Any) -> None:
+def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None, **inputs: Any) -> None:
     """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read.
 
-    `others` are mask, source and its mask, as of `Stack.forward`; or else `past` is the model's input beside `ids`, for
-    rows that go on from a cache.
+    `others` are mask, source and its mask, as of `Stack.forward`; or else `inputs` are the model's own beside `ids`.
     """
     nothing = torch.zeros(*ids.shape, stack.d_model, dtype=stack.feed_forward[0].dtype, device=stack.device)
     with stack.skipping(stack.layers[layer + 1 :], nothing), stack.without_logits():
-        if past:
-            stack.run(input_ids=ids, **past)
+        if inputs:
+            stack.run(input_ids=ids, **inputs)
         else:
             stack.forward(ids, *others)
 

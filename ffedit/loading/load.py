@@ -247,12 +247,17 @@ def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     return saved
 
 
+# What hardly any vocabulary has: one that lacks its own token for the unknown fails here, not in the middle of work.
+UNKNOWN = "☃\U0001f9ea"
+
+
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
     """Read a checkpoint's tokenizer alone."""
     with readable(f"{opened.name}: the tokenizer cannot be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
+        tokenizer(UNKNOWN, verbose=False)
     return tokenizer
 
 

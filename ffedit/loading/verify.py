@@ -233,5 +233,5 @@ def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Te
     """Return the result of a check of reruns; infinite where the model cannot be run in this way."""
     try:
         return check(editable, ids)
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
         return float("inf")

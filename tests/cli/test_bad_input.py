@@ -206,6 +206,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "config of nothing": (lambda d: (d / "config.json").write_text("[]"), ["config.json"]),
     "no config": (lambda d: (d / "config.json").unlink(), ["no config.json in it"]),
     "tokenizer is broken": (lambda d: (d / "tokenizer.json").write_text("{}"), ["the tokenizer cannot be read"]),
+    "a token for the unknown that is unknown": (
+        lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text().replace('"<unk>":', '"<uuk>":')),
+        ["the tokenizer cannot be read", "[UNK]"],
+    ),
     "no tokenizer": (lambda d: [file.unlink() for file in d.glob("tokenizer*")], ["no tokenizer in it"]),
 }
 

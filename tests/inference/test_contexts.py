@@ -13,6 +13,7 @@ from ffedit.errors import ModelError
 from ffedit.inference import contexts
 from ffedit.inference.contexts import Context, passes
 from ffedit.inference.generation import continuations, continue_from
+from ffedit.inference.past import inputs_after
 from ffedit.inference.replay import logits_at
 
 NO_MEMORY = ModelError("no memory")
@@ -103,3 +104,30 @@ def test_what_goes_on_from_a_pass_is_what_the_context_says(
             assert said == [continuations(editable, [context], 5)[0] for context in done.contexts]
             went_on += len(said)
     assert went_on == (len(some()) if editable.ragged else 0)
+
+
+def test_batches_keep_to_their_budget() -> None:
+    draw = torch.Generator().manual_seed(4)
+    lengths = torch.randint(1, 60, (200,), generator=draw).tolist()
+    many = {tuple(torch.randint(3, zoo.VOCAB, (length,), generator=draw).tolist()) for length in lengths}
+    shapes: list[tuple[int, int]] = []
+
+    def read(ids: torch.Tensor, inputs: object, at: torch.Tensor) -> None:
+        shapes.append((len(ids), ids.shape[1]))
+
+    list(passes(zoo.shared("llama"), many, 300, read, NO_MEMORY, keep=False))
+    assert all(rows * columns <= 300 for rows, columns in shapes) and max(rows for rows, _ in shapes) > 1
+
+
+def test_padding_asks_for_no_position_that_the_model_lacks() -> None:
+    editable = zoo.shared("gpt2")
+    inputs = inputs_after(editable, torch.tensor([editable.max_tokens - 4, 10]), editable.max_tokens - 4, 20)
+    assert int(inputs["position_ids"].max()) == editable.max_tokens - 1
+
+
+def test_attention_without_such_a_mask_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.shared("llama")
+    assert contexts.check(editable, editable.probe_ids()) < 1e-3
+    monkeypatch.setattr(editable.model.config, "_attn_implementation", "flash_attention_2")
+    monkeypatch.setattr(editable, "run", lambda **_: pytest.fail("a pass was tried"))
+    assert contexts.check(editable, editable.probe_ids()) == float("inf")
