@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ffedit import errors
 from ffedit.errors import EditError, FFEditError, ProcessError, brief
-from ffedit.inference.batching import out_of_memory
+from ffedit.inference.batching import device_failure
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -94,7 +94,7 @@ class ProcessGroup:
     def in_all(self, work: Callable[[], Result]) -> Result:
         """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all.
 
-        Where memory fails in one of them, all others raise an `EditError` that says in which.
+        Where memory or a device fails in one of them, all others raise an `EditError` that says in which.
         """
         if self.size == 1:
             return work()
@@ -105,7 +105,7 @@ class ProcessGroup:
     def by_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in the first process only, and return its result (plain JSON) in all of them.
 
-        An `FFEditError` of `work` is raised in every process, as is an `EditError` where memory fails.
+        An `FFEditError` of `work` is raised in every process, as is an `EditError` where memory or a device fails.
         """
         if self.size == 1:
             return json.loads(json.dumps(work()))
@@ -116,7 +116,7 @@ class ProcessGroup:
     def _raise_first(self, own: Exception | None) -> None:
         """Raise this process's error, or else one of the same type as the first one of another process."""
         words = str(own)
-        if own is not None and out_of_memory(own):  # which the other processes may have enough of
+        if own is not None and not isinstance(own, FFEditError):  # memory, or a device, that the others may have
             words = f"the process of rank {self.rank} (of {self.size}) failed: {brief(own)}"
         problems = self.gather(None if own is None else [type(own).__name__, words])
         if own is not None:
@@ -201,13 +201,13 @@ def _state() -> PartialState:
 
 
 def _caught(work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """Return the result of `work`, or the error that other processes are told: an `FFEditError`, or failed memory."""
+    """Return the result of `work`, or the error that others learn: an `FFEditError`, or of memory or a device."""
     try:
         return work(), None
     except FFEditError as error:
         return None, error
     except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+        if device_failure(error) is None:
             raise
         return None, error.with_traceback(None)  # which holds the tensors of the failed work
 
