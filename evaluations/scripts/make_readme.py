@@ -257,6 +257,18 @@ ROWS = (
         f"--out {RELIABILITY}/kill-calls.json",
     ),
     (
+        "reports/reliability/kill-exports.json",
+        "",
+        "python evaluations/reliability/kill.py --cases 0 --course 'export checkpoint' --course 'export adapter' "
+        f"--course 'export gguf' --out {RELIABILITY}/kill-exports.json",
+    ),
+    (
+        "reports/reliability/kill-bench.json",
+        "",
+        "python evaluations/reliability/kill.py --cases 0 --minutes 5 --course bench "
+        f"--out {RELIABILITY}/kill-bench.json",
+    ),
+    (
         "reports/reliability/kill-apply.json",
         "the same at every such call of `apply` with an edit and an export",
         "python evaluations/reliability/kill.py --cases 0 --minutes 5 --course apply "
@@ -270,12 +282,12 @@ ROWS = (
     (
         "reports/reliability/faults.json",
         "",
-        f"python evaluations/reliability/faults.py --cases 6 --out {RELIABILITY}/faults.json",
+        f"python evaluations/reliability/faults.py --cases 8 --out {RELIABILITY}/faults.json",
     ),
     (
         "reports/reliability/flips.json",
         "",
-        f"python evaluations/reliability/flips.py --cases 200 --cuts 20 --out {RELIABILITY}/flips.json",
+        f"python evaluations/reliability/flips.py --cases 1000 --cuts 100 --out {RELIABILITY}/flips.json",
     ),
     (
         "reports/reliability/undo.json",
