@@ -52,27 +52,23 @@ def least_cost_runs(count: int, cost: Callable[[int, int], float]) -> list[tuple
     return runs
 
 
-def batches(
-    lengths: Sequence[int], budget: int, cost: int = BATCH_COST, rows: Sequence[int] | None = None
-) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], budget: int, cost: int = BATCH_COST) -> Iterator[list[int]]:
     """Yield indices of items, the longest first, in batches of at most `budget` padded tokens (one item at least).
 
-    Items of similar lengths share a batch: padded tokens, and `cost` tokens for each batch, are as few as can be. An
-    item is one row of its length, or as many as `rows` says.
+    Items of similar lengths share a batch: padded tokens, and `cost` tokens for each batch, are as few as can be.
     """
     distinct = sorted(set(lengths))
-    rows = [1] * len(lengths) if rows is None else rows
     own: dict[int, list[int]] = {length: [] for length in distinct}
     for i, length in enumerate(lengths):
         own[length].append(i)
-    upto = [0, *accumulate(sum(rows[i] for i in own[length]) for length in distinct)]
+    upto = [0, *accumulate(len(own[length]) for length in distinct)]
     runs = least_cost_runs(len(distinct), lambda first, end: (upto[end] - upto[first]) * distinct[end - 1] + cost)
     for first, end in runs:
         members = [i for length in reversed(distinct[first:end]) for i in own[length]]
         count, most = upto[end] - upto[first], max(1, budget // max(1, distinct[end - 1]))
         # Parts of about equal size: a small one costs nearly as much as a large one.
         size = ceil(count / ceil(count / most))
-        yield from grouped(members, lambda part: sum(rows[i] for i in part), size)
+        yield from (members[i : i + size] for i in range(0, count, size))
 
 
 def grouped(items: Iterable[Item], cost: Callable[[Sequence[Item]], int], budget: int) -> Iterator[list[Item]]:

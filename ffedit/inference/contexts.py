@@ -42,7 +42,7 @@ WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_
 
 @dataclass(frozen=True, eq=False)
 class Pass(Generic[T]):
-    """What one pass read at the end of each of its contexts, and what goes on from there."""
+    """Result of one pass at the end of each of its contexts, and what goes on from there."""
 
     contexts: list[Context]
     read: T  # of each context
@@ -68,16 +68,23 @@ def passes(
         refusal: raised where there is no memory for a single context.
         keep: whether the passes' keys and values are kept, for what goes on from them; in a model that is `resumable`.
     """
-    rows = _rows(sorted(contexts), editable.packed, budget)
-    for batch in batches([len(row.ids) for row in rows], budget):
-        own = [rows[i] for i in batch]
-        every = [context for row in own for context in row.contexts]
+    # Apart, since the mask of trees in a batch is that of all its rows, and knows of no window.
+    for some, packed in (
+        ([context for context in contexts if len(context) > editable.packed], 0),
+        ([context for context in contexts if len(context) <= editable.packed], editable.packed),
+    ):
+        rows = _rows(sorted(some), packed, budget)
+        for batch in batches([len(row.ids) for row in rows], budget):
+            own = [rows[i] for i in batch]
+            every = [context for row in own for context in row.contexts]
 
-        def run(part: Sequence[Context], own: list[_Row] = own, count: int = len(every)) -> Pass[T]:
-            fitting = own if len(part) == count else _rows(sorted(part), editable.packed, budget)
-            return _run(editable, fitting, read, keep)
+            def run(
+                part: Sequence[Context], own: list[_Row] = own, count: int = len(every), packed: int = packed
+            ) -> Pass[T]:
+                fitting = own if len(part) == count else _rows(sorted(part), packed, budget)
+                return _run(editable, fitting, read, keep)
 
-        yield from split_on_oom(run, every, refusal)
+            yield from split_on_oom(run, every, refusal)
 
 
 @dataclass(eq=False)
@@ -109,12 +116,12 @@ class _Row:
 
     @property
     def branches(self) -> bool:
-        """Whether the tokens are more than those of one text, in order."""
+        """Return whether the tokens are more than those of one text, in order."""
         return len(self.ids) > len(self.contexts[-1])
 
 
 def _rows(contexts: Sequence[Context], packed: int, budget: int) -> list[_Row]:
-    """Put sorted `contexts` into rows; those of up to `packed` tokens share them whatever they begin with."""
+    """Put sorted `contexts` into rows of up to `packed` tokens; with 0, one shares only the row of its own prefix."""
     rows: list[_Row] = []
     longest = 0
     for context in contexts:
@@ -124,7 +131,7 @@ def _rows(contexts: Sequence[Context], packed: int, budget: int) -> list[_Row]:
             wide = TIMES * longest if 2 * common >= len(context) else 0
             most = min(packed, budget, max(WIDTH, wide))
             follows = common == len(row.contexts[-1]) and not row.branches
-            if follows or (longest <= packed and len(row.ids) + len(context) - common <= most):
+            if follows or len(row.ids) + len(context) - common <= most:
                 row.add(context)
                 continue
         rows.append(_Row())
@@ -180,7 +187,9 @@ def check(editable: Editable, ids: Tensor) -> float:
         return float("inf")
     text = tuple(ids[0].tolist())
     texts = sorted([text, text[: len(text) // 2] + text[len(text) // 2 + 1 :]])
-    (row,) = _rows(texts, packed=WIDTH, budget=WIDTH)
+    row = _Row()
+    for one in texts:
+        row.add(one)
     together = _run(editable, [row], lambda *given: logits_at(editable, *given), keep=False).read
     alone = [
         editable.run(input_ids=torch.tensor([one], device=ids.device), use_cache=False).logits[0, -1] for one in texts

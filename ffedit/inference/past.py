@@ -40,7 +40,7 @@ class Past:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Where the keys and values of the tokens stand with which a text begins."""
+    """Keys and values of the tokens that a text begins with, by their row and columns in a pass."""
 
     past: Past
     row: int
@@ -103,5 +103,5 @@ def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> d
 
 
 def takes_positions(editable: Editable) -> bool:
-    """Return whether the model can be told the position of each token."""
+    """Return whether the model takes the position of each token."""
     return "position_ids" in signature(editable.model.forward).parameters

@@ -143,7 +143,7 @@ def resume(
 def resume_after(
     editable: Editable, prefixes: Sequence[Prefix], layer: int, ids: Tensor, states: Tensor, read: Tensor
 ) -> Tensor:
-    """Run on as `resume` does, from tokens that stand behind prefixes of any passes; for one rerun or more.
+    """Run on as `resume` does, each rerun behind a prefix of any pass.
 
     Args:
         editable: the model; one that is not `ragged` takes prefixes of one length, or none (`resumable`).
@@ -155,7 +155,7 @@ def resume_after(
     """
     inputs: dict[str, Any] = {"use_cache": False}
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
-    if len(prefixes) and (width := int(lengths.max())):
+    if prefixes and (width := int(lengths.max())):
         cache = cache_of(aligned(prefixes, layer))
         inputs = {"use_cache": True, "cache": cache, **inputs_after(editable, lengths, width, ids.shape[1])}
     return _run_on(editable, layer, states, read, input_ids=ids.to(editable.device), **inputs)

@@ -131,3 +131,21 @@ def test_attention_without_such_a_mask_is_not_tried(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(editable.model.config, "_attn_implementation", "flash_attention_2")
     monkeypatch.setattr(editable, "run", lambda **_: pytest.fail("a pass was tried"))
     assert contexts.check(editable, editable.probe_ids()) == float("inf")
+
+
+@pytest.mark.parametrize("budget", [60, 10_000])
+def test_a_window_holds_for_a_long_context_beside_short_ones(budget: int) -> None:
+    editable = zoo.build("mistral")
+    editable.model.config.sliding_window = 6
+    editable.packed = contexts.longest_packed(editable)
+    assert editable.packed == 6
+    beside = {(5, 6, 7, word) for word in range(8, 14)} | {(9, 9, word) for word in range(20, 26)}
+    every = some() | beside
+    read = {}
+    for done in passes(editable, every, budget, partial(logits_at, editable), NO_MEMORY, keep=False):
+        read |= dict(zip(done.contexts, done.read, strict=True))
+    assert read.keys() == every
+    for context, logits in read.items():
+        with torch.no_grad():
+            alone = editable.model(input_ids=torch.tensor([context]), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(logits, alone, rtol=1e-3, atol=1e-3)
