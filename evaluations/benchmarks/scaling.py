@@ -36,7 +36,7 @@ from reference_scores import PlainScores
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.editor import EditConfig
+from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys
 from ffedit.editor.value import Value, choose_values
 from ffedit.evaluator import Evaluation

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import EditConfig, check_method, in_reach, preset
+from ffedit.editor.checks import in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import check_method, preset
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache

@@ -14,7 +14,9 @@ from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
 from ffedit import Edit, EditConfig, EditError, Fact, editor
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import build_prompts, collect, combine, read_keys
+from ffedit.editor.combine import combine
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.statistics import collect
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 

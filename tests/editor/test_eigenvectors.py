@@ -11,8 +11,8 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import editor
-from ffedit.editor import collect, statistics
-from ffedit.editor.statistics import cached_eigh
+from ffedit.editor import statistics
+from ffedit.editor.statistics import cached_eigh, collect
 from ffedit.files import cache
 
 CPU = torch.device("cpu")

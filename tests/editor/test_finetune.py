@@ -9,7 +9,7 @@ from storing import FACTS, write
 from writing import FACT, quick
 
 from ffedit import editor
-from ffedit.editor import build_prompts
+from ffedit.editor.key import build_prompts
 from ffedit.editor.methods import finetune
 from ffedit.facts.fact import by_subject
 

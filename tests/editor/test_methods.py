@@ -12,9 +12,10 @@ from storing import AGAIN, BARE, EXACT, FACTS, SOLVING, clean, missed, write
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import EditError, Fact, editor
-from ffedit.editor import METHODS, collect
+from ffedit.editor.methods import METHODS
 from ffedit.editor.methods.alphaedit import AlphaEditConfig
 from ffedit.editor.methods.memit import MemitConfig
+from ffedit.editor.statistics import collect
 from ffedit.model.memory import Address
 
 

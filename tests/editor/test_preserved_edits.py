@@ -14,8 +14,10 @@ from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import EditError, Fact, editor
-from ffedit.editor import Value, build_prompts, collect
-from ffedit.editor.solve import check_after
+from ffedit.editor.checks import check_after
+from ffedit.editor.key import build_prompts
+from ffedit.editor.statistics import collect
+from ffedit.editor.value import Value
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

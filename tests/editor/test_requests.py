@@ -13,9 +13,11 @@ from storing import BARE, BATCH, FACTS, SOLVING, clean
 from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, EditError, Fact, editor
-from ffedit.editor import METHODS, build_prompts, collect, config_from_dict, preset, set_numbers
+from ffedit.editor.key import build_prompts
+from ffedit.editor.methods import METHODS, config_from_dict, preset, set_numbers
 from ffedit.editor.methods.memit import PAPER_MEMIT
 from ffedit.editor.methods.rome import PAPER
+from ffedit.editor.statistics import collect
 from ffedit.facts.fact import by_subject
 
 

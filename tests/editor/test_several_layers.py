@@ -13,7 +13,8 @@ from torch import Tensor
 from writing import quick
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, choose_values, read_keys
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
 

@@ -14,8 +14,8 @@ from choosing import FOUR, FULL, choose, probability, said, same
 from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
-from ffedit.editor import Value, build_prompts, read_keys
-from ffedit.editor.value import Objective
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import Objective, Value
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 

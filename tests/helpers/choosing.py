@@ -10,7 +10,8 @@ import torch
 from writing import FACT, SECOND
 
 from ffedit import EditConfig, Fact, PromptConfig, ValueConfig
-from ffedit.editor import Value, build_prompts, choose_values, read_keys
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import Value, choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 

@@ -26,7 +26,7 @@ from writing import CORPUS, quick
 import ffedit
 from ffedit import Address, Edit, editor
 from ffedit.benchmark import bench
-from ffedit.editor.edit_files import recipe_of, to_yaml
+from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.exporter import exporting
 from ffedit.files.tensor_ranges import contents
 from ffedit.loading.verify import find_and_verify

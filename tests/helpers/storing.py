@@ -11,7 +11,7 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 from ffedit import Edit, EditConfig, Fact, editor
-from ffedit.editor import PromptSet, build_prompts
+from ffedit.editor.key import PromptSet, build_prompts
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture

@@ -36,7 +36,7 @@ import ffedit
 from ffedit import Address, Edit, EditError, Fact, FFEditError, LowRank, editor
 from ffedit.algebra.low_rank import Dense, Update
 from ffedit.cli import invoke
-from ffedit.editor import applied_edits
+from ffedit.editor.edit import applied_edits
 from ffedit.editor.provenance import dtypes
 from ffedit.exporter import history
 from ffedit.model.editable import Editable

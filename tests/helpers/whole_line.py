@@ -25,7 +25,7 @@ from writing import CORPUS, FACT, SECOND as OTHER, quick
 
 import ffedit
 from ffedit import Edit, Editable, editor
-from ffedit.editor import METHODS
+from ffedit.editor.methods import METHODS
 
 FACTS = [dataclasses.replace(FACT, paraphrases=("{} stands in",)), OTHER]
 PROMPT = "the Eiffel tower is located in"

@@ -9,7 +9,8 @@ import pytest
 
 from ffedit import Edit, EditConfig, Fact, editor
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, collect, set_number
+from ffedit.editor.methods import METHODS, set_number
+from ffedit.editor.statistics import collect
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory

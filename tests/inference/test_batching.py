@@ -17,7 +17,8 @@ from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import EditError, ModelError, editor
-from ffedit.editor import build_prompts, collect, read_keys
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.statistics import collect
 from ffedit.editor.value import Objective
 from ffedit.evaluator.drift import GenericText
 from ffedit.inference import batching, contexts, generation, replay, routing
