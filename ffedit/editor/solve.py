@@ -22,7 +22,6 @@ from ffedit.editor.job import Job, Problem
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks, zero_moment
 from ffedit.editor.methods.method import Method
 from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.residual_add import find_residual_add
 from ffedit.editor.spread import Spread
 from ffedit.editor.target_layers import check_routes
 from ffedit.editor.value import choose_values
@@ -60,23 +59,21 @@ def _solve_batch(
     last = ff_layers[-1]
     prompt_sets = group.in_all(lambda: without_sinks(editable, last, build_prompts(editable, groups, config)))
     keys = read_keys(editable, last, prompt_sets, group)
-    outputs = last.matrix @ keys.K
-    way = group.in_all(lambda: find_residual_add(editable, last, prompt_sets[0].prompts[0], outputs[:, 0]))
     if method.exact:
         for ff in ff_layers:
             K = keys.K if ff is last else read_keys(editable, ff, prompt_sets, group).K
             check_exact(K, record.kept[ff.layer].to(K.device))
     unfinished = _unfinished(job, prompt_sets)
-    values = choose_values(editable, last, prompt_sets, keys.K, keys.lengths, config.value, progress, group, unfinished)
+    values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, unfinished)
     spread = None
     if len(ff_layers) > 1:
-        spread = Spread(editable, last, way, prompt_sets, keys, values, config.value.max_delta_norm)
+        spread = Spread(editable, last, prompt_sets, keys, values, config.value.max_delta_norm, group)
     V = torch.stack([value.v for value in values], 1)
     for i, ff in enumerate(ff_layers):
         if spread is not None:  # a single layer keeps its keys, since nothing below it changes
             group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
             keys = read_keys(editable, ff, prompt_sets, group)
-            V = spread.values(ff, keys, len(ff_layers) - i, group)
+            V = spread.values(ff, keys, len(ff_layers) - i)
         write_it = not (is_last and ff is last)
         group.in_all(partial(store, method, record, ff, subjects, keys, keys.K, V, write_it))
         progress("solving", i + 1, len(ff_layers))

@@ -139,7 +139,9 @@ def test_a_step_is_as_long_as_said() -> None:
     config = with_numbers(PLAIN, steps=1)
     (prompt_set,), place = build_prompts(editable, [[FACT]], config), editable.feed_forward[0]
     (value,) = choose(editable, [FACT], config)
-    assert float(value.delta.norm()) == pytest.approx(0.125 * float(read_keys(editable, place, [prompt_set]).lengths))
+    assert float(value.delta.norm()) == pytest.approx(
+        0.125 * float(read_keys(editable, place, [prompt_set]).streams.norm())
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt2_square"])

@@ -36,7 +36,7 @@ def choose(
     """The values of all subjects of `facts`, found together."""
     place, prompt_sets = editable.feed_forward[layer], build_prompts(editable, by_subject(facts), config)
     keys = read_keys(editable, place, prompt_sets)
-    return choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config.value, progress, **how)
+    return choose_values(editable, place, prompt_sets, keys, config.value, progress, **how)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:
