@@ -24,8 +24,10 @@ from ffedit.model.tokenization import Encoded, pad
 
 # Largest relative deviation of the change in the residual stream from c (N(W k + δ) − N(W k)).
 ADDED = 1e-2
-# Gauss-Newton steps behind a norm, and steps of conjugate gradients in each: few, which damps directions of tiny gain.
+# Gauss-Newton steps behind a norm, and steps of conjugate gradients in each.
 NEWTON, CONJUGATE = 3, 12
+# Damping of a step, relative to the norm's gain; squared gradient, relative to the first, below which a row is solved.
+DAMPING, ROUNDING = 1e-2, 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +74,11 @@ class ResidualAdd:
         units: Tensor = streams.norm(dim=0) / abs(self.factor) if plain else outputs.norm(dim=0)
         return units
 
-    def output_change(self, outputs: Tensor, wanted: Tensor, longest: float) -> Tensor:
+    def output_change(self, outputs: Tensor, wanted: Tensor) -> Tensor:
         """Return changes d of `outputs` such that c N(o + d) − c N(o) is nearly `wanted`; all are [d_model, n].
 
-        Behind a norm by Gauss-Newton; d is then at most `longest` times as long as o, since what is wanted may lie
-        beyond what a normalised output can add.
+        Behind a norm by Gauss-Newton. What is wanted may lie beyond what a normalised output can add; and since its
+        length does not count, o + d is as long as o.
         """
         if self.norm is None:
             return wanted / self.factor
@@ -86,29 +88,39 @@ class ResidualAdd:
             result: Tensor = self.factor * norm(rows)
             return result
 
-        goal = added(base).detach() + wanted.T.to(base)
-        change, limit = torch.zeros_like(base), longest * base.norm(dim=1, keepdim=True)
+        goal, now = added(base).detach() + wanted.T.to(base), base
         with hooks.frozen(norm):
             for _ in range(NEWTON):
-                now, forward = torch.func.linearize(added, base + change)
-                back = torch.func.vjp(added, base + change)[1]
-                change = change + least_squares(forward, lambda rows, back=back: back(rows)[0], goal - now)  # type: ignore[misc]
-                change *= (limit / change.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
-        return change.detach().T.to(outputs)
+                step = now + _step(added, now, goal)
+                step = step * (base.norm(dim=1, keepdim=True) / step.norm(dim=1, keepdim=True))
+                missed, before = ((goal - added(rows)).norm(dim=1, keepdim=True) for rows in (step, now))
+                now = torch.where(missed < before, step, now)
+        return (now - base).detach().T.to(outputs)
+
+
+def _step(added: Callable[[Tensor], Tensor], rows: Tensor, goal: Tensor) -> Tensor:
+    """Return the Gauss-Newton step of `rows` [n, d_model] towards added(rows) = `goal`."""
+    now, back = torch.func.vjp(added, rows)[:2]
+    return least_squares(
+        lambda change: torch.func.jvp(added, (rows,), (change,))[1], lambda image: back(image)[0], goal - now
+    )
 
 
 def least_squares(forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor], residual: Tensor) -> Tensor:
-    """Return x [n, d] that brings J x near to `residual` [n, d] row by row, by a few steps of CGLS from 0.
+    """Return argmin_x ‖J x − r‖² + λ ‖x‖², for each row r of `residual` [n, d], by a few steps of CGLS from 0.
 
-    `forward` is J, `back` its transpose. Few steps leave out directions in which J is tiny (Hansen 1998, section 6.3).
+    `forward` is J, `back` its transpose. λ is `DAMPING` times the gain ‖Jᵀr‖² / ‖r‖²: along W k* a norm's gain is 0.
     """
-    x, gradient = torch.zeros_like(residual), back(residual)
-    along, size = gradient, gradient.square().sum(1, keepdim=True)
+    gradient = back(residual)
+    size = gradient.square().sum(1, keepdim=True)
+    weight = DAMPING * size / residual.square().sum(1, keepdim=True).clamp(min=1e-30)
+    x, along, solved = torch.zeros_like(residual), gradient, ROUNDING * size
     for _ in range(CONJUGATE):
         image = forward(along)
-        step = size / image.square().sum(1, keepdim=True).clamp(min=1e-30)
+        curvature = image.square().sum(1, keepdim=True) + weight * along.square().sum(1, keepdim=True)
+        step = torch.where(size > solved, size / curvature.clamp(min=1e-30), 0.0)  # beyond, steps follow rounding
         x, residual = x + step * along, residual - step * image
-        gradient = back(residual)
+        gradient = back(residual) - weight * x
         new = gradient.square().sum(1, keepdim=True)
         along, size = gradient + new / size.clamp(min=1e-30) * along, new
     return x
@@ -118,27 +130,32 @@ def least_squares(forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], 
 def find_residual_add(editable: Editable, ff: FeedForward, text: Encoded, output: Tensor) -> ResidualAdd:
     """Find how `output` [d_model], W k* at the subject in `text`, reaches the stream; two short passes."""
     ids, at, block = pad([text.ids[: text.site + 1]]), text.site, editable.layers[ff.layer]
+    own: list[Tensor] = []  # what the layer gives in this text, where W k* is a mean over several
 
-    def stream(added: Tensor) -> Tensor:
+    def stream(added: Tensor) -> tuple[Tensor, list[nn.Module]]:
         def add(output: Tensor) -> Tensor:
             moved = output.reshape(1, -1, output.shape[-1]).clone()
+            own.append(double(moved[0, at]))
             moved[0, at] += added.to(moved)
             return moved.reshape(output.shape)
 
-        with hooks.capture({0: block}) as leaving, hooks.replace_output(ff.module, add):
+        with (
+            hooks.capture({0: block}) as leaving,
+            hooks.replace_output(ff.module, add),
+            hooks.changed_by(ff.module, block) as norms,
+        ):
             replay.run_to(editable, ids, ff.layer)
-        return double(leaving[0].reshape(*ids.shape, -1)[0, at])
+        return double(leaving[0].reshape(*ids.shape, -1)[0, at]), norms
 
-    with hooks.changed_by(ff.module, block) as norms:
-        before = stream(torch.zeros_like(output))
+    before, norms = stream(torch.zeros_like(output))
     bias = ff.bias()
     way = ResidualAdd(ff.layer, norms[0] if norms else None, bias)
     # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (output * (before.norm().to(output.device) / output.norm())).to(before)
     if way.norm is not None:
         probe = probe.roll(1)  # along W k* itself a norm changes nothing
-    moved, own = stream(probe) - before, output.to(before)[:, None]
-    expected = (way(own + probe[:, None]) - way(own))[:, 0]
+    moved, here = stream(probe)[0] - before, own[0] if bias is None else own[0] - double(bias[0])
+    expected = (way((here + probe)[:, None]) - way(here[:, None]))[:, 0]
     factor = float(moved @ expected / (expected @ expected))
     gap = float((moved - factor * expected).norm() / moved.norm().clamp(min=1e-30))
     near = max(ADDED, 8 * torch.finfo(ff.dtype).eps)

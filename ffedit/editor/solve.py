@@ -67,7 +67,7 @@ def _solve_batch(
     values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, unfinished)
     spread = None
     if len(ff_layers) > 1:
-        spread = Spread(editable, last, prompt_sets, keys, values, config.value.max_delta_norm, group)
+        spread = Spread(editable, last, prompt_sets, keys, values, group)
     V = torch.stack([value.v for value in values], 1)
     for i, ff in enumerate(ff_layers):
         if spread is not None:  # a single layer keeps its keys, since nothing below it changes

@@ -28,7 +28,6 @@ class Spread:
         prompt_sets: the texts of each value.
         before: their keys and streams in this layer, before any change.
         values: v* and δ of each.
-        longest: largest change of a layer's output relative to it, behind a norm.
         group: processes that read the keys.
     """
 
@@ -39,10 +38,9 @@ class Spread:
         prompt_sets: Sequence[PromptSet],
         before: LayerKeys,
         values: Sequence[Value],
-        longest: float,
         group: ProcessGroup,
     ) -> None:
-        self._editable, self._last, self._prompt_sets, self._longest = editable, last, prompt_sets, longest
+        self._editable, self._last, self._prompt_sets = editable, last, prompt_sets
         self._before, self._group = before.streams, group
         chosen, deltas = (torch.stack(own, 1) for own in ([v.v for v in values], [v.delta for v in values]))
         way = self._way(last, chosen - deltas)
@@ -62,4 +60,4 @@ class Spread:
             now = read_keys(self._editable, self._last, self._prompt_sets, self._group)
         moved = (now.streams - self._before).to(self._wanted)
         share = ((self._wanted - moved) / remaining).to(kept)
-        return kept + self._way(ff, kept).output_change(kept, share, self._longest)
+        return kept + self._way(ff, kept).output_change(kept, share)

@@ -153,8 +153,8 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
         ([first, contrary], "emmet", "'Rome' and 'Madrid'"),
         ([first, tuned], "emmet", "'Marie Curie' has no key"),
         ([first, other], "emmet", "made for"),
-        ([first], "rome", "'rome' solves no batch"),
-        ([first], "ft", "there is emmet, memit, alphaedit"),
+        ([first, write(editable, [SECOND])], "rome", "rome writes one subject after another"),
+        ([first], "ft", "there is rome, emmet, memit, alphaedit"),
         ([], "emmet", "no facts"),
     ]
     before = zoo.snapshot(editable)

@@ -61,3 +61,15 @@ def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
     kept = prompt_set.without([0])
     assert kept.prompts == prompt_set.prompts and kept.facts == 2 and kept.sinks == 0
     assert prompt_set.without([0, 1]).facts == 2
+
+
+def test_the_kl_term_is_not_lost_where_a_subject_of_one_token_begins_a_text() -> None:
+    """Without a BOS its key there is a sink's, so that the essence prompt would be left out, and the term with it."""
+    editable, fact = zoo.trained("gpt2", False), Fact("Germany", "the city of {} is", "Rome", "Berlin")
+    config = quick(contexts=2, essence_prompts=("{} is a",))
+    (prompt_set,) = build_prompts(editable, [[fact]], config)
+    assert [text.site > 0 for text in prompt_set.essence] == [True]
+    (kept,) = key.without_sinks(editable, editable.feed_forward[1], [prompt_set])
+    assert len(kept.essence) == 1
+    (bare,) = build_prompts(editable, [[fact]], quick(contexts=0, essence_prompts=("{} is a",)))
+    assert bare.essence[0].site == 0, "without contexts there is nothing to put before it"
