@@ -11,6 +11,7 @@ from torch import Tensor
 from writing import quick
 
 import ffedit
+from ffedit import Fact
 from ffedit.editor import key
 from ffedit.editor.key import build_prompts
 from ffedit.model.editable import Editable
