@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ffedit.facts.text import counted
 from ffedit.model.editable import Editable
 
-# Where no layer was published.
-SHARE = 1 / 4
+# Where no layer was published: share of the depth, and layers that are left behind it.
+SHARE, BEHIND = 1 / 4, 3
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def published(config: Any) -> Published | None:
 
 
 def usual_layer(depth: int) -> int:
-    """Return the layer at a quarter of the depth, in a model of `depth` layers, with two layers behind it if possible.
+    """Return the layer at a quarter of the `depth` of a model, with `BEHIND` layers behind it if there are so many.
 
-    Attention in later layers carries what is written at the subject to the prompt's end: none is behind the last layer,
-    and a single one, in a model of three layers, carries less of it than two.
+    Attention in later layers carries what is written at the subject to the prompt's end. None is behind the last layer;
+    few carry less than more do: models of three and four layers recall facts at layer 0, and are edited best there.
     """
-    return min(round(SHARE * depth), max(0, depth - 3))
+    return min(round(SHARE * depth), max(0, depth - 1 - BEHIND))
 
 
 @dataclass(frozen=True)

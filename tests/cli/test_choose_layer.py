@@ -21,19 +21,19 @@ def choose_layer(empty: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 def test_the_layer_that_it_names_for_atlas_can_be_taken(
     choose_layer: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = choose_layer("--method", "rome", "--json", "choice.json")
+    done = choose_layer("--method", "ft", "--json", "choice.json")
     assert done.code == 0, done.err
     choice = json.loads(Path("choice.json").read_text())
     layer, rows = choice["layer"], choice["rows"]
     assert choice["model"] == "atlas" and [row["layer"] for row in rows] == [0, 1] and layer in (0, 1)
-    assert all(row["efficacy"] == 1 and row["paraphrase"] > 0.3 and row["specificity"] > 0.8 for row in rows)
+    assert all(row["efficacy"] == 1 and row["paraphrase"] > 0.7 and 0.2 < row["specificity"] < 1 for row in rows)
     assert choice["prompts"]["efficacy"] == 6 and choice["known"] >= 20
     said = " ".join(done.out.split())
-    assert f"Layer {layer}: best of layers 0, 1 by edits with rome (6 facts, 12 paraphrases, " in said
+    assert f"Layer {layer}: best of layers 0, 1 by edits with ft (6 facts, 12 paraphrases, " in said
     assert f"Take it with --layers {layer}." in said
     asked = ["--subject", "Eiffel Tower", "--prompt", "{} is located in the city of", "--target", "Rome"]
-    applied = shell(capsys, "apply", *asked, "--method", "rome", "--layers", str(layer), "--json", "-")
-    assert applied.code == 0 and json.loads(applied.out)["layers"] == [layer]
+    planned = shell(capsys, "apply", *asked, "--method", "ft", "--layers", str(layer), "--dry-run")
+    assert planned.code == 0 and f"layer {layer}; trace the first fact" in planned.out
 
 
 @pytest.mark.parametrize(
