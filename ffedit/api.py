@@ -8,9 +8,12 @@ from pathlib import Path
 from types import NoneType
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import Edit, EditConfig, collect, preset, write
-from ffedit.editor.edit import as_edits
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit, as_edits
+from ffedit.editor.methods import preset
 from ffedit.editor.provenance import agree, versions
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, check_facts

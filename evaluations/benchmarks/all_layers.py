@@ -24,7 +24,7 @@ import torch
 from key_statistics import fresh_cache
 
 import ffedit
-from ffedit.editor import collect
+from ffedit.editor.statistics import collect
 
 
 def needed(editable: ffedit.Editable) -> int:

@@ -20,7 +20,7 @@ from one_by_one import RATES, Examiner, columns_of, facts_done, facts_in, interv
 
 import ffedit
 from ffedit import Editable, EditConfig, Fact
-from ffedit.editor import preset, set_number
+from ffedit.editor.methods import preset, set_number
 from ffedit.files.resuming import Journal, read_journal
 
 # What all others are held against: a method with the numbers of a preset.

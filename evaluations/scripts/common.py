@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ffedit
-from ffedit.editor import set_numbers
+from ffedit.editor.methods import set_numbers
 from ffedit.evaluator import Scores
 from ffedit.facts.formats import parse_record
 

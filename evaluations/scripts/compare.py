@@ -35,7 +35,7 @@ from rivals import FEW, PUBLISHED, plain_rank_one, published_rome, sampled_prefi
 import ffedit
 from ffedit import EditConfig, Fact
 from ffedit.cli.options import parse_layers
-from ffedit.editor import set_numbers
+from ffedit.editor.methods import set_numbers
 from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "seconds")

@@ -19,7 +19,8 @@ import psutil
 import torch
 
 from ffedit.benchmark.settings import Mode, checkpoints
-from ffedit.editor import METHODS, EditConfig
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS
 from ffedit.editor.statistics import are_cached
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
 from ffedit.evaluator.generations import SAID_TOKENS

@@ -17,7 +17,8 @@ from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.settings import Mode
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
-from ffedit.editor import EditConfig, config_from_dict
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text

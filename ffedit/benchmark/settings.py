@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, EditConfig, check_method, in_reach, preset
+from ffedit.editor.checks import in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals

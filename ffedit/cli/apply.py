@@ -13,7 +13,7 @@ import rich_click as click
 import ffedit
 from ffedit.cli import options
 from ffedit.cli.destinations import Destinations
-from ffedit.editor.methods import METHODS
+from ffedit.editor.names import method_names
 from ffedit.facts.fact import Fact, FactToken, by_subject
 from ffedit.safety.require import Requirement, not_taken, parse_requirements, unmet
 
@@ -26,7 +26,7 @@ from ffedit.safety.require import Requirement, not_taken, parse_requirements, un
 @click.option(
     "--fact-token", default="subject_last", type=click.Choice(get_args(FactToken)), help="Where the key is read."
 )
-@click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="See `methods`.")
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="See `methods`.")
 @options.solving_options
 @click.option("--out", type=options.FILE, help="Save the edit in this folder.")
 @click.option("--save-recipe", type=options.FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
@@ -60,11 +60,11 @@ def apply(
     **paths: Any,
 ) -> None:
     """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
-    config = solving.config(method)
-    config = replace(config, key=replace(config.key, fact_token=fact_token))
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
     text = solving.text(len(by_subject(facts)))
+    config = solving.config(method)
+    config = replace(config, key=replace(config.key, fact_token=fact_token))
 
     from ffedit.benchmark.estimate import estimate
     from ffedit.cli import result
@@ -73,7 +73,7 @@ def apply(
     from ffedit.display.terminal.messages import packing
     from ffedit.display.terminal.plan import plan
     from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
-    from ffedit.editor import applied_edits
+    from ffedit.editor.edit import applied_edits
     from ffedit.evaluator import METRICS, questions
     from ffedit.layer_choice import choose
     from ffedit.safety.guardrails import breaches, refusal, warnings

@@ -6,7 +6,7 @@ import rich_click as click
 
 import ffedit
 from ffedit.cli import options
-from ffedit.editor.methods import METHODS
+from ffedit.editor.names import method_names
 from ffedit.facts.reading import read_facts
 
 
@@ -14,7 +14,7 @@ from ffedit.facts.reading import read_facts
 @options.output_options
 @click.argument("source", required=False, metavar="[FACTS]")
 @click.option("--layers", "--layer", default="auto", help="To try: N, A-B, or auto: a few shares of the depth.")
-@click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="Of the edits.")
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="Of the edits.")
 @options.asking_options
 def choose_layer(
     source: str | None, layers: str, method: str, load_model: options.LoadModel, surface: options.Surface

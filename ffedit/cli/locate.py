@@ -11,7 +11,7 @@ from rich.text import Text
 import ffedit
 from ffedit.cli import options
 from ffedit.display.figures.saving import check_plot, save_figure
-from ffedit.editor.methods import METHODS
+from ffedit.editor.names import method_names
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file
@@ -62,7 +62,7 @@ SEVERS: dict[str, list[Part | None]] = {
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
 @click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
-@click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="Of these edits.")
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="Of these edits.")
 @options.number_options
 @click.option("--plot", type=options.FILE, help="Draw what was traced as PNG, SVG or PDF.")
 @click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")

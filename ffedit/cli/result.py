@@ -17,9 +17,9 @@ from click import get_current_context
 
 from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.routing import plain
-from ffedit.editor import Edit
-from ffedit.editor.edit_files import recipe_of
+from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import value_searches, versions
+from ffedit.editor.recipe import recipe_of
 from ffedit.evaluator import FactScores, Report
 from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported

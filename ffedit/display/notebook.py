@@ -28,7 +28,7 @@ from ffedit.display.terminal.model_view import model_view
 from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.tables import named_values
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.evaluator import Report
 from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff

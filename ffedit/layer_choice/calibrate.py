@@ -23,7 +23,11 @@ from statistics import fmean, harmonic_mean
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, EditConfig, check_method, collect, in_reach, preset, write
+from ffedit.editor.checks import in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS, check_method, preset
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.evaluate import Evaluation
 from ffedit.evaluator.formulas import exact_match

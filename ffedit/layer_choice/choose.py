@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import EditConfig, check_method, in_reach
+from ffedit.editor.checks import in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import check_method
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus

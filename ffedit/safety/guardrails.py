@@ -17,7 +17,7 @@ from rich.text import Text
 from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
 from ffedit.algebra.rounding import lost_in_rounding
-from ffedit.editor import Edit, applied_edits
+from ffedit.editor.edit import Edit, applied_edits
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
 from ffedit.evaluator.verdict import DRIFTED, knew_previous, took

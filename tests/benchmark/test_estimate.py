@@ -15,7 +15,7 @@ from storing import FACTS
 import ffedit
 from ffedit.benchmark import Mode
 from ffedit.benchmark.estimate import Estimate, bench_seconds, estimate
-from ffedit.editor import preset
+from ffedit.editor.methods import preset
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
 

@@ -15,7 +15,7 @@ from shell import FACT, PROBES, Ran, disk, shell
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit.editor import preset
+from ffedit.editor.methods import preset
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import calibrate
 from ffedit.locator import TraceSet, locate_all, trace as tracing

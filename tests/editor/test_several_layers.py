@@ -13,7 +13,8 @@ from torch import Tensor
 from writing import quick
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, choose_values, read_keys
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
 
@@ -33,8 +34,8 @@ def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     def streams() -> Tensor:
         return read_keys(editable, place, prompt_sets).streams
 
-    keys, before = read_keys(editable, place, prompt_sets).K, streams()
-    values = choose_values(editable, place, prompt_sets, keys, before.norm(dim=0), config.value)
+    keys = read_keys(editable, place, prompt_sets)
+    values, before = choose_values(editable, place, prompt_sets, keys, config.value), keys.streams
     deltas = torch.stack([value.delta for value in values], 1)
     lower = editable.memories[0]
     asked = edit.values[lower.address] - lower.value.double() @ edit.keys[lower.address]

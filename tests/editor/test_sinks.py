@@ -11,7 +11,8 @@ from torch import Tensor
 from writing import quick
 
 import ffedit
-from ffedit.editor import build_prompts, key
+from ffedit.editor import key
+from ffedit.editor.key import build_prompts
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import Encoded

@@ -18,7 +18,8 @@ from writing import collect_moments
 import ffedit
 from ffedit import Corpus, EditError
 from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
-from ffedit.editor import collect, statistics
+from ffedit.editor import statistics
+from ffedit.editor.statistics import collect
 from ffedit.files import cache
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

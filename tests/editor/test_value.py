@@ -14,8 +14,8 @@ from choosing import FOUR, FULL, choose, probability, said, same
 from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
-from ffedit.editor import Value, build_prompts, read_keys
-from ffedit.editor.value import Objective
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import Objective, Value
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
@@ -139,7 +139,9 @@ def test_a_step_is_as_long_as_said() -> None:
     config = with_numbers(PLAIN, steps=1)
     (prompt_set,), place = build_prompts(editable, [[FACT]], config), editable.feed_forward[0]
     (value,) = choose(editable, [FACT], config)
-    assert float(value.delta.norm()) == pytest.approx(0.125 * float(read_keys(editable, place, [prompt_set]).lengths))
+    assert float(value.delta.norm()) == pytest.approx(
+        0.125 * float(read_keys(editable, place, [prompt_set]).streams.norm())
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt2_square"])

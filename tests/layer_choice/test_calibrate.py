@@ -14,6 +14,7 @@ import zoo
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
+from ffedit.editor.write import write
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator import Scores
 from ffedit.facts.fact import Fact
@@ -73,7 +74,7 @@ def test_a_layer_is_chosen_by_edits_of_facts_that_the_model_knows(written: list[
     assert plain == choice.to_dict() and plain["auto"] == {"layer": 0, "by": "usual"}
     assert plain["tied"] == [row.layer for row in tied(choice.rows)]
     for row in choice.rows:
-        edit = ffedit.editor.write(editable, known, "rome", [row.layer], quick(), CORPUS)
+        edit = write(editable, known, "rome", [row.layer], quick(), CORPUS)
         after = ffedit.evaluate(editable, known, edit).after
         assert (row.effect, row.efficacy, row.paraphrase) == (None, after.efficacy, after.paraphrase)
     again = chosen(editable, method="rome", facts=[UNKNOWN, *FACTS])
@@ -182,7 +183,7 @@ def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(written: list[Any
     assert [row.layer for row in sweep.rows] == [0, 1], "what the last layer writes reaches no answer"
     np.testing.assert_array_equal([row.effect for row in sweep.rows], traces.at_subject[:2])
     for row in sweep.rows:
-        edit = ffedit.editor.write(editable, [ASKED, SECOND], "rome", [row.layer], quick(), CORPUS)
+        edit = write(editable, [ASKED, SECOND], "rome", [row.layer], quick(), CORPUS)
         after = ffedit.evaluate(editable, [ASKED, SECOND], edit).after
         assert (row.efficacy, row.paraphrase, row.specificity) == (after.efficacy, after.paraphrase, None)
         assert row.score is not None, "efficacy counts where no fact has neighbors"

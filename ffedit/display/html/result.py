@@ -11,7 +11,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html import render
 from ffedit.display.picture import Picture, pictures
 from ffedit.display.terminal.scores import figure, signed
-from ffedit.editor.edit_files import yaml_of
+from ffedit.editor.recipe import yaml_of
 from ffedit.evaluator import METRICS
 from ffedit.facts.fact import fill
 from ffedit.locator import Trace, TraceSet

@@ -16,7 +16,9 @@ from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.terminal.tables import plain_table, ranges
-from ffedit.editor import METHODS, Edit, in_reach
+from ffedit.editor.checks import in_reach
+from ffedit.editor.edit import Edit
+from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
 from ffedit.evaluator import METRICS, NAMES, Report, Scores
 from ffedit.evaluator.verdict import DRIFTED, ENOUGH, SPARED, fell, took

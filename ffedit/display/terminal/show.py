@@ -18,7 +18,7 @@ from ffedit.facts.text import counted, number
 from ffedit.loading.names import in_words
 
 if TYPE_CHECKING:
-    from ffedit.editor import Edit
+    from ffedit.editor.edit import Edit
 
 MOST_FACTS = 20
 NOT_MEASURED = "not measured"
