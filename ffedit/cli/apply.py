@@ -22,7 +22,7 @@ from ffedit.safety.require import Requirement, not_taken, parse_requirements, un
 @options.output_options
 @options.fact_options
 @options.asking_options
-@click.option("--layers", "--layer", default="auto", help="auto (the model's), trace (the facts'), sweep, N, or A-B.")
+@click.option("--layers", "--layer", default="auto", help="auto (the usual), trace (the facts'), sweep, N, or A-B.")
 @click.option(
     "--fact-token", default="subject_last", type=click.Choice(get_args(FactToken)), help="Where the key is read."
 )

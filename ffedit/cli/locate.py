@@ -61,7 +61,7 @@ SEVERS: dict[str, list[Part | None]] = {
 )
 @click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
-@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace and the model's layer.")
+@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Of these edits.")
 @options.number_options
 @click.option("--plot", type=options.FILE, help="Draw what was traced as PNG, SVG or PDF.")
@@ -101,16 +101,11 @@ def locate(
     from ffedit.cli import result
     from ffedit.display.figures.plots import average_lines, heat_maps
     from ffedit.display.terminal.heat_map import averages_table, heat_map
-    from ffedit.display.terminal.layer_choice import (
-        agreement,
-        candidates_table,
-        compare_layers,
-        layer_choice,
-        model_choice,
-    )
+    from ffedit.display.terminal.layer_choice import agreement, auto_in_words, compare_layers, layer_choice
     from ffedit.display.terminal.routing import routing_table
     from ffedit.inference.routing import subject_routes
-    from ffedit.layer_choice import choose
+    from ffedit.layer_choice.calibrate import by_sweep
+    from ffedit.layer_choice.published import auto_layer
     from ffedit.locator import aggregate
     from ffedit.locator.trace import decisive, estimated_and_exact, resolve_window
 
@@ -119,7 +114,7 @@ def locate(
         settings["layers"] = options.parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])
-    swept, model, estimates = None, None, []
+    swept, estimates = None, []
     with surface.progress() as progress:
         measured = [
             ffedit.locate_all(editable, facts, each, sever=cut, progress=progress, **settings)
@@ -130,8 +125,7 @@ def locate(
         if sweep:
             of_feed_forward = choosing.traces[0].kind == "feed_forward"
             traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
-            swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
-            model = ffedit.choose_layer(editable, method, progress=progress)
+            swept = by_sweep(editable, facts, traced, method, config, progress=progress)
         if settings["approximate"]:
             pairs = [estimated_and_exact(editable, facts, each, settings, progress) for each in KINDS[kind]]
             estimates = [agreement(*pair) for pair in pairs]
@@ -142,10 +136,10 @@ def locate(
     surface.show(*maps, layer_choice(choosing, layer), agreements, routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
-    if swept is not None and model is not None:
-        surface.show(compare_layers(swept), model_choice(model), candidates_table(model) if model.rows else None)
+    if swept is not None:
+        surface.show(compare_layers(swept), auto_in_words(auto_layer(editable, method)))
     chosen = layer if swept is None else swept.layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, model))
+    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None:

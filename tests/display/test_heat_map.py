@@ -10,11 +10,12 @@ from rich.cells import cell_len
 from shown import shown, words
 from tracing import made
 
-from ffedit import Choice, LayerScore, Trace, TraceSet
+from ffedit import Trace, TraceSet
 from ffedit.display.picture import RAMP, colour, pictures
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import layer_choice, why_layer
 from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator import site_of
 
 
@@ -207,7 +208,7 @@ def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
     effects[1, 1], effects[0, 4] = 0.5, 0.6
     early = trace(effects)
     assert early.site is None and site_of(early, "subject_first") == 1 and site_of(early, "last") == 0
-    text = words(layer_choice(early, 4, "model"))
+    text = words(layer_choice(early, 4, "explained"))
     assert text.startswith("The trace: restoring the feed-forward outputs of layers 4–5 at the subject's last token")
     assert "(“Tower”) brings back 0.04 of the 0.87" in text and "no clear site at the subject: at most 0.04" in text
     assert "would have chosen" not in text and "--layers" not in text, "the trace does not decide"
@@ -224,25 +225,19 @@ def test_unknown_facts_are_set_aside() -> None:
     assert both.total == peaked().total and "average" not in shown(heat_map(both))
 
 
-def test_the_models_layer_stands_before_the_trace() -> None:
-    rows = tuple(LayerScore(i, 0.1, 1.0, 1.0, 1.0, score) for i, score in ((2, 0.7), (4, 0.9)))
-    choice = Choice(4, "memit", 64, 40, 6, rows, (0.1,) * 6, 0.5, 2, 5, "GPT-J: somewhere", 9.0, "2026-01-02")
-    found = Found(TraceSet((peaked(),)), 4, "model", choice)
-    text = words(why_layer(found, "auto"))
-    assert text.startswith(
-        "Layer 4: chosen for this model with memit on 2026-01-02, by the score of 6 of the 40 calibration facts that "
-        "it knows (of 64) in layers 2: 0.70, 4: 0.90; published is 5 (GPT-J: somewhere). "
-        "`ffedit cache clear` forgets it."
-    )
+def test_the_rule_stands_before_the_trace() -> None:
+    traces, usual = TraceSet((peaked(),)), AutoLayer(4, 18)
+    text = words(why_layer(Found(traces, 4, "usual", usual), "auto"))
+    assert text.startswith("Layer 4: the usual quarter of 18 layers; `ffedit choose-layer` tries others.")
     assert "tracing alone would have chosen 2" in text
-    fallen = words(why_layer(Found(TraceSet((peaked(),)), 4, "model", choice), "trace"))
-    assert fallen.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
-    few = Choice(None, "memit", 64, 1)
-    text = words(why_layer(Found(TraceSet((peaked(),)), 2, "trace", few), "auto"))
-    assert text.startswith("The model knows 1 of 64 calibration facts, too few to choose a layer on them.")
-    assert "Layer 2: restoring" in text
-    usual = words(why_layer(Found(TraceSet((peaked(),)), 1, "depth", few), "auto"))
-    assert "Layer 1: the usual depth of published layers in a model of 6" in usual
+    row = Published("Tiny", "gpt2", 6, 8, 4, None, "a paper")
+    text = words(why_layer(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto"))
+    assert text.startswith("Layer 4: published for Tiny (a paper); `ffedit choose-layer` tries others.")
+    text = words(why_layer(Found(traces, 5, "usual", usual), "5-7"))
+    assert text.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
+    assert "Layer 5: the layer allowed that comes next to 4, the usual quarter of 18 layers" in text
+    text = words(why_layer(Found(traces, 2, "trace", usual), "trace"))
+    assert text.startswith("Layer 2: restoring") and "usual" not in text
 
 
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:

@@ -121,9 +121,8 @@ def _heat_map(traces: Sequence[Record]) -> Picture | None:
 
 def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
     """Return the layers that were compared, each with what would choose it."""
-    evidence = record.get("layer", {})
-    compared = evidence.get("sweep") or evidence.get("choice")
-    if compared is None:
+    sweep = record.get("layer", {}).get("sweep")
+    if sweep is None:
         return []
-    choosing = {"tracing": compared["traced"], "published": compared.get("prior"), "edits": compared["layer"]}
-    return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in compared["rows"]]
+    choosing = {"tracing": sweep["traced"], "edits": sweep["layer"]}
+    return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in sweep["rows"]]

@@ -16,12 +16,12 @@ from rich.text import Text
 from ffedit.display.picture import PARTS, UNITS, restored
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import counted, number, quoted
-from ffedit.layer_choice.calibrate import TIE, Choice, LayerScore
-from ffedit.layer_choice.choose import Found, Sweep
+from ffedit.layer_choice.calibrate import RATES, TIE, Choice, LayerScore, Sweep, tied
+from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.published import AutoLayer
 from ffedit.locator import CLEAR, Trace, TraceSet, span_of
 from ffedit.locator.result import rank_correlation
 
-RATES = ("efficacy", "paraphrase", "specificity")
 # Rank correlations in absolute value: none below WEAK, "somewhat" below STRONG, "clearly" from STRONG on.
 WEAK, STRONG = 0.3, 0.7
 # Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
@@ -37,62 +37,37 @@ def why_layer(found: Found, asked: str) -> RenderableType:
 
 def reasons(found: Found, asked: str) -> list[Text]:
     """Return the reasons for this layer, without tables; `asked` is the value of `--layers`."""
-    choice, layer = found.choice, found.layer
+    layer = found.layer
     if found.sweep is not None:
         if not found.kept:
             return _sweep_in_words(found.sweep)
         over = f"remembered from a sweep with {found.sweep.method} over {counted(found.sweep.facts, 'fact')}"
         return [Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")]
     lines: list[Text] = []
-    if choice is not None and asked != "auto":
-        lines.append(Text("The trace shows no site at the subject's last token, so it does not tell the layer."))
-    if choice is not None and choice.layer is None:
-        lines.append(Text(f"{_too_few(choice)}."))
-    if choice is not None and found.by == "model":
-        lines.append(model_choice(choice, layer))
-    if found.by == "depth":
-        usual = f"the usual depth of published layers in a model of {len(found.traces.at_subject)}"
-        lines.append(Text(f"Layer {layer}: {usual}, for want of a better."))
+    if found.by == found.auto.by:
+        if asked != "auto":
+            lines.append(Text("The trace shows no site at the subject's last token, so it does not tell the layer."))
+        lines.append(auto_in_words(found.auto, layer))
     if found.by == "only":
         lines.append(Text(f"Layer {layer}: the only one whose output reaches the answer."))
-    shown = "trace" if found.by == "trace" and asked == "auto" else asked
-    if found.by in ("model", "only", "depth"):
-        shown = "model"  # explained above
-    return [*lines, layer_choice(found.traces, layer, shown)]
+    return [*lines, layer_choice(found.traces, layer, "explained" if lines else asked)]
 
 
-def model_choice(choice: Choice, layer: int | None = None) -> Text:
-    """Say which layer was chosen for a model and on what grounds; `layer` is taken where that one is not allowed."""
-    if choice.layer is None:
-        return Text(f"{_too_few(choice)}: none is chosen for it.")
-    words = "" if layer in (None, choice.layer) else f"the layer allowed that comes next to {choice.layer}, "
-    scores = ", ".join(f"{row.layer}: {'–' if row.score is None else number(row.score)}" for row in choice.rows)
-    words += (
-        f"chosen for this model with {choice.method} on {choice.made}, by the score of {choice.written} of the "
-        f"{choice.known} calibration facts that it knows (of {choice.asked}) in layers {scores}"
-    )
-    if choice.prior is not None:
-        words += f"; published is {choice.prior} ({choice.source})"
-    top = max((row.score or 0.0 for row in choice.rows), default=0.0)
-    if any(row.layer == choice.layer and (row.score or 0.0) < top for row in choice.rows):
-        where = "the published layer" if choice.prior is not None else "a quarter of the depth"
-        words += f"; less than {TIE:g} apart is not told apart, and {choice.layer} is nearest to {where}"
-    heading = f"Layer {choice.layer if layer is None else layer}: "
-    return Text.assemble((heading, "bold"), f"{words}. `ffedit cache clear` forgets it.")
-
-
-def _too_few(choice: Choice) -> str:
-    return f"The model knows {choice.known} of {choice.asked} calibration facts, too few to choose a layer on them"
+def auto_in_words(auto: AutoLayer, layer: int | None = None) -> Text:
+    """Say which layer `auto` takes, and why; `layer` is taken where that one is not allowed."""
+    words = "" if layer in (None, auto.layer) else f"the layer allowed that comes next to {auto.layer}, "
+    heading = f"Layer {auto.layer if layer is None else layer}: "
+    return Text.assemble((heading, "bold"), f"{words}{auto.why}; `ffedit choose-layer` tries others.")
 
 
 def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> Text:
     """Say why the layer `chosen` is edited, with warnings where the trace shows little.
 
-    `asked` is the origin of the choice: "trace", "model" (already explained elsewhere), or the user's own value.
+    `asked` is the origin of the choice: "trace", the user's own value, or "explained" where other lines say it.
     """
     best, site, why = trace.layer, trace.site, _restoring(trace)
     heading = f"Layer {chosen}: "
-    if asked == "model":
+    if asked == "explained":
         heading = "The trace: "
         if site is not None:
             why += "; tracing agrees" if site == chosen else f"; tracing alone would have chosen {site}"
@@ -102,7 +77,7 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> 
         if asked != "trace":
             agrees = ", and tracing agrees: " if chosen == best and site is not None else "; "
             why = f"you asked for it{agrees}{why}"
-    doubts = ((f"\n{doubt}", "yellow") for doubt in _doubts(trace, asked != "model"))
+    doubts = ((f"\n{doubt}", "yellow") for doubt in _doubts(trace, asked != "explained"))
     return Text.assemble((heading, "bold"), f"{why}.", *doubts)
 
 
@@ -184,24 +159,43 @@ def compare_layers(sweep: Sweep) -> RenderableType:
 
 def _sweep_in_words(sweep: Sweep) -> list[Text]:
     lines = [f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
-    if missing := [name for name in RATES if all(getattr(row, name) is None for row in sweep.rows)]:
-        score = "there is no score" if "efficacy" in missing else "the score is of the others"
-        lines.append(f"Not measured, for want of prompts: {' and '.join(missing)}; {score}.")
-    return list(map(Text, lines))
+    return [*map(Text, lines), *_unmeasured(sweep.rows)]
 
 
-def candidates_table(choice: Choice) -> Table:
-    """Render the layers that were tried for a model, one row each, with the layer that each criterion would choose."""
-    return _layers_table(choice.rows, {"tracing": choice.traced, "published": choice.prior, "edits": choice.layer})
+def _unmeasured(rows: Sequence[LayerScore]) -> list[Text]:
+    missing = [name for name in RATES if all(getattr(row, name) is None for row in rows)]
+    score = "there is no score" if "efficacy" in missing else "the score is of the others"
+    return [Text(f"Not measured, for want of prompts: {' and '.join(missing)}; {score}.")] if missing else []
+
+
+def trial_edits(choice: Choice) -> RenderableType:
+    """Render the layers that were tried by edits, one row each, and say in words which one is chosen."""
+    table = _layers_table(choice.rows, {"auto": choice.auto.layer, "edits": choice.layer})
+    return Group(table, Text(""), chosen(choice), *_unmeasured(choice.rows))
+
+
+def chosen(choice: Choice) -> Text:
+    """Say which layer trial edits choose, on how many prompts, and which layers they do not tell apart."""
+    asked = {"fact": "efficacy", "paraphrase": "paraphrase", "neighbor": "specificity"}
+    counts = ", ".join(counted(choice.prompts[rate], what) for what, rate in asked.items())
+    layers, even = [row.layer for row in choice.rows], [row.layer for row in tied(choice.rows)]
+    words = f"best of layers {', '.join(map(str, layers))} by edits with {choice.method} ({counts}"
+    words += f"; the model knows {choice.known} of {counted(choice.asked, 'fact')})"
+    if len(even) > 1:
+        where = "a quarter of the depth" if choice.auto.row is None else "the published layer"
+        listed = f"{', '.join(map(str, even[:-1]))} and {even[-1]}"
+        words += f"; {listed} tie (within {TIE:g}), and {choice.layer} is nearest to {where}, {choice.auto.layer}"
+    return Text.assemble((f"Layer {choice.layer}: ", "bold"), f"{words}. Take it with --layers {choice.layer}.")
 
 
 def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int | None]) -> Table:
-    headings = ("layer", "trace effect", *RATES, "score")
+    fields = ["layer", *(["effect"] if any(row.effect is not None for row in rows) else []), *RATES, "score"]
+    headings = ("trace effect" if name == "effect" else name for name in fields)
     columns = (Column(heading, justify="right", no_wrap=True) for heading in headings)
     table = plain_table(*columns, Column("choice of", no_wrap=True))
     for row in rows:
         marks = [name for name, layer in choices.items() if layer == row.layer]
-        values = (row.effect, *(getattr(row, name) for name in RATES), row.score)
+        values = [getattr(row, name) for name in fields[1:]]
         cells = ["" if value is None else number(value) for value in values]
         table.add_row(str(row.layer), *cells, ", ".join(marks), style="bold" if marks else "")
     return table
