@@ -400,10 +400,10 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
 
 
 def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -> bool:
-    """Return True if, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
+    """Return True if, at a number of batches that is a power of two, every layer has converged within `tolerance`."""
     if tolerance is None or any(fitter.batches.bit_count() != 1 for fitter in fitters):
         return False
-    return all((difference := fitter.convergence()) is not None and difference <= tolerance for fitter in fitters)
+    return all((share := fitter.convergence()) is not None and share <= tolerance for fitter in fitters)
 
 
 def _weights(ids: Tensor, length: int, start: int, weighting: str) -> Tensor:

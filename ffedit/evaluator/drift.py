@@ -2,10 +2,12 @@
 
 Generic text is unrelated to the edited facts: a file, or text that the model samples. It is cut into rows of equal
 length, each begun with the tokens that the model's tokenizer puts in front of a text. These are no text: drift is the
-mean over the positions behind them, and perplexity that of all tokens that something stands before. Whole distributions are large (of 5,000 neighbors and 50,000 tokens,
-1 GB): drift is measured on as many rows, drawn with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`,
-a sample of the neighbors is kept, and divergence is measured on these only. Membership in that sample depends on a
-neighbor's own tokens alone, so that several processes draw the same one.
+mean over the positions behind them, and perplexity that of all other tokens that something stands before.
+
+Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB): drift is measured on as many rows, drawn
+with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence
+is measured on these only. Membership in that sample depends on a neighbor's own tokens alone, so that several processes
+draw the same one.
 """
 
 from __future__ import annotations

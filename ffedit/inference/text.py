@@ -64,7 +64,7 @@ def row_length(editable: Editable) -> int:
 
 
 def begin_rows(editable: Editable, ids: Tensor) -> Tensor:
-    """Cut a text into rows, each begun with `start_tokens`, and return them in a line, [n]; the number of `ids` is kept.
+    """Cut a text into rows, each begun with `start_tokens`, and return them in a line, as many as `ids` are, [n].
 
     Rows are of `row_length`; the last may be shorter. What the start tokens displace at the end is lost.
     """
@@ -112,6 +112,7 @@ def nats_per_character(editable: Editable, text: str) -> float:
 
 def keep_ids(ids: array[int], path: Path) -> None:
     """Cache the ids of a text."""
+
     def save(temporary: Path) -> None:
         save_file({"ids": _tensor(ids)}, temporary, metadata=UNSEALED)
         seal(temporary)

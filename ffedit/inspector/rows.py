@@ -161,7 +161,7 @@ def _start(stack: Stack) -> list[int]:
 
 
 def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
-    """Yield the plain ids of each document; of running text, pieces of whole rows of `length` that share ids at cuts."""
+    """Yield the plain ids of each document; of running text, those of whole rows, beginning with the last id before."""
     if corpus.named is None:
         assert isinstance(stack, Editable)
         for row in sampled(stack, corpus, identity(stack, corpus)[0], progress).split(length):
