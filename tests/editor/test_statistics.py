@@ -287,9 +287,9 @@ def test_it_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.Monke
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
     seen: list[int] = []
     collect(editable, of(editable, 0, 1), corpus, lambda stage, done, total: seen.append(done), 100.0)
-    assert seen[-1] == 512, "halves of more than 128 keys, as many as d_ff, and not before: 256 tokens begin four rows"
+    assert seen[-1] == 256, "two batches, a half each, and not before"
     early = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
-    assert {moments.count for moments in early.values()} == {512}
+    assert {moments.count for moments in early.values()} == {256}
     asked: list[int] = []
     measured = KeyMomentsFitter.convergence
     monkeypatch.setattr(KeyMomentsFitter, "convergence", lambda self: asked.append(self.batches) or measured(self))
