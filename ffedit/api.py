@@ -160,8 +160,8 @@ def stats(
         editable: the model.
         layers: which; None for all.
         corpus: the text; by default the one that ships, or, where the model does not speak it, what it samples.
-        tolerance: stop early when the solved updates of two halves of the text differ by no more than this share in
-            every layer.
+        tolerance: stop early when, in every layer, more text would spare other text no more than this share of what an
+            edit adds to it (`KeyMoments.convergence`).
         progress: called with the progress.
         process_group: processes that share the batches; all of them call this alike and return the statistics.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -23,15 +22,14 @@ from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.inference import replay
+from ffedit.inference import own_text, replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
-from ffedit.inference.text import own_text
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
-from ffedit.model.tokenization import Encoded, decode
+from ffedit.model.tokenization import Encoded
 
 # Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's: of one
 # name's keys in different contexts it is far larger, of a sink's and a name's nearly 0.
@@ -79,12 +77,8 @@ class PromptSet:
 
 
 def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
-    """Sample short texts from the model, as contexts before a prompt."""
-    tokens = config.prompts.context_tokens
-    rows = own_text(editable, config.prompts.contexts, max(tokens, default=1), config.seed)
-    lengths = islice(cycle(tokens), len(rows))
-    texts = (decode(editable.tokenizer, row[:n], special=False).strip() for row, n in zip(rows, lengths, strict=True))
-    return tuple(text for text in texts if text)
+    """Return short texts that the model would say, as contexts before a prompt."""
+    return own_text.contexts(editable, config.prompts.contexts, config.prompts.context_tokens, config.seed)
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:

@@ -14,6 +14,8 @@ import ffedit
 from ffedit import Fact
 from ffedit.editor import key
 from ffedit.editor.key import build_prompts
+from ffedit.inference import replay
+from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import Encoded
@@ -53,6 +55,24 @@ def test_a_sinks_key_is_left_out(llama: Editable, monkeypatch: pytest.MonkeyPatc
 
 def test_a_key_like_the_others_stays(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_first(llama, False, monkeypatch) == 0
+
+
+@pytest.mark.parametrize(("start", "behind"), [("<s>", 1), ("<s> </s>", 2)])
+def test_behind_a_start_token_a_subject_is_no_sink(start: str, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start token is the sink, so that a subject of one token at the beginning is read there."""
+    editable = find_and_verify(zoo.model("llama"), zoo.begun(start), "llama")
+    (prompt_set,) = build_prompts(editable, [[FACT]], quick())
+    assert prompt_set.prompts[0].subject_last == prompt_set.prompts[0].site == behind
+    monkeypatch.setattr(key, "_read", lambda editable, ff, texts: (torch.zeros(len(texts), 8),) * 2)
+    assert key.without_sinks(editable, editable.feed_forward[1], [prompt_set]) == [prompt_set]
+    ran: list[Tensor] = []
+    monkeypatch.undo()
+    watched = replay.run_to
+    monkeypatch.setattr(
+        replay, "run_to", lambda e, ids, *rest, **more: ran.append(ids) or watched(e, ids, *rest, **more)
+    )
+    key.read_keys(editable, editable.feed_forward[1], [prompt_set])
+    assert all(row[:behind] == list(range(behind)) for ids in ran for row in ids.tolist())
 
 
 def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
