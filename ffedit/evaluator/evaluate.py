@@ -23,8 +23,8 @@ from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
 from ffedit.evaluator.prompts import questions
-from ffedit.evaluator.responses import ask
 from ffedit.evaluator.report import Report
+from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.inference.batching import TOKENS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -91,5 +90,3 @@ class Report(Displayed):
     def references(self) -> int:
         """How many reference texts the document frequencies behind consistency were counted over."""
         return sum(len(fact.fact.references) for fact in self.facts_before)
-
-

@@ -4,11 +4,12 @@ A fact took if the new object is more likely than the old one and is what the mo
 fewer than half of its facts took; it took in part if not all did. The terminal, JSON, model cards and exit codes all
 read the one `Verdict` of a `Report`. That other scores held is stated only of those that were measured.
 
-Whatever metric is declared to stay as before the edit, of ffedit or of another package, counts as damage where it falls.
+A fall of any metric that should stay as before the edit, of ffedit or of another package, counts as damage.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
@@ -33,6 +34,10 @@ FELL, DRIFTED = 0.05, 0.1
 # Units whose scale ends at 1, so that FELL is the same step on it.
 UNITS = ("share", "probability", "cosine")
 ROUNDING = 1e-9
+# Text breaks where `degenerate` rises by more than BREAKS, and by more than three standard deviations of what edits
+# that break nothing do. In one text these move it by TEXT_NOISE (standard deviation; 0 on average), since small models
+# repeat themselves now and then, before an edit as after it. Of five texts, three are .34: no single loop is as much.
+BREAKS, TEXT_NOISE = 0.1, 0.25
 # Paraphrase score below which the edit took in few other wordings only.
 FEW_WORDINGS = 0.5
 # Share of facts that took, below which a batch did not take.
@@ -140,8 +145,8 @@ def texts(facts: Sequence[FactScores]) -> int:
 
 
 def breaks(before: float, after: float, count: int) -> bool:
-    """Return True if text breaks."""
-    return after - before > 0.3
+    """Return True if the share of special and repeated tokens, a mean over `count` texts, rises beyond chance."""
+    return after - before > max(BREAKS, 3 * TEXT_NOISE / math.sqrt(count))
 
 
 def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -> dict[str, str]:
@@ -154,12 +159,9 @@ def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and fell(old, new):
             harms[name] = f"{name} fell from {old:.2f} to {new:.2f}{ends.get(name, '')}"
-    if before.degenerate is not None and after.degenerate is not None:
-        if breaks(before.degenerate, after.degenerate, count):
-            harms["degenerate"] = (
-                f"{after.degenerate:.0%} of the tokens that it then says are special or repeated, "
-                f"{before.degenerate:.0%} before the edit"
-            )
+    old, new = before.degenerate, after.degenerate
+    if old is not None and new is not None and breaks(old, new, count):
+        harms["degenerate"] = f"{new:.0%} of the tokens it then says are special or repeated, {old:.0%} before the edit"
     if after.drift is not None and after.drift > DRIFTED:
         harms["drift"] = f"drift on generic text is {number(after.drift)} nats per token"
     return harms

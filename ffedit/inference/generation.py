@@ -287,7 +287,8 @@ def continue_from(
             rows, lengths = rows[~ended], lengths[~ended]
         # The tokens that were added fill their columns in every row.
         inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths + step - 1, width + step - 1, 1)}
-        new[rows, step:] = choose(replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows))), step)
+        logits = replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows)))
+        new[rows, step:] = choose(logits, step)
     return new
 
 

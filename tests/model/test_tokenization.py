@@ -15,6 +15,7 @@ from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
 from ffedit.inference.batching import batches
+from ffedit.model.editable import Editable
 from ffedit.model.tokenization import encode, joined, pad
 
 TOKENIZERS = {

@@ -33,7 +33,8 @@ MOST_SAYINGS = 8
 def before_after(report: Report) -> Table:
     """Render the scores of the headline that were measured, and whichever else was damaged, a row each.
 
-    In brackets stands a rate's magnitude, a mean difference of probability. For many facts, a change has its interval beside it, and the column of meanings is left out.
+    In brackets stands a rate's magnitude, a mean difference of probability. For many facts, a change has its interval
+    beside it, and the column of meanings is left out.
     """
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
