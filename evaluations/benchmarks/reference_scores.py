@@ -65,6 +65,33 @@ class PlainScores:
                 return False
         return True
 
+    def text(self, prompt: str, answer: str) -> list[int]:
+        """Forty greedy tokens after a prompt, or fewer where the text ends."""
+        ids, start = self.tokens(prompt, answer)
+        given, ends = ids[:start], {self.tokenizer.eos_token_id, self.model.generation_config.eos_token_id}
+        for _ in range(40):
+            said = int(self.logits(given)[-1].argmax())
+            if said in ends:
+                break
+            given.append(said)
+        return given[start:]
+
+    def degenerate(self, ids: Sequence[int]) -> float:
+        """Share of the tokens that are special, or the last of four that occurred before in the text."""
+        fours = [tuple(ids[max(0, i - 3) : i + 1]) for i in range(len(ids))]
+        special = set(self.tokenizer.all_special_ids)
+        return fmean(ids[i] in special or (i > 3 and fours[i] in fours[3:i]) for i in range(len(ids)))
+
+    def entropy(self, ids: Sequence[int]) -> float:
+        """Of pairs and threes of words, weighed by two and by four thirds and halved; bits."""
+        words = re.findall(r"\w+|[^\w\s]", self.tokenizer.decode(ids))
+        found = 0.0
+        for n, weight in ((2, 2 / 3), (3, 4 / 3)):
+            runs = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+            shares = [runs.count(run) / len(runs) for run in set(runs)]
+            found -= weight / 2 * sum(share * math.log2(share) for share in shares)
+        return found
+
     def gives(self, prompt: str, answer: str, other: str) -> bool:
         """Whether it says the answer, and not a longer object that begins with it."""
         longer = other != answer and other.startswith(answer)
@@ -99,6 +126,7 @@ class PlainScores:
         paraphrase = mean([a[0] < b[0] for a, b in paraphrases])
         specificity = mean([a < b for a, b in near])
         three = [efficacy, paraphrase, specificity]
+        texts = [ids for x in (fact.text, *fact.paraphrase_texts) if (ids := self.text(x, new))]
         return {
             "efficacy": efficacy,
             "paraphrase": paraphrase,
@@ -115,6 +143,8 @@ class PlainScores:
             "paraphrase_generation": mean([self.gives(x, new, old) for x in fact.paraphrase_texts]),
             "same_subject": mean([self.gives(x, true, new) for x, true in same]),
             "locality_token_accuracy": mean([fmean(self.answer(x, true)[1]) for x, true in far]),
+            "degenerate": mean([self.degenerate(ids) for ids in texts]),
+            "greedy_entropy": mean([self.entropy(ids) for ids in texts]),
             "knew": float(self.gives(fact.text, old, new)),
             "divergence": mean([self.divergence(x, true) for x, true in neighbors]),
         }

@@ -23,7 +23,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS
 from ffedit.editor.statistics import are_cached
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
-from ffedit.evaluator.generations import SAID_TOKENS
+from ffedit.evaluator.generations import SAID_TOKENS, TEXT_TOKENS
 from ffedit.evaluator.prompts import questions
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.text import counted
@@ -177,9 +177,9 @@ class _Costs:
         asked = questions(self.editable, self.facts, self.facts)
         texts = [text for q in asked for text in q.texts]
         tokens = 2 * sum(len(text.ids) for text in texts) + 3 * DRIFT_ROWS * DRIFT_TOKENS
-        batches = 2 * -(-sum(1 + len(q.generation) for q in asked) // ROWS)
+        batches = 2 * -(-sum(1 + len(q.paraphrases) for q in asked) // ROWS)
         words = f"{counted(len(texts), 'answer')} before and after, what the model says, drift"
-        return self._stage("evaluate", words, tokens, batches * SAID_TOKENS + DRIFT_TOKENS)
+        return self._stage("evaluate", words, tokens, batches * TEXT_TOKENS + DRIFT_TOKENS)
 
     def matrices(self, layers: Sequence[int]) -> int:
         """Return the bytes of the equations, or of the sums of the key statistics if these are more: docs/scale.md."""

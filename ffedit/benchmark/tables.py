@@ -17,7 +17,7 @@ from ffedit.facts.text import plain
 # Scores of the first table; all others go into the second.
 LEADING = (
     *("efficacy", "paraphrase", "specificity", "score", "generation", "teacher_forced", "teacher_forced_gap"),
-    *("token_accuracy_gap", "same_subject", "entropy", "consistency"),
+    *("token_accuracy_gap", "same_subject", "degenerate", "greedy_entropy", "entropy", "consistency"),
 )
 GAPS = (
     "teacher_forced_gap is teacher_forced − generation; token_accuracy_gap is token_accuracy − generation, as "

@@ -3,11 +3,11 @@ from .evaluate import Evaluation as Evaluation, reference_weights as reference_w
 from .intervals import interval as interval, paired as paired
 from .metrics import METRICS as METRICS, Metric as Metric, metric as metric
 from .prompts import questions as questions
+from .report import Report as Report
 from .scores import (
     NAMES as NAMES,
     FactScores as FactScores,
     LeftOut as LeftOut,
-    Report as Report,
     Scores as Scores,
     left_out as left_out,
     mean_scores as mean_scores,

@@ -23,8 +23,9 @@ from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
 from ffedit.evaluator.prompts import questions
+from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
-from ffedit.evaluator.scores import Continuation, FactScores, Report, Scores, left_out, mean_scores
+from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context
@@ -103,7 +104,7 @@ class Evaluation:
                 for name, prompt, text in q.by_score
             )
             scores, kinds = Scores(**measure(q, now, before)), by_kind(q, now, before)
-            scored.append(FactScores(q.fact, scores, generations.words(q.own.new), kinds, left_out, asked))
+            scored.append(FactScores(q.fact, scores, generations.begun(q.own.new), kinds, left_out, asked))
         return tuple(scored)
 
     def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False) -> Responses:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # As ROME weighs the entropies of bigrams and trigrams.
 ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}
+# Tokens in a row that count as repeated where they occur a second time.
+REPEATED = 4
 _MORE_DIGITS = re.compile(r"[.,]\d")
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _TERMS = re.compile(r"\b\w\w+\b")
@@ -104,6 +106,22 @@ def generation_entropy(text: str) -> float:
         total = sum(counts.values())
         entropies.append(weight * (-sum(c / total * math.log2(c / total) for c in counts.values()) + 0.0))
     return fmean(entropies)
+
+
+def degenerate(ids: Sequence[int], special: Collection[int]) -> float:
+    """Share of a text's tokens that are special, or complete `REPEATED` tokens that occurred before in it. Zero.
+
+    What a damaged model says where it says no words, or the same words again and again. Of shorter runs, ordinary text
+    repeats many, such as names.
+    """
+    before: set[tuple[int, ...]] = set()
+    count = 0
+    for end, token in enumerate(ids, 1):
+        run = tuple(ids[max(0, end - REPEATED) : end])
+        count += token in special or run in before
+        if len(run) == REPEATED:
+            before.add(run)
+    return count / len(ids)
 
 
 def term_weights(documents: Sequence[str]) -> dict[str, float]:

@@ -4,6 +4,9 @@ The first tokens are known from the pass that scores the prompt's objects, as fa
 They settle most prompts: the generated text is no prefix of the object, or goes beyond it. Only the others go on, from
 the keys and values which that pass left of the prompt; in a model that is not `ragged`, from the prompt itself.
 
+After the fact's own prompt and its paraphrases generation goes on in any case, to `TEXT_TOKENS`: whether an edit breaks
+the text behind the new object shows there only. All of it ends where the text or turn ends.
+
 Sampled text is drawn as in ROME: from the five likeliest tokens, to 100 tokens with the prompt. Each prompt has random
 numbers of its own, so that its text depends neither on the other prompts nor on the number of processes.
 """
@@ -14,25 +17,25 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, takewhile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ffedit.errors import ModelError
-from ffedit.evaluator.formulas import exact_match
+from ffedit.evaluator.formulas import degenerate, exact_match, generation_entropy
 from ffedit.evaluator.prompts import Questions
 from ffedit.inference import generation
 from ffedit.inference.batching import TOKENS, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context, Pass
-from ffedit.inference.generation import continue_from, words
+from ffedit.inference.generation import continue_from, until, words
 from ffedit.inference.past import Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode
 
-# Tokens of an answer that are shown in reports.
-SAID_TOKENS = 8
+# Tokens of an answer that are shown in reports, and of the texts in which repetition is looked for.
+SAID_TOKENS, TEXT_TOKENS = 8, 40
 SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
 SAMPLE_SEED = 0
 # Prompts that go on wait for others, from so many passes at most.
@@ -44,26 +47,26 @@ class GenerationRequest:
     """A prompt to continue greedily, with the answer to look for."""
 
     text: Encoded  # the prompt with its answer
-    count: int  # number of tokens to generate
-    # Whether fewer tokens suffice once the text so far is no prefix of the answer or of any of `others`.
-    settled: bool = True
+    # Number of tokens that tell whether the answer is said. Fewer suffice where the text so far is no prefix of the
+    # answer or of any of `others`.
+    count: int
     # The prompt with the other objects to look for: aliases of the answer, the competing object.
     others: tuple[Encoded, ...] = ()
+    least: int = 0  # number of tokens to generate whatever they say, unless the text ends
 
 
 def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
     """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
 
-    def whole(text: Encoded, *others: Encoded) -> GenerationRequest:
+    def whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
         # One more token: the object may be the beginning of a longer word.
-        return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others=others)
+        return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others, least)
 
-    own = whole(q.own.new, q.own.true, *q.own.new_aliases)
-    yield GenerationRequest(own.text, max(SAID_TOKENS, own.count), settled=False)
+    yield whole(q.own.new, q.own.true, *q.own.new_aliases, least=TEXT_TOKENS)
     for kind in ("paraphrases", "neighbors", "same_subject", "with_edit"):
         for pair in getattr(q, kind) if kind in kinds else ():
             if kind == "paraphrases":
-                yield whole(pair.new, pair.true, *pair.new_aliases)
+                yield whole(pair.new, pair.true, *pair.new_aliases, least=TEXT_TOKENS)
             elif pair.named:
                 yield whole(pair.true, pair.new, *pair.true_aliases)
             else:
@@ -71,20 +74,21 @@ def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest
     if "portability" in kinds:
         yield from (whole(prompt.text, *prompt.aliases) for prompt in q.portability)
     if "locality" in kinds:
-        yield from (GenerationRequest(prompt.text, len(prompt.text.target_ids), settled=False) for prompt in q.stay)
+        sizes = ((prompt.text, len(prompt.text.target_ids)) for prompt in q.stay)
+        yield from (GenerationRequest(text, size, least=size) for text, size in sizes)
 
 
 class Generations:
     """Greedy continuations of prompts, as token ids: complete once `follow` has seen every batch, and `finish` ran."""
 
     def __init__(self, editable: Editable, requests: Iterable[GenerationRequest]) -> None:
-        self._editable = editable
+        self._editable, self._stops = editable, editable.ends
         self._requests: dict[Context, list[GenerationRequest]] = defaultdict(list)
         # Texts for which the token behind the answer is needed, too.
         self.closed: set[Encoded] = set()
         for request in requests:
             self._requests[prompt_of(request.text)].append(request)
-            if request.settled and request.count > len(request.text.target_ids):
+            if not request.least and request.count > len(request.text.target_ids):
                 self.closed.add(request.text)
         self._argmax: Mapping[Context, int] = {}
         self._said: dict[Context, tuple[int, ...]] = {}
@@ -130,7 +134,8 @@ class Generations:
         """Note the tokens that are known after `prompt`; return to how many it is to go on, 0 where they settle it."""
         requests = self._requests[prompt]
         self._said[prompt] = max((self._known(request.text) for request in requests), key=len)
-        count = max((request.count for request in requests if not self._settled(request)), default=0)
+        unsettled = (request for request in requests if not self._settled(request))
+        count = max((max(request.count, request.least) for request in unsettled), default=0)
         return min(count, self._editable.max_tokens + 1 - len(prompt))
 
     def _go_on(self, waiting: list[tuple[Context, Prefix]], count: int) -> None:
@@ -138,8 +143,9 @@ class Generations:
 
         def said(rows: Sequence[tuple[Context, Prefix]]) -> list[list[int]]:
             first = torch.tensor([self._said[prompt][:1] for prompt, _ in rows])
-            ids: list[list[int]] = continue_from(self._editable, [prefix for _, prefix in rows], first, count).tolist()
-            return ids
+            prefixes = [prefix for _, prefix in rows]
+            new = continue_from(self._editable, prefixes, first, count, ends=self._stops)
+            return until(new.tolist(), self._stops)
 
         if waiting:
             every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY)))
@@ -164,12 +170,31 @@ class Generations:
         return self._said[prompt_of(text)]
 
     def words(self, text: Encoded) -> str:
-        """Return the greedy continuation of the prompt of `text` as text, white space normalised."""
+        """Return the greedy continuation of the prompt of `text`, up to a special token, white space normalised."""
         return words(self._editable, self.ids(text))
 
     def begun(self, text: Encoded) -> str:
-        """Return as much of the greedy continuation as is known, also where none was requested: its first tokens."""
-        return words(self._editable, self._said.get(prompt_of(text)) or self._known(text))
+        """Return the beginning of the greedy continuation, for reports: as many tokens as its answers take, or more.
+
+        Where none was requested, as much as is known.
+        """
+        ids = self._said.get(prompt_of(text)) or self._known(text)
+        counts = (request.count for request in self._requests.get(prompt_of(text), ()))
+        return words(self._editable, ids[: max((SAID_TOKENS, *counts))])
+
+    def text_ids(self, text: Encoded) -> tuple[int, ...]:
+        """Return the token ids of the text that the model says after the prompt of `text`, before the end of it."""
+        return tuple(takewhile(lambda token: token not in self._stops, self.ids(text)))
+
+    def degenerate(self, text: Encoded) -> float | None:
+        """Return the share of that text's tokens that are special or repeat; None where the text ends at once."""
+        ids = self.text_ids(text)
+        return degenerate(ids, self._editable.special) if ids else None
+
+    def entropy(self, text: Encoded) -> float | None:
+        """Return the entropy of that text's n-grams, bits, special tokens among its words; None as in `degenerate`."""
+        ids = self.text_ids(text)
+        return generation_entropy(decode(self._editable.tokenizer, ids)) if ids else None
 
     def answer(self, text: Encoded) -> str:
         """Return the answer of `text`, without its prompt."""
@@ -186,12 +211,12 @@ class Generations:
 
     def _settled(self, request: GenerationRequest) -> bool:
         said = self.ids(request.text)
-        if len(said) >= request.count:
+        if len(said) >= max(request.count, request.least) or not self._stops.isdisjoint(said):
             return True
         # The last character may still lack bytes, which later tokens supply.
         begun = words(self._editable, said).rstrip("\ufffd")
         names = map(self.answer, (request.text, *request.others))
-        return request.settled and not any(name.startswith(begun) for name in names)
+        return not request.least and not any(name.startswith(begun) for name in names)
 
 
 def prompt_of(text: Encoded) -> Context:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, harmonic_mean
 from typing import TYPE_CHECKING, TypeAlias
@@ -160,6 +160,21 @@ paraphrase_magnitude = _magnitude("paraphrase_magnitude", "up", lambda q: q.para
 specificity_magnitude = _magnitude("specificity_magnitude", "keep", lambda q: q.neighbors, False, ROME)
 same_subject_magnitude = _magnitude("same_subject_magnitude", "keep", lambda q: q.same_subject, False, FFEDIT)
 perplexity = Metric("perplexity", None, "", "keep", "of generic text", "exp of the mean −log p of its tokens")
+
+
+# The text behind the new object ----------------------------------------------------------------
+
+
+@metric("share", "zero", "special or repeated tokens", FFEDIT, generates=["own", "paraphrases"])
+def degenerate(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of special and repeated tokens in the greedy texts after the prompt and its other wordings."""
+    return _mean_measured(map(now.generations.degenerate, _texts(q)))
+
+
+@metric("bits", "keep", "bits, of greedy text", f"{ROME}, for sampled text", generates=["own", "paraphrases"])
+def greedy_entropy(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Entropy of bigrams and trigrams of words in the same texts. It grows with a text's length."""
+    return _mean_measured(map(now.generations.entropy, _texts(q)))
 
 
 # With and without teacher forcing ------------------------------------------------------------
@@ -340,6 +355,16 @@ def moved(q: Questions, now: Responses) -> list[float]:
 def _mean(values: Sequence[float]) -> float | None:
     """Return the mean; None where there is nothing to average."""
     return fmean(values) if values else None
+
+
+def _mean_measured(values: Iterable[float | None]) -> float | None:
+    """Return the mean of those that are not None; None where there are none."""
+    return _mean([value for value in values if value is not None])
+
+
+def _texts(q: Questions) -> list[Encoded]:
+    """Return the prompts of a fact after which text is generated: its own and the other wordings."""
+    return [pair.new for pair in (q.own, *q.paraphrases)]
 
 
 def _log_probs(pairs: Sequence[Pair], now: Responses, new: bool) -> list[tuple[Sequence[float], Sequence[float]]]:

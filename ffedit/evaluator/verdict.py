@@ -3,31 +3,45 @@
 A fact took if the new object is more likely than the old one and is what the model generates. A batch did not take if
 fewer than half of its facts took; it took in part if not all did. The terminal, JSON, model cards and exit codes all
 read the one `Verdict` of a `Report`. That other scores held is stated only of those that were measured.
+
+A fall of any metric that should stay as before the edit, of ffedit or of another package, counts as damage.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from ffedit.algebra.bootstrap import Interval
+from ffedit.evaluator.metrics import METRICS
+from ffedit.evaluator.scores import NAMES, FactScores, Scores
 from ffedit.facts.text import number, quoted
 
-if TYPE_CHECKING:
-    from ffedit.evaluator.scores import FactScores, Report
-
 Outcome: TypeAlias = Literal[
-    "took", "took narrowly", "took with damage", "took in part", "did not take", "nothing to change", "no edit"
+    "took",
+    "took narrowly",
+    "took, but text breaks",
+    "took with damage",
+    "took in part",
+    "did not take",
+    "nothing to change",
+    "no edit",
 ]
-# Damage is a rate that falls by more than FELL, or drift above DRIFTED (nats per token).
+# Damage is a score that falls by more than FELL though it should stay, or drift above DRIFTED (nats per token).
 FELL, DRIFTED = 0.05, 0.1
+# Units whose scale ends at 1, so that FELL is the same step on it.
+UNITS = ("share", "probability", "cosine")
 ROUNDING = 1e-9
+# Text breaks where `degenerate` rises by more than BREAKS, and by more than three standard deviations of what edits
+# that break nothing do. In one text these move it by TEXT_NOISE (standard deviation; 0 on average), since small models
+# repeat themselves now and then, before an edit as after it. Of five texts, three are .34: no single loop is as much.
+BREAKS, TEXT_NOISE = 0.1, 0.25
 # Paraphrase score below which the edit took in few other wordings only.
 FEW_WORDINGS = 0.5
 # Share of facts that took, below which a batch did not take.
 MOSTLY = 0.5
-KEPT = ("specificity", "same_subject")
-SPARED = (*KEPT, "locality")
 # Number of measured facts from which a rate is shown with its interval.
 ENOUGH = 10
 
@@ -36,9 +50,10 @@ ENOUGH = 10
 class Verdict:
     """What became of an edit."""
 
-    # "took"; "took narrowly", in few other wordings; "took with damage", something else changed; "took in part", not
-    # for all facts; "did not take", for fewer than half of them; "nothing to change", the model said all new objects
-    # before; "no edit", only the unedited model was measured.
+    # "took"; "took narrowly", in few other wordings; "took, but text breaks", what is said behind the new object is
+    # special or repeated tokens; "took with damage", something else changed; "took in part", not for all facts; "did
+    # not take", for fewer than half of them; "nothing to change", the model said all new objects before; "no edit",
+    # only the unedited model was measured.
     outcome: Outcome
     facts: int  # number of facts measured
     took: int  # number of them that took
@@ -51,15 +66,31 @@ class Verdict:
         return {**asdict(self), "damage": list(self.damage), "caveats": list(self.caveats)}
 
 
-def judge(report: Report) -> Verdict:
-    """Decide what became of the edit that was measured."""
-    before, after, count = report.facts_before, report.facts_after, len(report.facts_before)
-    if after is None:
+def judge(
+    means_before: Scores,
+    means_after: Scores | None,
+    before: Sequence[FactScores],
+    after: Sequence[FactScores] | None,
+    intervals: Mapping[str, Interval],
+) -> Verdict:
+    """Decide what became of the edit that was measured.
+
+    Args:
+        means_before: means over facts before the edit.
+        means_after: means after it; None where there is none.
+        before: the scores of each fact before it.
+        after: the same after it; None where there is none.
+        intervals: by score, the 95 % interval of its mean after the edit.
+    """
+    count = len(before)
+    if means_after is None or after is None:
         known = sum(map(took, before))
         text = f"Measured without an edit: the model already gives {known} of {count} new objects."
         return Verdict("no edit", count, known, {}, text)
-    failed, harms, caveats = [score for score in after if not took(score)], damage(report), _caveats(before)
-    broken, paraphrase = " and ".join(harms.values()), getattr(report.after, "paraphrase", None)
+    ends = _ends(after, intervals)
+    failed, caveats = [score for score in after if not took(score)], _caveats(before)
+    harms, paraphrase = damage(means_before, means_after, texts(after), ends), means_after.paraphrase
+    broken = " and ".join(harms.values())
     outcome: Outcome
     if failed:
         also = f" Besides, {broken}." if harms else ""
@@ -68,17 +99,19 @@ def judge(report: Report) -> Verdict:
         else:
             taken = f"The edit took in part, for {count - len(failed)} of {count} facts"
             outcome, text = "took in part", f"{taken}: {_failure(failed, count)}.{also}"
+    elif "degenerate" in harms:
+        outcome, text = "took, but text breaks", f"Done, but text breaks: {_success(before, after)}, but {broken}."
     elif harms:
         outcome, text = "took with damage", f"Done, but something else broke: {_success(before, after)}, but {broken}."
-    elif all(map(took, before)) and (paraphrase or 0) <= (report.before.paraphrase or 0):
+    elif all(map(took, before)) and (paraphrase or 0) <= (means_before.paraphrase or 0):
         said = quoted(after[0].fact.new_object) if count == 1 else f"all {count} new objects"
         outcome, text = "nothing to change", f"Nothing to change: the model said {said} before the edit, too."
         caveats = []
     elif paraphrase is not None and paraphrase < FEW_WORDINGS:
-        short = f"in few other wordings (paraphrase {paraphrase:.2f}{_interval(report, 'paraphrase')})"
+        short = f"in few other wordings (paraphrase {paraphrase:.2f}{ends.get('paraphrase', '')})"
         outcome, text = "took narrowly", f"Done, but narrowly: {_success(before, after)}, {short}."
     else:
-        outcome, text = "took", f"Done: {_success(before, after)}{_rest(report)}."
+        outcome, text = "took", f"Done: {_success(before, after)}{_rest(means_before, means_after, ends)}."
     return Verdict(outcome, count, count - len(failed), harms, text, tuple(caveats))
 
 
@@ -92,30 +125,56 @@ def knew_previous(score: FactScores) -> bool:
     return score.scores.knew in (None, 1)
 
 
+def kept() -> list[str]:
+    """Return the names of the scores, of all packages, in which a fall is damage.
+
+    Those that should stay as before the edit and whose scale ends at 1. A magnitude is judged by its rate.
+    """
+    names = [name for name, metric in METRICS.items() if metric.direction == "keep" and metric.unit in UNITS]
+    return [name for name in names if name == (rate := name.removesuffix("_magnitude")) or rate not in METRICS]
+
+
 def fell(before: float, after: float) -> bool:
-    """Return True if a rate that should be kept fell by more than the threshold."""
+    """Return True if a score that should be kept fell by more than the threshold."""
     return before - after > FELL + ROUNDING
 
 
-def damage(report: Report) -> dict[str, str]:
-    """Describe, by score, each rate that fell and the drift, where they exceed their thresholds."""
-    before, after, harms = report.before, report.after, {}
-    if after is None:
-        return {}
-    for name in SPARED:
+def texts(facts: Sequence[FactScores]) -> int:
+    """Return after how many prompts text was generated: each fact's own, and its other wordings."""
+    return sum(1 + len(fact.fact.paraphrases) for fact in facts)
+
+
+def breaks(before: float, after: float, count: int) -> bool:
+    """Return True if the share of special and repeated tokens, a mean over `count` texts, rises beyond chance."""
+    return after - before > max(BREAKS, 3 * TEXT_NOISE / math.sqrt(count))
+
+
+def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -> dict[str, str]:
+    """Describe, by score, each that fell, text that breaks, and the drift, where they exceed their thresholds.
+
+    `count` is the number of texts that `degenerate` is a mean of, `ends` the intervals of scores, in words.
+    """
+    harms = {}
+    for name in kept():
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and fell(old, new):
-            harms[name] = f"{name} fell from {old:.2f} to {new:.2f}{_interval(report, name)}"
+            harms[name] = f"{name} fell from {old:.2f} to {new:.2f}{ends.get(name, '')}"
+    old, new = before.degenerate, after.degenerate
+    if old is not None and new is not None and breaks(old, new, count):
+        harms["degenerate"] = f"{new:.0%} of the tokens it then says are special or repeated, {old:.0%} before the edit"
     if after.drift is not None and after.drift > DRIFTED:
         harms["drift"] = f"drift on generic text is {number(after.drift)} nats per token"
     return harms
 
 
-def _interval(report: Report, name: str) -> str:
-    """Format the 95 % interval of a rate after the edit; empty if fewer than `ENOUGH` facts were measured."""
-    measured = sum(getattr(fact.scores, name) is not None for fact in report.facts_after or ())
-    interval = report.intervals_after.get(name) if measured >= ENOUGH else None
-    return f" {interval.ends('{:.2f}'.format)}".rstrip() if interval else ""
+def _ends(facts: Sequence[FactScores], intervals: Mapping[str, Interval]) -> dict[str, str]:
+    """Format the 95 % intervals of scores that were measured on `ENOUGH` facts or more."""
+    counts = {name: sum(getattr(fact.scores, name, None) is not None for fact in facts) for name in intervals}
+    return {
+        name: f" {interval.ends('{:.2f}'.format)}".rstrip()
+        for name, interval in intervals.items()
+        if counts[name] >= ENOUGH
+    }
 
 
 def _failure(failed: Sequence[FactScores], count: int) -> str:
@@ -144,19 +203,19 @@ def _success(before: Sequence[FactScores], after: Sequence[FactScores]) -> str:
     return f"the model now says {quoted(fact.new_object)}{old}"
 
 
-def _rest(report: Report) -> str:
+def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
     """List the other scores that were measured and held, and those that were not measured."""
-    before, after = report.before, report.after
+    names = kept()
     held = [
-        f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{_interval(report, name)}"
-        for name in SPARED
+        f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{ends.get(name, '')}"
+        for name in [*names, "degenerate"]
         if getattr(before, name) is not None and getattr(after, name) is not None
     ]
-    missing = [name for name in KEPT if getattr(after, name) is None]
-    if after is not None and after.drift is not None:
+    missing = [name for name in NAMES if name in names and getattr(after, name) is None]
+    if after.drift is not None:
         held.append(f"drift {number(after.drift)} nats per token")
     text = f", and what else was measured held ({', '.join(held)})" if held else ""
-    return text + (f"; {' and '.join(missing)} could not be measured" if missing else "")
+    return text + (f"; not measured, for want of prompts: {' and '.join(missing)}" if missing else "")
 
 
 def _caveats(before: Sequence[FactScores]) -> list[str]:

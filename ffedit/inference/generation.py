@@ -1,14 +1,15 @@
 """Log-probabilities of given answers, and the model's own continuations.
 
 Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
-continuations are greedy, or drawn: with a generator, or with numbers given for each prompt, so that a prompt's
-draw does not depend on the other prompts. Where there is no memory for a single text, a ModelError is raised.
+continuations are greedy, to the end of the text or turn; or drawn: with a generator, or with numbers given for each
+prompt, so that a prompt's draw does not depend on the other prompts. Where there is no memory for a single text, a
+ModelError is raised.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, takewhile
 from typing import TypeAlias
 
@@ -87,8 +88,7 @@ def with_own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Enc
 
 
 def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
-    silent = _silent(editable)
-    said = list(takewhile(lambda token: token not in silent, said))
+    said = _text(editable, said)
     before = len(decode(editable.tokenizer, prompt.ids))
     size = 0
     for size in range(1, len(said) + 1):
@@ -103,7 +103,7 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
 @torch.no_grad()
 def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
     """Return `prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
-    silent = _silent(editable)
+    silent = editable.ends | editable.special
     logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
     for token in logits.argsort(descending=True).tolist():
         if token not in silent and decode(editable.tokenizer, [token]).strip():
@@ -116,9 +116,10 @@ def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
     )
 
 
-def _silent(editable: Editable) -> set[int]:
-    """Return the token ids that are no text."""
-    return editable.ends | set(editable.tokenizer.all_special_ids)
+def _text(editable: Editable, ids: Sequence[int]) -> list[int]:
+    """Return `ids` up to the first that is no text: an end, or another special token."""
+    silent = editable.ends | editable.special
+    return list(takewhile(lambda token: token not in silent, ids))
 
 
 # Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary] and the step, counted from 0.
@@ -166,8 +167,9 @@ def continuations(
 ) -> list[list[int]]:
     """Return the next `count` token ids of each prompt.
 
-    Greedy; or drawn from the whole distribution with `generator`; or from the `top` likeliest tokens by `numbers`
-    [prompts, count], uniform in 0 to 1 (both on the CPU).
+    Greedy, with fewer tokens where the text or turn ends: up to that end, which is among them. Or drawn from the whole
+    distribution with `generator`, or from the `top` likeliest tokens by `numbers` [prompts, count], uniform in 0 to 1
+    (both on the CPU); these do not stop at an end.
 
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
     masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
@@ -207,17 +209,21 @@ def _said(
         elif generator is not None and state is not None:
             generator.set_state(state)
             choose = drawn(generator, rows, len(prompts))
-        said: list[list[int]] = _continue(editable, [prompts[i] for i in rows], count, choose).tolist()
-        return said
+        ends: Collection[int] = editable.ends if choose is greedy else ()
+        return until(_continue(editable, [prompts[i] for i in rows], count, choose, ends).tolist(), ends)
 
     return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_MEMORY)))
 
 
+def until(rows: Sequence[Sequence[int]], ends: Collection[int]) -> list[list[int]]:
+    """Return each of `rows` up to its first token of `ends`, which is among what is returned."""
+    stops = (next((i for i, token in enumerate(row, 1) if token in ends), len(row)) for row in rows)
+    return [list(row[:stop]) for row, stop in zip(rows, stops, strict=True)]
+
+
 def words(editable: Editable, ids: Sequence[int]) -> str:
-    """Decode `ids` up to the end of the text or turn, without special tokens and with white space normalised."""
-    ends = editable.ends
-    said = takewhile(lambda token: token not in ends, ids)
-    return " ".join(decode(editable.tokenizer, said, special=False).split())
+    """Decode `ids` up to the first special token, the end of the text or turn among them; white space normalised."""
+    return " ".join(decode(editable.tokenizer, _text(editable, ids)).split())
 
 
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
@@ -227,27 +233,37 @@ def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[
     return [words(editable, new) for new in said]
 
 
-def _continue(editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser) -> Tensor:
-    """Return the next tokens of the prompts of one batch, [prompts, tokens]."""
+def _continue(
+    editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser, ends: Collection[int]
+) -> Tensor:
+    """Return the next tokens of the prompts of one batch, [prompts, tokens], as `continue_from` does."""
     lengths = torch.tensor([len(ids) for ids in prompts])
     count = min(count, editable.max_tokens + 1 - int(lengths.max()))
     ids, cache = pad(prompts), DynamicCache() if editable.resumable else None
-    ends = torch.stack([torch.arange(len(ids)), lengths - 1], 1)
-    new = choose(replay.logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, ends), 0)
+    last = torch.stack([torch.arange(len(ids)), lengths - 1], 1)
+    new = choose(replay.logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, last), 0)
     if cache is not None:
         past = Past.of(cache)
         return continue_from(
-            editable, [Prefix(past, i, range(len(own))) for i, own in enumerate(prompts)], new, count, choose
+            editable, [Prefix(past, i, range(len(own))) for i, own in enumerate(prompts)], new, count, choose, ends
         )
-    last = torch.tensor([(row, -1) for row in range(len(ids))])
+    new, rows = new.repeat(1, count), torch.arange(len(ids))
     for step in range(1, count):  # all prompts are of one length
-        logits = replay.forward(editable, torch.cat([ids, new], 1), last)
-        new = torch.cat([new, choose(logits, step)], 1)
+        rows = rows[~_ended(new[rows, step - 1], ends)]
+        if not len(rows):
+            break
+        logits = replay.forward(editable, torch.cat([ids, new[:, :step]], 1)[rows], _last(len(rows)))
+        new[rows, step:] = choose(logits, step)
     return new
 
 
 def continue_from(
-    editable: Editable, prefixes: Sequence[Prefix], first: Tensor, count: int, choose: Chooser = greedy
+    editable: Editable,
+    prefixes: Sequence[Prefix],
+    first: Tensor,
+    count: int,
+    choose: Chooser = greedy,
+    ends: Collection[int] = (),
 ) -> Tensor:
     """Return `count` next tokens of n rows that were run, [n, count], the first of which are known.
 
@@ -256,13 +272,31 @@ def continue_from(
         prefixes: where each row's tokens stand.
         first: the token after these, [n, 1].
         count: number of tokens; there is room for them in the model's context.
-        choose: chooses each next token.
+        choose: chooses each next token, of the rows that go on.
+        ends: tokens after which a row does not go on: the rest of its tokens are that one again.
     """
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
-    width, ends = int(lengths.max()), torch.tensor([(row, -1) for row in range(len(lengths))])
-    cache, new = cache_of(aligned(prefixes)), first
+    width, cache = int(lengths.max()), cache_of(aligned(prefixes))
+    new, rows = first.repeat(1, count), torch.arange(len(lengths))
     for step in range(1, count):
+        ended = _ended(new[rows, step - 1], ends)
+        if bool(ended.all()):
+            break
+        if bool(ended.any()):
+            cache.batch_select_indices((~ended).nonzero()[:, 0])
+            rows, lengths = rows[~ended], lengths[~ended]
         # The tokens that were added fill their columns in every row.
         inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths + step - 1, width + step - 1, 1)}
-        new = torch.cat([new, choose(replay.logits_at(editable, new[:, -1:], inputs, ends), step)], 1)
+        logits = replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows)))
+        new[rows, step:] = choose(logits, step)
     return new
+
+
+def _ended(tokens: Tensor, ends: Collection[int]) -> Tensor:
+    """Return which of `tokens` [n] are among `ends`, [n]."""
+    return torch.isin(tokens, torch.tensor(sorted(ends), dtype=tokens.dtype))
+
+
+def _last(count: int) -> Tensor:
+    """Return the (row, position) pairs of the last position of each of `count` rows."""
+    return torch.tensor([(row, -1) for row in range(count)])

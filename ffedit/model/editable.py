@@ -387,6 +387,12 @@ class Editable(Stack):
         ids = eos if isinstance(eos, list) else [eos]
         return {int(i) for i in (*ids, self.tokenizer.eos_token_id) if i is not None}
 
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Token ids that are no text: all that decoding can leave out, among them added tokens such as an image's."""
+        added = self.tokenizer.added_tokens_decoder
+        return frozenset(self.tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+
     def encode(
         self, prompt: str, answer: str = "", span: tuple[int, int] | None = None, max_tokens: int | None = None
     ) -> Encoded:

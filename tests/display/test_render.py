@@ -69,7 +69,7 @@ def test_what_was_not_measured_is_a_footnote() -> None:
     text = words(before_after(report(scores, before=scores)))
     assert "specificity (give neighbors)" in text and "paraphrase (give paraphrases)" in text
     assert "in brackets" not in text
-    assert "nothing" in shown(before_after(Report(Scores(), Scores(), (), ())))
+    assert "not measured: paraphrase" in words(before_after(Report(Scores(), Scores(), (), ())))
 
 
 def test_scores_without_an_edit() -> None:
@@ -108,7 +108,7 @@ def test_done() -> None:
     assert text.startswith("Done: the model now says “Rome” instead of “Paris”")
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
     unmeasured = verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0)))
-    assert "specificity and same_subject could not be measured" in unmeasured and "held" not in unmeasured
+    assert "not measured, for want of prompts: specificity and same_subject" in unmeasured and "held" not in unmeasured
 
 
 def test_done_but_something_broke() -> None:

@@ -139,7 +139,7 @@ def test_the_page_of_a_benchmark_has_every_table_and_the_damage_first(tmp_path: 
     assert words.find("What should stay specificity") < words.find("What should change efficacy")
     for table in tables(report):
         assert table.title in words and all(" ".join(row).strip() in words for row in table.rows)
-    assert found.tags.count("svg") == 5, "efficacy, paraphrase, specificity, score, generation"
+    assert found.tags.count("svg") == 6, "efficacy, paraphrase, specificity, score, generation, degenerate"
     looks_right(tmp_path, [text])
 
 

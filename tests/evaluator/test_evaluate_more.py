@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import zoo
 from making import made
+from pages import said
 from shell import FACT as ROW, PROBES, save_model, shell
-from shown import shown
+from shown import shown, words
 
-from ffedit import EditError, Fact, FactError, ModelError, evaluate
-from ffedit.display.terminal.scores import all_scores
+from ffedit import EditError, Fact, FactError, ModelError, Scores, evaluate
+from ffedit.cli.result import evaluated
+from ffedit.display.html.result import result_page
+from ffedit.display.terminal.scores import all_scores, before_after
 from ffedit.evaluator import Evaluation, GenericText
 from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.facts import formats
@@ -56,6 +60,29 @@ def test_everything_is_measured_where_it_is_there() -> None:
     assert alone.before[0].scores.neighbor_with_edit is not None and alone.before[0].scores.divergence == 0
     assert alone.before[0].scores.entropy == first.entropy, "its text does not depend on the facts beside it"
     assert Evaluation(editable, [KNOWN]).before[0].scores.entropy is None
+
+
+def test_where_all_other_facts_follow_from_the_edit_same_subject_is_not_measured() -> None:
+    """What follows is asked by portability; a score without prompts is no 0, in no table and in no sentence."""
+    follows = [{"prompt": "the city of {} is", "target": "Rome"}]
+    near = [{"prompt": "Nile river stands in", "target": "Egypt"}]
+    fact = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome", ["{} stands in"], near, portability=follows)
+    editable = zoo.trained("gpt2")
+    old = editable.memories[1].value.clone()
+    editable.memories[1].value.add_(0.4 * torch.randn(old.shape, generator=torch.Generator().manual_seed(3)))
+    report = evaluate(editable, [fact], edited=zoo.trained("gpt2"))
+    assert report.after is not None and report.before.same_subject is report.after.same_subject is None
+    assert report.after.portability is not None and report.after.specificity is not None
+    assert "same_subject" not in report.intervals_after and "same_subject" not in report.verdict.damage
+    record = json.loads(json.dumps(evaluated(editable, report)))
+    assert record["before"]["same_subject"] is record["after"]["same_subject"] is None
+    assert record["facts"][0]["after"]["same_subject"] is None
+    for table in (before_after(report), all_scores(report)):
+        assert "not measured: same_subject (give same_subject prompts)" in words(table)
+        assert not any(line.startswith("same_subject") for line in shown(table).splitlines())
+    assert "same_subject not measured keep" in said(result_page(record))
+    calm = replace(report, after=Scores(**{**report.after.to_dict(), "drift": 0.0, "specificity": 1.0}))
+    assert calm.verdict.text.endswith("; not measured, for want of prompts: same_subject.")
 
 
 def test_the_published_form_of_knowedit_is_scored_by_kind() -> None:

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from shown import shown
 
 from ffedit.algebra.bootstrap import Interval
+from ffedit.cli.result import evaluated
+from ffedit.display.html.result import score_rows
+from ffedit.display.terminal.scores import before_after
 from ffedit.evaluator import (
     METRICS,
     NAMES,
@@ -25,6 +29,7 @@ from ffedit.evaluator import (
     metrics,
     paired,
 )
+from ffedit.evaluator.evaluate import evaluate
 from ffedit.evaluator.intervals import changes, intervals
 from ffedit.evaluator.prompts import Questions
 from ffedit.evaluator.scores import FactScores, Scores
@@ -172,6 +177,42 @@ def test_every_metric_says_what_it_is() -> None:
         Scores(kenw=1.0)
     with pytest.raises(AttributeError, match="there is no score 'kenw'"):
         _ = Scores().kenw
+
+
+def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "holding.py").write_text(
+        "from ffedit.evaluator.metrics import metric\n"
+        "def falls(q, now, before):\n    return float(now is before)\n"
+        "for name, unit, direction in (('steady', 'share', 'keep'), ('steady_magnitude', 'probability', 'keep'),\n"
+        "                              ('calm', 'probability', 'keep'), ('size', 'tokens', 'keep'),\n"
+        "                              ('rises', 'share', 'up')):\n"
+        "    falls.__name__ = name\n"
+        "    globals()[name] = metric(unit, direction, 'holds', 'nowhere')(falls)\n"
+    )
+    (about := tmp_path / "holding-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text("Name: holding\nVersion: 1.0\n")
+    names = ["steady", "steady_magnitude", "calm", "size", "rises"]
+    (about / "entry_points.txt").write_text(
+        "\n".join(["[ffedit.metrics]", *(f"{name} = holding:{name}" for name in names)])
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    METRICS.reload()
+    try:
+        fact = Fact("Eiffel tower", "the {} is located in", "Paris .", "Rome")  # what the model says
+        found = evaluate(zoo.trained("gpt2"), fact, edited=zoo.trained("gpt2"))
+        assert (found.before.steady, found.after and found.after.steady) == (1, 0)
+        assert list(found.verdict.damage) == ["steady", "calm"], "a magnitude is judged by its rate"
+        assert found.verdict.outcome == "took with damage"
+        assert "steady fell from 1.00 to 0.00 and calm fell from 1.00 to 0.00" in found.verdict.text
+        row = next(line for line in shown(before_after(found)).splitlines() if line.startswith("steady"))
+        assert "keep" in row and "−1.00 !" in row, "the headline shows it, too"
+        steady = next(row for row in score_rows(evaluated(zoo.trained("gpt2"), found)) if row["name"] == "steady")
+        assert steady["harm"] is True
+    finally:
+        monkeypatch.undo()
+        METRICS.reload()
 
 
 def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

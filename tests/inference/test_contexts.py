@@ -12,7 +12,7 @@ import zoo
 from ffedit.errors import ModelError
 from ffedit.inference import contexts
 from ffedit.inference.contexts import Context, passes
-from ffedit.inference.generation import continuations, continue_from
+from ffedit.inference.generation import continuations, continue_from, until
 from ffedit.inference.past import inputs_after
 from ffedit.inference.replay import logits_at
 from ffedit.model.editable import Editable
@@ -142,7 +142,8 @@ def test_what_goes_on_from_a_pass_is_what_the_context_says(
     for done in passes(editable, some(), 10_000, partial(logits_at, editable), NO_MEMORY, keep=editable.ragged):
         if done.prefixes:
             first = done.read.argmax(-1, keepdim=True)
-            said = continue_from(editable, done.prefixes, first, 5).tolist()
+            whole = continue_from(editable, done.prefixes, first, 5, ends=editable.ends).tolist()
+            said = until(whole, editable.ends)
             assert said == [continuations(editable, [context], 5)[0] for context in done.contexts]
             went_on += len(said)
     assert went_on == (len(some()) if editable.ragged else 0)

@@ -16,6 +16,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inference import generation
 from ffedit.inference.batching import batches
 from ffedit.inference.own_text import own_text
+from ffedit.model.editable import Editable
 from ffedit.model.tokenization import encode, joined, pad, plain_ids, special_tokens
 
 TOKENIZERS = {
@@ -206,7 +207,7 @@ def test_the_log_probability_of_an_answer_is_the_sum_over_all_its_tokens() -> No
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "gemma3", "mpt"])
-def test_greedy_continuations_are_those_of_generate(family: str) -> None:
+def test_greedy_continuations_are_those_of_generate_up_to_an_end(family: str) -> None:
     editable = zoo.shared(family)
     rows = [[3, 14, 15], [9], [26, 53, 58], [3, 14, 15, 9, 26, 53]]
     found = generation.continuations(editable, rows, 6)
@@ -220,7 +221,27 @@ def test_greedy_continuations_are_those_of_generate(family: str) -> None:
             do_sample=False,
             eos_token_id=None,
         )
-        assert whole[0, len(row) :].tolist() == said
+        assert generation.until([whole[0, len(row) :].tolist()], editable.ends) == [said]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3_next"])
+def test_rows_that_ended_are_not_run_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.shared(family)  # the second is not resumable: whole rows run
+    rows = [[3, 14, 15], [9, 26, 53], [26, 53, 58], [58, 9, 3]]
+    monkeypatch.setattr(Editable, "ends", frozenset())
+    whole = generation.continuations(editable, rows, 6)
+    ends = {whole[0][1], whole[1][3]}
+    monkeypatch.setattr(Editable, "ends", frozenset(ends))
+    ran: list[int] = []
+    hook = editable.model.register_forward_pre_hook(
+        lambda _, args, given: ran.append(len(given["input_ids"])), with_kwargs=True
+    )
+    try:
+        found = generation.continuations(editable, rows, 6)
+    finally:
+        hook.remove()
+    assert found == generation.until(whole, ends) and sorted(map(len, found)) != [6] * 4
+    assert ran == [sum(len(said) > step for said in found) or 4 for step in range(max(map(len, found)))]
 
 
 def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:

@@ -14,7 +14,7 @@ from ffedit.display.html import render
 from ffedit.display.html.charts import Chart, lines
 from ffedit.display.panels import Line
 from ffedit.evaluator import METRICS, NAMES
-from ffedit.evaluator.verdict import fell
+from ffedit.evaluator.verdict import fell, kept
 from ffedit.facts.text import counted
 from ffedit.files.atomic import finite
 
@@ -73,7 +73,7 @@ def _bars(rows: Sequence[Row], name: str, longest: float) -> Iterator[dict[str, 
                 "share": value / longest,
                 "low": interval and interval.low / longest,
                 "high": interval and interval.high / longest,
-                "harm": METRICS[name].direction == "keep" and before is not None and fell(before, value),
+                "harm": name in kept() and before is not None and fell(before, value),
             }
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html import render
 from ffedit.display.picture import Picture, pictures
-from ffedit.display.terminal.scores import figure, signed
+from ffedit.display.terminal.scores import WANTED, figure, signed
 from ffedit.editor.recipe import yaml_of
 from ffedit.evaluator import METRICS
 from ffedit.facts.fact import fill
@@ -28,7 +28,7 @@ ASKED = {
 MOST_MOVED = 20
 # What the record of `evaluate` lacks, and what only some records have.
 OF_APPLY = {"edit": None, "layer": None, "chat": False, "warnings": (), "unusable": ()}
-STAY = ("same_subject", "specificity", "locality")
+NOT_MEASURED = "not measured", ""
 # The colour of the verdict, by its outcome.
 TONES = {"took": "good", "did not take": "bad", "nothing to change": "plain", "no edit": "plain"}
 
@@ -45,7 +45,7 @@ def result_page(record: Record) -> str:
         scores=list(score_rows(record)),
         asked=_asked,
         changed=changed,
-        guarded=any(probe["score"] in STAY for fact in facts for probe in fact["asked"]),
+        guarded=any(_stays(probe) for fact in facts for probe in fact["asked"]),
         moved=list({probe["prompt"]: probe for fact in facts for probe in changed(fact)}.values()),
         text=lambda fact: fill(fact["prompt"], fact["subject"]),
         heat_map=_heat_map,
@@ -63,20 +63,21 @@ def score_rows(record: Record) -> Iterator[Record]:
     """Yield the scores that were measured, without magnitudes, and after them those by kind of probe.
 
     `before`, `after` and `change` are each the mean and its interval as text, "" where there is none; `harm` is True
-    where the verdict counts the score as damaged.
+    where the verdict counts the score as damaged. Those of the headline that had no prompts are "not measured".
     """
     kinds = record.get("kinds") or {}
     sides = {side: {**(record[side] or {}), **(kinds.get(side) or {})} for side in ("before", "after")}
     for name in sides["before"]:
         old, new = sides["before"][name], sides["after"].get(name)
-        if name.endswith("_magnitude") or (old is None and new is None):
+        missing = old is None and new is None
+        if name.endswith("_magnitude") or (missing and name not in WANTED):
             continue
         change = None if old is None or new is None else new - old
         metric, words = METRICS[name.partition("/")[0]], partial(figure, name)
         yield {
             "name": name,
             "should": metric.direction,
-            "before": _with_interval(record["intervals"]["before"].get(name), old, words),
+            "before": NOT_MEASURED if missing else _with_interval(record["intervals"]["before"].get(name), old, words),
             "after": _with_interval(record["intervals"]["after"].get(name), new, words),
             "change": _with_interval(record["intervals"]["change"].get(name), change, signed),
             "meaning": metric.meaning if metric.name == name else "",
@@ -96,8 +97,13 @@ def changed(fact: Record) -> list[Record]:
     return [
         probe
         for probe in fact["asked"]
-        if probe["score"] in STAY and probe["after"] is not None and probe["after"] != probe["before"]
+        if _stays(probe) and probe["after"] is not None and probe["after"] != probe["before"]
     ]
+
+
+def _stays(probe: Record) -> bool:
+    """Return whether the answer to a prompt should stay as before the edit."""
+    return METRICS[probe["score"]].direction == "keep"
 
 
 def _asked(fact: Record) -> dict[str, list[Record]]:

@@ -21,7 +21,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
 from ffedit.evaluator import METRICS, NAMES, Report, Scores
-from ffedit.evaluator.verdict import DRIFTED, ENOUGH, SPARED, fell, took
+from ffedit.evaluator.verdict import DRIFTED, ENOUGH, took
 from ffedit.facts.text import counted, number, quoted
 from ffedit.model.editable import Editable
 
@@ -33,14 +33,15 @@ MOST_SAYINGS = 8
 
 
 def before_after(report: Report) -> Table:
-    """Render one row per measured score, with each rate's magnitude, a mean difference of probability, in brackets.
+    """Render the scores of the headline that were measured, and whichever else was damaged, a row each.
 
-    For many facts, a change has its interval beside it, and the column of meanings is left out.
+    In brackets stands a rate's magnitude, a mean difference of probability. For many facts, a change has its interval
+    beside it, and the column of meanings is left out.
     """
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
     table = _table(report, False, *([] if sure else [Column("", style="dim", overflow="fold")]))
-    for name in NAMES:
+    for name in dict.fromkeys((*NAMES, *report.verdict.damage)):
         if _measured(report, name):
             cells = [_with_magnitude(scores, name) for scores in both]
             if report.after is not None:
@@ -50,9 +51,7 @@ def before_after(report: Report) -> Table:
     lines = ["change: mean over facts and its 95 % interval"] if sure else []
     if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in NAMES):
         lines.append("in brackets: mean difference of probability")
-    if hints := [f"{name} (give {needed})" for name, needed in WANTED.items() if not _measured(report, name)]:
-        lines.append(f"nothing to measure: {', '.join(hints)}")
-    return _captioned(table, lines)
+    return _captioned(table, [*lines, *_not_measured(report)])
 
 
 def all_scores(report: Report) -> Table:
@@ -84,7 +83,7 @@ def all_scores(report: Report) -> Table:
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
         lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
-    return _captioned(table, [*lines, *map(str, report.left_out)])
+    return _captioned(table, [*lines, *_not_measured(report), *map(str, report.left_out)])
 
 
 def headline_table(rows: Sequence[Sequence[str]]) -> Table:
@@ -106,6 +105,12 @@ def _table(report: Report, wide: bool, *more: Column) -> Table:
 def _captioned(table: Table, lines: Sequence[str]) -> Table:
     table.caption, table.caption_justify = Text("\n".join(lines), style="dim not italic"), "left"
     return table
+
+
+def _not_measured(report: Report) -> list[str]:
+    """Name, in a line, the scores that had no prompts to be measured on, with the prompts to give."""
+    hints = [f"{name} (give {needed})" for name, needed in WANTED.items() if not _measured(report, name)]
+    return [f"not measured: {', '.join(hints)}"] if hints else []
 
 
 def _measured(report: Report, name: str) -> bool:
@@ -155,9 +160,9 @@ def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Tex
     if old is None or new is None:
         return Text("!" if new is not None and name == "drift" and new > DRIFTED else "", style="bold red")
     change, style = signed(new - old), ""
-    if name in SPARED and fell(old, new):
+    if name in report.verdict.damage:
         change, style = f"{change} !", "bold red"
-    elif name not in SPARED and METRICS[name].direction == "up":
+    elif METRICS[name].direction == "up":
         style = "green" if new > old else "red" if new < old else ""
     return Text.assemble((change, style), _range(intervals.get(name), signed))
 
