@@ -224,7 +224,7 @@ def _calibrate(
         return Choice(None, method, len(asked), len(known))
     facts = in_turn(known)
     seed, token = config.seed, config.key.fact_token
-    traces = locate_all(editable, facts[:TRACED], samples=SAMPLES, seed=seed, token=token, progress=progress)
+    traces = locate_all(editable, facts[:TRACED], samples=SAMPLES, seed=seed, tokens=token, progress=progress)
     row = published(editable.model.config.get_text_config())
     prior = None if row is None else row.layer(method)
     layers = candidates(len(editable.layers), traces.site, prior)

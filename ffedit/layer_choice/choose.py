@@ -24,7 +24,6 @@ from ffedit.files import cache
 from ffedit.files.seal import unsealed
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.calibrate import (
-    SHALLOW,
     Choice,
     LayerScore,
     best,
@@ -35,7 +34,9 @@ from ffedit.layer_choice.calibrate import (
 )
 from ffedit.layer_choice.published import nearest, usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
-from ffedit.locator.result import rank_correlation
+from ffedit.locator.cost import layers_within
+from ffedit.locator.result import Tokens, rank_correlation
+from ffedit.locator.trace import resolve_window
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
@@ -44,9 +45,11 @@ from ffedit.progress import Progress, silent
 By: TypeAlias = Literal["model", "trace", "sweep", "request", "only", "depth"]
 # A sweep of fewer facts is evidence about these facts, not about the model, and is not cached.
 MANY = 10
-# Corrupted runs of a trace that is only shown; in a deep model its effects are estimated from gradients, which costs a
-# fraction.
-SHOWN_SAMPLES = 4
+# Corrupted runs of a trace that is only shown.
+SHOWN_SAMPLES = 2
+# Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
+# out.
+SHOWN_PRODUCTS = 3 * 10**12
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,14 @@ def _calibrated(editable: Editable, method: str, config: EditConfig, progress: P
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
-    """Trace the first fact for display only; in a deep model, to first order."""
-    deep = len(editable.layers) > SHALLOW
-    return locate_all(editable, facts[:1], samples=SHOWN_SAMPLES, seed=seed, approximate=deep, progress=progress)
+    """Trace the first fact for display only: at its subject and at the prompt's end, at as many layers as time allows.
+    """
+    tokens: Tokens = "subject_and_last"
+    prompt = editable.encode(facts[0].text, span=facts[0].span, max_tokens=editable.max_tokens)
+    window = resolve_window(len(editable.layers), "feed_forward", None)
+    layers = layers_within(editable, prompt, tokens, window, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+    runs = {"samples": SHOWN_SAMPLES, "seed": seed}
+    return locate_all(editable, facts[:1], tokens=tokens, layers=layers, progress=progress, **runs)
 
 
 def spread_below(layer: int, count: int) -> range:
