@@ -30,7 +30,8 @@ from ffedit.facts.text import counted
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.layer_choice import calibrate
-from ffedit.layer_choice.choose import SHOWN_SAMPLES
+from ffedit.layer_choice.choose import SHOWN_PRODUCTS, SHOWN_SAMPLES, SHOWN_TOKENS
+from ffedit.locator.cost import layer_passes, layers_within
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
@@ -164,10 +165,13 @@ class _Costs:
         return self._stage("locate", words, tokens, generated, self.solving(tried))
 
     def tracing(self, layer: int | None) -> Stage:
-        """Estimate the trace of the first fact; in a deep model its effects are estimated from gradients."""
-        runs = WITH_GRADIENT if self.depth > calibrate.SHALLOW else self.depth * self.length / 2
+        """Estimate the trace of the first fact that is shown."""
+        fact = self.facts[0]
+        layers = layers_within(self.editable, fact, SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+        passes, _ = layer_passes(self.editable, fact, SHOWN_TOKENS, layers)
         words = "trace the first fact" if layer is None else f"layer {layer}; trace the first fact"
-        return self._stage("locate", words, self.length * (1 + SHOWN_SAMPLES * runs))
+        tokens = self.length * (1 + SHOWN_SAMPLES) + SHOWN_SAMPLES * passes / self.depth
+        return self._stage("locate", words, tokens)
 
     def collecting(self, layers: Sequence[int], text: Corpus) -> Stage:
         """Estimate the key statistics of `layers`."""

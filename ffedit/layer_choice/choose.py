@@ -36,7 +36,6 @@ from ffedit.layer_choice.published import nearest, usual_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.cost import layers_within
 from ffedit.locator.result import Tokens, rank_correlation
-from ffedit.locator.trace import resolve_window
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
@@ -45,8 +44,9 @@ from ffedit.progress import Progress, silent
 By: TypeAlias = Literal["model", "trace", "sweep", "request", "only", "depth"]
 # A sweep of fewer facts is evidence about these facts, not about the model, and is not cached.
 MANY = 10
-# Corrupted runs of a trace that is only shown.
-SHOWN_SAMPLES = 2
+# Tokens and corrupted runs of a trace that is only shown.
+SHOWN_TOKENS: Tokens = "subject_and_last"
+SHOWN_SAMPLES = 3
 # Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
 # out.
 SHOWN_PRODUCTS = 3 * 10**12
@@ -168,14 +168,10 @@ def _calibrated(editable: Editable, method: str, config: EditConfig, progress: P
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
-    """Trace the first fact for display only: at its subject and at the prompt's end, at as many layers as time allows.
-    """
-    tokens: Tokens = "subject_and_last"
-    prompt = editable.encode(facts[0].text, span=facts[0].span, max_tokens=editable.max_tokens)
-    window = resolve_window(len(editable.layers), "feed_forward", None)
-    layers = layers_within(editable, prompt, tokens, window, SHOWN_SAMPLES, SHOWN_PRODUCTS)
-    runs = {"samples": SHOWN_SAMPLES, "seed": seed}
-    return locate_all(editable, facts[:1], tokens=tokens, layers=layers, progress=progress, **runs)
+    """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
+    layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+    runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
+    return locate_all(editable, facts[:1], seed=seed, progress=progress, **runs)
 
 
 def spread_below(layer: int, count: int) -> range:

@@ -1,8 +1,8 @@
 """Effects of restoring clean states in the corrupted runs of a batch of facts.
 
 A restoration at token i and layer l changes nothing below l and nothing left of i, so its run begins there (`replay`),
-with attention keys and values of the earlier tokens from the corrupted runs, and applies the unembedding at the answers'
-positions only. Restorations at one token share a pass through the model, whatever their layers: each enters it at its
+with attention keys and values of the earlier tokens from the corrupted runs, and applies the unembedding only where the
+answer is read. Restorations at one token share a pass through the model, whatever their layers: each enters it at its
 own layer, so that a layer's weights are read once for many of them.
 """
 
@@ -121,6 +121,7 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
     _unembed(editable, waiting, log_probs)
     return sites, log_probs
 
+
 def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> None:
     """Write the answers' log-probabilities of the runs in `waiting` into `log_probs`."""
     if waiting:
@@ -224,9 +225,9 @@ def _changes(
                     sources.append(entry.clean if restored else entry.row)
                     positions.append(at)
             if held:
-                rows, at = torch.tensor(held), torch.tensor(positions)
-                values = outputs[layer][torch.tensor(sources), at]
-                yield modules[layer], _put(values, rows, at - end, len(entries))
+                tokens = torch.tensor(positions)
+                values = outputs[layer][torch.tensor(sources), tokens]
+                yield modules[layer], _put(values, torch.tensor(held), tokens - end, len(entries))
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:

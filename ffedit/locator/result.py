@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
 Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"]
-# Tokens that are restored: all from the subject's first on (nothing left of it can have an effect), those of the subject
-# and the prompt's last, or one of them.
+# Tokens that are restored: all from the subject's first on (nothing left of it can have an effect), those of the
+# subject and the prompt's last, or one of them.
 Tokens: TypeAlias = Literal["all", "subject_and_last"] | FactToken
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -238,10 +238,40 @@ class TraceSet(Plotted):
         return site_of(self)
 
 
+class Peak(NamedTuple):
+    """The largest effect at a subject."""
+
+    token: str  # where it is: the token's text, or of several facts its role
+    last: bool  # whether that is the subject's last token
+    layer: int
+    effect: float
+
+
+def subject_peak(trace: Trace | TraceSet) -> Peak | None:
+    """Return the largest effect at any token of the subject that was restored; None where none was.
+
+    Of several facts, effects are averaged by the role of a token.
+    """
+    traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
+    if len(traces) > 1:
+        names: tuple[str, ...] = ROLES[:3]
+        values = np.stack([by_role(each)[:3] for each in traces])
+        measured = (~np.isnan(values)).sum(0)
+        effects = np.where(measured, np.nansum(values, 0) / np.maximum(measured, 1), np.nan)
+    else:
+        subject = slice(*traces[0].subject)
+        effects, names = traces[0].effects[:, subject].T, traces[0].tokens[subject]
+    if np.isnan(effects).all():
+        return None
+    token, layer = divmod(int(np.nanargmax(effects)), effects.shape[1])
+    return Peak(names[token], token == len(names) - 1, layer, float(effects[token, layer]))
+
+
 def _strongest(trace: Trace | TraceSet) -> str:
-    """Say at which layer the effect is largest."""
-    most = number(float(np.nanmax(trace.at_subject)))
-    return f"at the subject's last token, layer {trace.layer} brings back most: {most} of {number(trace.total)}"
+    """Say where the effect is largest."""
+    if (peak := subject_peak(trace)) is None:
+        return "no token of the subject was restored"
+    return f"recalled most at {peak.token!r}, layer {peak.layer}: {number(peak.effect)} of {number(trace.total)}"
 
 
 def position_of(token: FactToken, subject: tuple[int, int], length: int) -> int:
@@ -365,10 +395,12 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
     """Average traces over the facts that the model knows, with intervals of a `level` from `resamples` of these facts.
 
     Raises:
-        FactError: the model knows none of the facts, or only some layers were traced.
+        FactError: the model knows none of the facts, or only some layers or tokens were traced.
     """
     if any(np.isnan(trace.effects).any() for trace in traces.traces):
-        raise FactError("only some layers were traced; averages are over all layers: trace without layers")
+        raise FactError(
+            "only some layers or tokens were traced; averages are over all of them: trace without layers and tokens"
+        )
     known = traces.known
     unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
     if not known:
