@@ -197,14 +197,16 @@ def run_layers(
     """
     if not layers:
         return states
-    run, at = (read[:, 0], read[:, 1] - start - states.shape[1]) if read is not None else (None, None)
+    if not editable.resumable and start:  # whole rows: what is skipped has to give the shape of what runs
+        whole = torch.cat([recording.states[layers.start][rows, :start], states], 1)
+        return run_layers(editable, recording, layers, whole, rows, 0, read)[:, start:]
     with (
         capture({0: editable.layers[layers[-1]]}) as last,
         editable.skipping(editable.layers[layers.stop :], states),
-        nullcontext() if run is None or at is None else narrowed(editable, run, at),
+        nullcontext() if read is None else narrowed(editable, read[:, 0], read[:, 1] - start - states.shape[1]),
     ):
         resume(editable, recording, layers.start, states, rows, start, torch.zeros(0, 2, dtype=torch.long))
-    return last[0][:, -states.shape[1] :]
+    return last[0]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import numpy as np
 from ffedit.display.picture import PARTS, UNITS
 from ffedit.facts.text import number, quoted
 from ffedit.locator import CLEAR, Trace, TraceSet, span_of
-from ffedit.locator.result import LayerEffects, Peak, subject_peak
+from ffedit.locator.result import ROLES, LayerEffects, Peak, subject_peak
 
 # Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
 WEAK_TOTAL = 0.05
@@ -93,7 +93,9 @@ def _whole_subject(trace: Trace) -> bool:
 def _token(traces: tuple[Trace, ...], peak: Peak) -> str:
     if peak.last:
         return _last_token(traces)
-    return f"the subject's {peak.token}" if len(traces) > 1 else quoted(peak.token)
+    if len(traces) == 1:
+        return quoted(peak.token)
+    return f"the subject's {'first token' if peak.token == ROLES[0] else 'middle tokens'}"
 
 
 def _last_token(traces: tuple[Trace, ...]) -> str:
