@@ -29,9 +29,9 @@ from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.text import counted
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.calibrate import SHALLOW
-from ffedit.layer_choice.choose import SHOWN_SAMPLES
+from ffedit.layer_choice.choose import SHOWN_PRODUCTS, SHOWN_SAMPLES, SHOWN_TOKENS
 from ffedit.layer_choice.published import auto_layer
+from ffedit.locator.cost import layer_passes, layers_within
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
@@ -151,9 +151,13 @@ class _Costs:
         return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self.solving(layers))
 
     def tracing(self, layer: int) -> Stage:
-        """Estimate the trace of the first fact; in a deep model its effects are estimated from gradients."""
-        runs = WITH_GRADIENT if self.depth > SHALLOW else self.depth * self.length / 2
-        return self._stage("locate", f"layer {layer}; trace the first fact", self.length * (1 + SHOWN_SAMPLES * runs))
+        """Estimate the trace of the first fact that is shown."""
+        fact = self.facts[0]
+        layers = layers_within(self.editable, fact, SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+        passes, _ = layer_passes(self.editable, fact, SHOWN_TOKENS, layers)
+        words = f"layer {layer}; trace the first fact"
+        tokens = self.length * (1 + SHOWN_SAMPLES) + SHOWN_SAMPLES * passes / self.depth
+        return self._stage("locate", words, tokens)
 
     def collecting(self, layers: Sequence[int], text: Corpus) -> Stage:
         """Estimate the key statistics of `layers`."""

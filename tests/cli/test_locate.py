@@ -113,18 +113,6 @@ def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) ->
         assert told in shown.out
 
 
-def test_estimates_are_compared_with_exact_effects(
-    locate: Command, traced: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracing, "COMPARED", 3)
-    done = locate("many.json", "--approximate", "--window", "1")
-    assert done.code == 0 and sum(traced) == 8 + 3 + 3
-    told = " ".join(done.out.split())
-    assert "first-order estimate" in told and "rank correlation with the exact effects 0." in told
-    assert "mean of 3 facts" in told
-    assert found(locate("fact.json", "--approximate", "--json", "-"))["facts"][0]["trace"]["exact"] is False
-
-
 def test_numbers_and_figures_are_saved(locate: Command) -> None:
     result = found(locate("fact.json", "--save", "one.npz", "--json", "-"))
     saved = np.load("one.npz")
@@ -149,7 +137,6 @@ def test_numbers_and_figures_are_saved(locate: Command) -> None:
         (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
         (["fact.json", "--window", "4"], "window of 4 layers was asked for, but the model has 3"),
         (["fact.json", "--corruption", "replacement"], "no other subject of 2 tokens"),
-        (["fact.json", "--sever", "attention", "--approximate"], "no first-order estimate"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: list[str], told: str) -> None:
@@ -284,7 +271,6 @@ def test_some_layers_only(locate: Command) -> None:
         (["--layers", "auto"], "give all, one layer (4) or a range (3-8)"),
         (["--layers", "1", "--aggregate"], "are of all layers; leave --layers out"),
         (["--layers", "1", "--sweep"], "are of all layers; leave --layers out"),
-        (["--layers", "1", "--approximate"], "are of all layers; leave --layers out"),
     ):
         refused = locate("fact.json", *words)
         assert refused.code == 1 and refused.err.count("\n") == 1 and told in refused.err

@@ -48,7 +48,6 @@ def averaged(layers: int = 6, **kwargs: Any) -> Aggregate:
         "sever": None,
         "metric": "probability",
         "corruption": "Gaussian noise of 3 σ of the vocabulary",
-        "exact": True,
     }
     return Aggregate(**(given | kwargs))
 
@@ -105,11 +104,9 @@ def test_without_colour_and_without_shades() -> None:
 
 
 def test_conditions_and_units_are_named() -> None:
-    some = averaged(kind="state", window=1, sever="attention", exact=False, metric="log_probability", facts=1)
+    some = averaged(kind="state", window=1, sever="attention", metric="log_probability", facts=1)
     text = words(averages_table(some))
-    assert text.startswith(
-        "Causal trace of hidden states, attention layers severed, first-order estimate, average of 1"
-    )
+    assert text.startswith("Causal trace of hidden states, attention layers severed, average of 1")
     assert "1 fact log P(answer)" in text and "total effect 0.64 nats [0.61, 0.67]" in text
     assert "0.52 nats brought back" in text
 

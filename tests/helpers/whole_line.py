@@ -43,7 +43,6 @@ def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "stats", [[moments.sum, moments.ridge, moments.condition] for moments in stats.values()]
     for kind in ("state", "feed_forward"):
         yield f"locate {kind}", ffedit.locate(editable, FACT, samples=2, kind=kind).effects
-    yield "estimate", ffedit.locate(editable, FACT, samples=2, approximate=True).effects
     for method in METHODS:
         layers = [0, 1] if method == "memit" else [1]
         edit = write_facts(editable, FACTS, method, layers, quick(steps=3, ft_steps=2), stats)

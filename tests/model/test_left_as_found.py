@@ -33,13 +33,13 @@ def everything(editable: Editable) -> list[Any]:
     """What is done to a model, and what comes of it as plain numbers."""
     fact = Fact(FACT.subject, FACT.prompt, FACT.target, FACT.previous, paraphrases=("{} stands in",))
     trace = ffedit.locate(editable, fact, "state", samples=2)
-    estimate = ffedit.locate(editable, fact, samples=2, approximate=True)
+    outputs = ffedit.locate(editable, fact, samples=2)
     edit = write_facts(editable, [fact], "memit", [1], quick(), CORPUS)
     tuned = write_facts(editable, [fact], "ft", [1], quick(ft_steps=2))
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.after is not None
     solved = [one.updates[editable.memories[1].address].dense.tolist() for one in (edit, tuned)]
-    found = trace.to_dict(), estimate.effects.tolist(), solved, report.before.to_dict(), report.after.to_dict()
+    found = trace.to_dict(), outputs.effects.tolist(), solved, report.before.to_dict(), report.after.to_dict()
     return json.loads(json.dumps(found))
 
 

@@ -104,15 +104,6 @@ def test_facts_are_located_written_and_measured_as_without_offloading(tmp_path: 
     assert trace is None or (trace.effects == seen.effects).all()
 
 
-def test_attribution_reaches_through_offloaded_layers(tmp_path: Path) -> None:
-    folder = trained("gpt2", tmp_path / "model")
-    estimates = [
-        ffedit.locate(editable, FACT, samples=2, approximate=True).effects
-        for editable in (ffedit.load(folder), spread("gpt2", folder))
-    ]
-    assert (estimates[0] == estimates[1]).all() and estimates[0].any()
-
-
 def test_half_precision_is_computed_wider_and_written_as_it_was_saved(tmp_path: Path) -> None:
     folder = on_disk("llama", tmp_path / "model", torch.float16)
     whole, other = ffedit.load(folder), spread("llama", folder)
