@@ -193,18 +193,21 @@ class Report(Displayed):
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two or more."""
-        return intervals.intervals(columns(self.facts_before))
+        """By score, and by kind as in `kinds`, the 95 % interval over subjects of its mean over facts, of two or more."""
+        return intervals.intervals(columns(self.facts_before), subjects=subjects(self.facts_before))
 
     @cached_property
     def intervals_after(self) -> dict[str, Interval]:
         """The same after the edit."""
-        return intervals.intervals(columns(self.facts_after or ()))
+        return intervals.intervals(columns(self.facts_after or ()), subjects=subjects(self.facts_after or ()))
 
     @cached_property
     def changes(self) -> dict[str, Interval]:
         """By score and by kind, the interval of after − before, paired by fact."""
-        return intervals.changes(columns(self.facts_before), columns(self.facts_after or ())) if self.after else {}
+        if not self.after:
+            return {}
+        both = columns(self.facts_before), columns(self.facts_after or ())
+        return intervals.changes(*both, subjects=subjects(self.facts_before))
 
     @cached_property
     def known(self) -> tuple[Scores, Scores | None]:
@@ -230,6 +233,11 @@ def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
     scores = {name: [getattr(fact.scores, name) for fact in facts] for name in METRICS}
     kinds = dict.fromkeys(name for fact in facts for name in fact.kinds)
     return {**scores, **{name: [fact.kinds.get(name) for fact in facts] for name in kinds}}
+
+
+def subjects(facts: Sequence[FactScores]) -> list[str]:
+    """Return the subject of each fact."""
+    return [fact.fact.subject for fact in facts]
 
 
 def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
