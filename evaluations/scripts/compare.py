@@ -154,9 +154,7 @@ def main(
     text_of, summary = report(found)
     heading = f"{model}, {data.name}{f' ({split})' if split else ''}, layer {at}, {own['method']}: {sharing(facts)}."
     costs = "".join(f"- {name}: {seconds:.1f} s\n" for name, seconds in once.items())
-    (out / "report.md").write_text(
-        f"{heading}\n\n{text_of}\nOnce, in this run:\n\n{costs}", encoding="utf-8"
-    )
+    (out / "report.md").write_text(f"{heading}\n\n{text_of}\nOnce, in this run:\n\n{costs}", encoding="utf-8")
     keep(
         out / "report.json",
         {**settings, "facts": sharing(facts), "ffedit": json.loads(json.dumps(own)), "once": once, **summary},
