@@ -195,6 +195,18 @@ class Consequences:
                 found[asks(relation)][subject].add(object)
         return {what: {s: frozenset(o) for s, o in own.items()} for what, own in found.items()}
 
+    def probe(self, edited: str, old: str, new: str, other: str, object: str) -> tuple[str, str] | None:
+        """Return what another fact of the subject probes, and its answer; None where it is neither.
+
+        "same_subject" with its object where it stays. "portability" with the new answer where it follows from the edit
+        of `edited` from `old` to `new`, if the facts give one that differs from its object.
+        """
+        if related(edited, other):
+            same = asks(edited) == asks(other) and object != old  # another name for the same, or another sense
+            answer = None if same else self.answer(edited, new, other)
+            return None if answer in (None, object) else ("portability", answer)
+        return None if object in (old, new) else ("same_subject", object)
+
     def answer(self, edited: str, new: str, other: str) -> str | None:
         """Return the object of the relation `other` that follows from the new object of `edited`; None if unknown.
 

@@ -46,7 +46,7 @@ from typing import Any
 
 import click
 from common import sharing
-from follows import PARAREL, Consequences, asks, related
+from follows import PARAREL, Consequences
 
 import ffedit
 from ffedit.display.terminal.progress_bar import progress_bars
@@ -290,15 +290,10 @@ def other_facts(
     for other in about:
         if other.relation == fact.relation or overlap(fact.subject, other.object):
             continue
-        kind, answer = "same_subject", other.object
-        if related(fact.relation, other.relation):
-            kind = "portability"
-            same = asks(fact.relation) != asks(other.relation) or other.object == fact.object
-            answer = (consequences.answer(fact.relation, new, other.relation) or "") if same else ""
-            if answer in ("", other.object):
-                continue
-        elif other.object in (fact.object, new):
+        probe = consequences.probe(fact.relation, fact.object, new, other.relation, other.object)
+        if probe is None:
             continue
+        kind, answer = probe
         for template in rng.sample(other.templates, min(PROBES, len(other.templates))):
             if (text := template.format(fact.subject)) not in texts:
                 texts.add(text)
