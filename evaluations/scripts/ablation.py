@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from one_by_one import RATES, Examiner, columns_of, facts_done, facts_in, interval, name_of, shown, timed
+from one_by_one import RATES, Examiner, columns_of, facts_done, facts_in, interval, name_of, named, shown, timed
 
 import ffedit
 from ffedit import Editable, EditConfig, Fact
@@ -208,7 +208,7 @@ def record(
 ) -> None:
     """One line a fact."""
     for fact, (before, after, says), seconds in zip(facts, scores, spent, strict=True):
-        journal.add({"fact": name_of(fact), "before": before, "after": after, "says": says, **seconds})
+        journal.add({**named(fact), "before": before, "after": after, "says": says, **seconds})
 
 
 @main.command()

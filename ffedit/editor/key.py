@@ -78,7 +78,8 @@ class PromptSet:
 
 def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
     """Return short texts that the model would say, as contexts before a prompt."""
-    return own_text.contexts(editable, config.prompts.contexts, config.prompts.context_tokens, config.seed)
+    numbers = config.prompts
+    return own_text.contexts(editable, numbers.contexts, numbers.context_tokens, config.seed, numbers.neutral_contexts)
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:

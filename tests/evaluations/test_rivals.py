@@ -104,7 +104,8 @@ def results(count: int, seed: int, **fixed: float | None) -> list[dict[str, Any]
     drawn = torch.rand(count, len(one_by_one.RATES), generator=generator).tolist()
     rates = [{**dict(zip(one_by_one.RATES, row, strict=True)), **fixed} for row in drawn]
     seconds = {"seconds": 1.0 + seed, "processor_seconds": 1.0}
-    return [{"fact": f"{i}", "before": rate, "after": rate, "says": "", **seconds} for i, rate in enumerate(rates)]
+    both = [{"before": rate, "after": rate, "says": "", **seconds} for rate in rates]
+    return [{"fact": f"{i}", "subject": f"{i}", **line} for i, line in enumerate(both)]
 
 
 def columns(lines: list[dict[str, Any]]) -> one_by_one.Columns:
