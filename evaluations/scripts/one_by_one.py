@@ -22,9 +22,10 @@ from ffedit.evaluator import Evaluation, Scores
 from ffedit.evaluator.intervals import interval as shares, paired
 from ffedit.files.resuming import Journal
 
-# Shares per fact; the harmonic mean is that of the means of `FOUR`.
-FOUR = ("efficacy", "paraphrase", "specificity", "same_subject")
-RATES = (*FOUR, "generation")
+# Shares per fact: by what greedy generation says, of which the harmonic mean is (of their means), and, as published, by
+# which of two objects is likelier.
+FOUR = ("generation", "paraphrase_generation", "neighbor_generation", "same_subject")
+RATES = (*FOUR, "efficacy", "paraphrase", "specificity", "portability")
 SEED, DRAWS = 0, 2000
 Columns = Mapping[str, Sequence[Any]]
 
