@@ -39,6 +39,7 @@ from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.loading.names import NAMED, check_name
 from ffedit.progress import Progress
+from ffedit.safety.require import parse_requirements
 from ffedit.version import __version__
 
 if TYPE_CHECKING:
@@ -185,6 +186,14 @@ def pushed(path: Path | None, hub: str | None) -> str | None:
 
     return f"Pushed to {push(path, hub)}"
 
+
+REQUIRE = click.option(
+    "--require",
+    default="",
+    show_default=False,
+    callback=lambda context, option, text: parse_requirements(text),
+    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
+)
 
 # Facts and edits -----------------------------------------------------------------------------------
 
