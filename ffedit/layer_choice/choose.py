@@ -46,7 +46,7 @@ By: TypeAlias = Literal["model", "trace", "sweep", "request", "only", "depth"]
 MANY = 10
 # Tokens and corrupted runs of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
-SHOWN_SAMPLES = 3
+SHOWN_SAMPLES = 2
 # Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
 # out.
 SHOWN_PRODUCTS = 3 * 10**12
