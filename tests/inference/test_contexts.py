@@ -65,7 +65,7 @@ def ran(family: str, budget: int = 10_000) -> list[tuple[int, ...]]:
 
 def test_each_token_runs_once_and_none_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {context[:end] for context in some() for end in range(1, len(context) + 1)}
-    monkeypatch.setattr(zoo.shared("llama"), "packed", len(tree))
+    monkeypatch.setattr(zoo.shared("llama"), "max_tokens", len(tree))
     assert ran("llama") == [(1, len(tree))]
 
 
@@ -112,6 +112,16 @@ def test_a_part_of_the_positions_is_tried_only_when_contexts_are_as_long(monkeyp
     monkeypatch.setattr(contexts, "attends_to_all", lambda e, length: tried.append(length) or attends(e, length))
     assert [contexts.longest_packed(editable, n) for n in (5, 9, 16, 20, 3, 200)] == [8, 16, 16, 32, 32, 64]
     assert tried == [16, 32, 64] and editable.max_tokens == 64
+
+
+def test_rows_do_not_depend_on_what_was_tried_before() -> None:
+    first, then = zoo.build("llama"), zoo.build("llama")
+    contexts.longest_packed(then, 64)
+    shapes: list[list[tuple[int, ...]]] = []
+    for editable in (first, then):
+        shapes.append([])
+        list(passes(editable, some(), 10_000, lambda ids, *_: shapes[-1].append(tuple(ids.shape)), NO_MEMORY, False))
+    assert shapes[0] == shapes[1]
 
 
 def test_a_window_that_no_layer_but_one_has_is_found() -> None:
