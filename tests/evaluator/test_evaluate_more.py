@@ -195,8 +195,8 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_model() -> None
 def test_a_checkpoint_with_another_tokenizer_is_refused() -> None:
     base, other = zoo.trained("gpt2"), zoo.trained("gpt2", True)
     renamed = find_and_verify(other.model, zoo.words(extra=("Atlantis",)), "renamed")
-    for wrong, words in ((other, "another way"), (renamed, "not the same ones")):
-        with pytest.raises(EditError, match=words):
+    for wrong, why in ((other, "another way"), (renamed, "not the same ones")):
+        with pytest.raises(EditError, match=why):
             evaluate(base, [KNOWN], edited=wrong)
     assert evaluate(base, [KNOWN], edited=zoo.trained("gpt2")).after is not None
 

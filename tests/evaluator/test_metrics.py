@@ -194,7 +194,9 @@ def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(
     (about := tmp_path / "holding-1.0.dist-info").mkdir()
     (about / "METADATA").write_text("Name: holding\nVersion: 1.0\n")
     names = ["steady", "steady_magnitude", "calm", "size", "rises"]
-    (about / "entry_points.txt").write_text("\n".join(["[ffedit.metrics]", *(f"{name} = holding:{name}" for name in names)]))
+    (about / "entry_points.txt").write_text(
+        "\n".join(["[ffedit.metrics]", *(f"{name} = holding:{name}" for name in names)])
+    )
     monkeypatch.syspath_prepend(tmp_path)
     METRICS.reload()
     try:
